@@ -16,7 +16,7 @@ from bench.processes import output
 from mooring.model import Instance
 from mooring.registry.contract import InstanceRecord
 from mooring.registry.redis.connection import Argument, Connection
-from mooring.registry.redis.layout import Keys
+from mooring.registry.redis.layout import RedisKeys
 from mooring.registry.redis.pipeline import Script
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.settings.connections import RedisConnectionSettings
@@ -49,7 +49,7 @@ def fresh_redis() -> Iterator[RedisServer]:
 @asynccontextmanager
 async def registry_at(address: str, namespace: str = "") -> AsyncIterator[RedisRegistry]:
     connection = Connection(RedisConnectionSettings((address,)), url=f"redis://{address}")
-    registry = RedisRegistry(connection, Keys(namespace=namespace), RegistrySettings())
+    registry = RedisRegistry(connection, RedisKeys(namespace=namespace), RegistrySettings())
     try:
         yield registry
     finally:

@@ -16,7 +16,7 @@ from mooring.store import Delete, Member, Put, Status, Store, key
 
 if TYPE_CHECKING:
     from mooring.registry.redis.registry import RedisRegistry
-    from mooring.registry.redis.server_info import Coverage, Sentinels, Server, Trial
+    from mooring.registry.redis.server_info import AccessTrial, Sentinels, ServerInfo, SlotCoverage
 
 __all__ = [
     "Finding",
@@ -94,10 +94,10 @@ SLOTS = 16384
 async def examine_redis(registry: RedisRegistry) -> AsyncIterator[Finding]:
     """Look at a Redis from all sides. It registers an instance that nobody calls, for a moment."""
     # Not above: it needs the driver, and who has no Redis need not have one.
-    from mooring.registry.redis.server_info import Trial, look
+    from mooring.registry.redis.server_info import AccessTrial, inspect_servers
 
     kind = registry.connection.settings.kind
-    found = await look(registry.connection.settings)
+    found = await inspect_servers(registry.connection.settings)
     if found.sentinels is not None:
         for finding in judge_sentinels(found.sentinels):
             yield finding
@@ -113,11 +113,11 @@ async def examine_redis(registry: RedisRegistry) -> AsyncIterator[Finding]:
         yield Finding("error", "reachability", "no server answers: nothing more can be looked at")
         return
     masters = [server.address for server in answering if not server.is_replica]
-    async for finding in _try_out_redis(Trial(registry, masters)):
+    async for finding in _try_out_redis(AccessTrial(registry, masters)):
         yield finding
 
 
-def judge_server(server: Server, *, alone: bool) -> Iterator[Finding]:
+def judge_server(server: ServerInfo, *, alone: bool) -> Iterator[Finding]:
     """What to say of one server; `alone`: nobody leads us to another if it is a replica."""
     if server.latency is None:
         yield Finding("error", server.address, server.problem)
@@ -149,7 +149,7 @@ def judge_server(server: Server, *, alone: bool) -> Iterator[Finding]:
         yield _judge_persistence(server)
 
 
-def _judge_version(server: Server) -> Finding:
+def _judge_version(server: ServerInfo) -> Finding:
     assert server.latency is not None
     told, text = server.told, f"answers in {show(server.latency)}"
     if not told:
@@ -167,7 +167,7 @@ def _judge_version(server: Server) -> Finding:
     return Finding("ok", server.address, text)
 
 
-def _judge_memory(server: Server) -> Finding:
+def _judge_memory(server: ServerInfo) -> Finding:
     """Whether it may throw away what is registered."""
     told, about = server.told, f"{server.address} memory"
     policy, limit = told.get("maxmemory_policy", "noeviction"), int(told.get("maxmemory", "0"))
@@ -194,7 +194,7 @@ def _judge_memory(server: Server) -> Finding:
     return Finding("ok", about, f"{text}: nothing is evicted")
 
 
-def _judge_persistence(server: Server) -> Finding:
+def _judge_persistence(server: ServerInfo) -> Finding:
     """What is left of the registry after this server ended."""
     told, about = server.told, f"{server.address} persistence"
     replicas = int(told.get("connected_slaves", "0"))
@@ -241,7 +241,7 @@ def judge_sentinels(sentinels: Sentinels) -> Iterator[Finding]:
         )
 
 
-def judge_coverage(coverage: Coverage) -> Finding:
+def judge_coverage(coverage: SlotCoverage) -> Finding:
     masters = f"{coverage.masters} masters"
     if coverage.covered >= SLOTS and coverage.state == "ok":
         return Finding("ok", "cluster", f"all slots are covered, by {masters}")
@@ -253,7 +253,7 @@ def judge_coverage(coverage: Coverage) -> Finding:
     )
 
 
-async def _try_out_redis(trial: Trial) -> AsyncIterator[Finding]:
+async def _try_out_redis(trial: AccessTrial) -> AsyncIterator[Finding]:
     """What this user may do, by doing it, and how long it takes."""
     yield await attempt("read", timed(trial.read))
     yield await attempt("list", timed(trial.look, 3))
@@ -272,7 +272,7 @@ async def _try_out_redis(trial: Trial) -> AsyncIterator[Finding]:
         yield Finding("error", "deregister", f"{trial.instance.id} stays until cleanup: {error}")
 
 
-async def _hear(trial: Trial) -> str:
+async def _hear(trial: AccessTrial) -> str:
     took = await trial.hear()
     if took is None:
         return "may be listened to; nothing is registered, so that none was made to arrive"

@@ -157,7 +157,7 @@ def missing_tenants(error: ImportError) -> ImportError:
 def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
     try:
         from mooring.registry.redis.connection import Connection
-        from mooring.registry.redis.layout import Keys
+        from mooring.registry.redis.layout import RedisKeys
         from mooring.registry.redis.registry import RedisRegistry
         from mooring.settings.connections import TLS, RedisConnectionSettings
     except ImportError as error:
@@ -183,7 +183,7 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
         tls=tls,
         timeout=url.seconds("timeout", told.connection_timeout),
     )
-    keys = Keys(
+    keys = RedisKeys(
         url.options.get("prefix", told.key_prefix),
         namespace=url.options.get("namespace", told.namespace),
         cluster=kind == "cluster",

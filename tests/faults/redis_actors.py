@@ -18,9 +18,9 @@ from mooring.hub import Hub
 from mooring.model import JSON, Instance, Status, new_incarnation
 from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import Keys, flattened, from_pairs
+from mooring.registry.redis.layout import RedisKeys, flattened, from_pairs
 from mooring.registry.redis.live_service import LiveService, message_head
-from mooring.registry.redis.pubsub import Changes
+from mooring.registry.redis.pubsub import ChangeChannels
 from mooring.registry.redis.reader import Reader
 from mooring.registry.redis.registrations import RedisInstanceRecord
 from mooring.registry.redis.registry import RedisRegistry
@@ -153,7 +153,7 @@ class World:
         self._settings = RedisConnectionSettings(
             tuple(member.address for member in members), "cluster" if cluster else "single"
         )
-        self.keys = Keys("registry", namespace=uuid.uuid4().hex, cluster=cluster)
+        self.keys = RedisKeys("registry", namespace=uuid.uuid4().hex, cluster=cluster)
         self.cleanup = cleanup
         self.service = "echo"
         self._open: list[Connection] = []
@@ -174,7 +174,7 @@ class World:
 
     def live(self, connection: Connection | None = None) -> LiveService:
         connection = connection or self.connection
-        changes = Changes(connection, self.keys)
+        changes = ChangeChannels(connection, self.keys)
         timeout = self.cleanup.global_timeout
         return LiveService(connection, self.keys, changes, self.service, timeout=timeout)
 

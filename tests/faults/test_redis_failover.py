@@ -18,7 +18,7 @@ from mooring.discovery.view import View
 from mooring.errors import StoreError
 from mooring.hub import Hub
 from mooring.model import Instance
-from mooring.registry.redis.cluster import Cluster
+from mooring.registry.redis.cluster import ClusterClient
 from mooring.registry.redis.registrations import RedisInstanceRecord
 from mooring.testing.redis import CommandFailed, RedisCluster, RedisServer, SentinelGroup
 from tests.faults.redis_actors import counted_looks, fleet, quick, registry_of
@@ -234,14 +234,14 @@ async def test_a_cluster_whose_nodes_are_replaced_one_by_one_is_still_found(clus
 
         async def told_of_all() -> bool:
             before[:] = sorted(await registry.connection.scan("registry:*"))
-            return len(cast("Cluster", registry.connection._client)._known) == 6
+            return len(cast("ClusterClient", registry.connection._client)._known) == 6
 
         await eventually(told_of_all)
         for member in new:
             member.command("CLUSTER", "FAILOVER")
             await eventually(lambda: "role:master" in str(member.command("INFO")))  # noqa: B023
         await back(hub, echo)
-        known = cast("Cluster", registry_of(hub).connection._client)
+        known = cast("ClusterClient", registry_of(hub).connection._client)
 
         async def knows_the_new_masters() -> bool:
             for number in range(20):  # it learns of a new master when it asks the former one

@@ -12,7 +12,7 @@ from mooring.doctor import (
     judge_server,
     judge_status,
 )
-from mooring.registry.redis.server_info import Coverage, Sentinels, Server
+from mooring.registry.redis.server_info import Sentinels, ServerInfo, SlotCoverage
 from mooring.store import Member, Status
 
 
@@ -62,7 +62,7 @@ def test_alarms_and_mixed_versions_and_no_leader():
 REDIS = {"redis_version": "7.0.15", "role": "master", "aof_enabled": "1"}
 
 
-def said(server: Server, *, alone: bool = True) -> dict[str, tuple[str, str]]:
+def said(server: ServerInfo, *, alone: bool = True) -> dict[str, tuple[str, str]]:
     """What is said of a server, by what it is about; of what is said twice, the last."""
     found = judge_server(server, alone=alone)
     return {finding.about: (finding.level, finding.text) for finding in found}
@@ -88,7 +88,7 @@ def said(server: Server, *, alone: bool = True) -> dict[str, tuple[str, str]]:
     ],
 )
 def test_a_redis(told: dict[str, str], about: str, level: str, says: str):
-    server = Server("h:1", 0.001, told=REDIS | told, saves="", clock_ahead=(0.0, 0.0))
+    server = ServerInfo("h:1", 0.001, told=REDIS | told, saves="", clock_ahead=(0.0, 0.0))
     if about == "version":
         finding = next(judge_server(server, alone=True))
         assert (finding.level, says in finding.text) == (level, True), finding
@@ -98,12 +98,12 @@ def test_a_redis(told: dict[str, str], about: str, level: str, says: str):
 
 
 def test_a_replica_is_fine_where_somebody_leads_to_the_master():
-    server = Server("h:1", 0.001, told=REDIS | {"role": "slave"}, clock_ahead=(0.0, 0.0))
+    server = ServerInfo("h:1", 0.001, told=REDIS | {"role": "slave"}, clock_ahead=(0.0, 0.0))
     assert {level for level, _ in said(server, alone=False).values()} == {"ok"}
 
 
 def test_a_redis_that_tells_nothing_is_not_blamed_for_it():
-    found = list(judge_server(Server("h:1", 0.001), alone=True))
+    found = list(judge_server(ServerInfo("h:1", 0.001), alone=True))
     assert [finding.level for finding in found] == ["ok", "ok"]
     assert "INFO is refused" in found[0].text
 
@@ -111,10 +111,14 @@ def test_a_redis_that_tells_nothing_is_not_blamed_for_it():
 @pytest.mark.parametrize(
     ("sentinels", "levels", "says"),
     [
-        (Sentinels("m", (Server("s:1", 0.1),), "h:1"), ["ok"], "enough agree"),
-        (Sentinels("m", (Server("s:1", 0.1),), "h:1", "NOQUORUM"), ["error"], "nobody would take"),
-        (Sentinels("m", (Server("s:1", 0.1),)), ["error"], "no master 'm'"),
-        (Sentinels("m", (Server("s:1", problem="gone"),)), ["warning", "error"], "0 of the 1"),
+        (Sentinels("m", (ServerInfo("s:1", 0.1),), "h:1"), ["ok"], "enough agree"),
+        (
+            Sentinels("m", (ServerInfo("s:1", 0.1),), "h:1", "NOQUORUM"),
+            ["error"],
+            "nobody would take",
+        ),
+        (Sentinels("m", (ServerInfo("s:1", 0.1),)), ["error"], "no master 'm'"),
+        (Sentinels("m", (ServerInfo("s:1", problem="gone"),)), ["warning", "error"], "0 of the 1"),
     ],
 )
 def test_sentinels(sentinels: Sentinels, levels: list[str], says: str):
@@ -124,6 +128,6 @@ def test_sentinels(sentinels: Sentinels, levels: list[str], says: str):
 
 
 def test_a_cluster_is_covered_or_not():
-    assert judge_coverage(Coverage("ok", 16384, 3)).level == "ok"
-    finding = judge_coverage(Coverage("fail", 10923, 2))
+    assert judge_coverage(SlotCoverage("ok", 16384, 3)).level == "ok"
+    finding = judge_coverage(SlotCoverage("fail", 10923, 2))
     assert (finding.level, "10923 of 16384" in finding.text) == ("error", True)

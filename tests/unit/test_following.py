@@ -8,7 +8,7 @@ import pytest
 
 from mooring.model import Config
 from mooring.registry.kv.feeds import ServiceInstances
-from mooring.registry.kv.layouts.layout import Assembled, File
+from mooring.registry.kv.layouts.layout import Assembly, File
 from mooring.registry.kv.layouts.tree import Tree
 from mooring.store import Entry
 
@@ -22,7 +22,7 @@ def entry(name: bytes, value: bytes = b"{}") -> Entry:
 class Stumbling(Tree):
     """Fails on some values as no layout should."""
 
-    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         if id == "10.0.0.1:2":
             raise ZeroDivisionError("a mistake")
         return super().assemble(service, id, files)

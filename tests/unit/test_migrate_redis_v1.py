@@ -23,11 +23,11 @@ from mooring.migrate.redis_v1.format import (
 )
 from mooring.migrate.redis_v1.plan import InstancePlan, V1Service, V2Service, compared, pardoned
 from mooring.model import Config, Instance, Status
-from mooring.registry.redis.layout import Keys, encode
+from mooring.registry.redis.layout import RedisKeys, encode
 
 NOW = 1_700_000_000_000
 TIMEOUT = 120_000
-V2 = Keys("registry")
+V2 = RedisKeys("registry")
 PLAIN = {"host": "10.0.0.1", "port": "80", "timestamp": str(NOW - 60_000)}
 
 
@@ -92,7 +92,7 @@ def test_with_one_prefix_keys_of_both_are_told_apart():
 
 
 def test_on_a_cluster_too():
-    cluster = Keys("registry", cluster=True)
+    cluster = RedisKeys("registry", cluster=True)
     keys = [cluster.of("svc").instance("a"), cluster.of("svc").brake, "registry:services:svc:a"]
     assert sorted_out(keys, V1Keys("registry"), cluster).services == {"svc": {"a"}}
 

@@ -12,7 +12,7 @@ from mooring.errors import InvalidRequest
 from mooring.registry.contract import Brake
 from mooring.registry.json_values import Malformed
 from mooring.registry.redis import layout as fields
-from mooring.registry.redis.layout import Keys
+from mooring.registry.redis.layout import RedisKeys
 from mooring.registry.redis.liveness import brake_of
 
 NUMBERS = ["9" * 5000, "9" * 400, "inf", "nan", "-1", "1e5", "²", "\\xff"]
@@ -67,7 +67,7 @@ def test_metadata_of_others_is_read_as_text():
 def test_a_prefix_that_could_be_taken_for_another_registry_is_refused():
     for prefix in ("services", "a:services"):
         with pytest.raises(InvalidRequest, match="cannot end with"):
-            Keys(prefix)
+            RedisKeys(prefix)
 
 
 def test_half_a_character_makes_no_record():

@@ -31,7 +31,7 @@ from mooring.formatting import quoted
 from mooring.model import Instance, RecordedMetadata, Status
 from mooring.registry import json_values as values
 from mooring.registry.redis import layout as tiers
-from mooring.registry.redis.layout import Keys
+from mooring.registry.redis.layout import RedisKeys
 
 INCARNATION = "v1"
 """Of what was copied: a process that speaks v2 has a unique one, and this one never."""
@@ -71,7 +71,7 @@ class V1Keys:
         return f"{self.channels}{service}"
 
 
-def of_v2(keys: Keys, key: str) -> bool:
+def of_v2(keys: RedisKeys, key: str) -> bool:
     """Whether a key is one of v2, though it may look like one of v1: with one prefix for both they
     lie side by side."""
     start = f"{keys.services}:"
@@ -86,7 +86,7 @@ def of_v2(keys: Keys, key: str) -> bool:
 @functools.cache
 def _reserved() -> frozenset[str]:
     """What follows the service in v2's keys, beside those of instances."""
-    sample = Keys("p").of("s")
+    sample = RedisKeys("p").of("s")
     start = f"{sample.base}:"
     told = [value for value in vars(sample).values() if value.startswith(start)]
     return frozenset(value.removeprefix(start) for value in told)
@@ -102,7 +102,7 @@ class Keyspace:
     """Keys that begin like those of v1 and are none."""
 
 
-def sorted_out(found: Iterable[str], v1: V1Keys, v2: Keys) -> Keyspace:
+def sorted_out(found: Iterable[str], v1: V1Keys, v2: RedisKeys) -> Keyspace:
     """The services among keys. A service whose name has a colon is known by its set or its
     heartbeats; of a hash that neither names, the service ends at the first colon."""
     mine = [key for key in found if not of_v2(v2, key)]

@@ -13,7 +13,7 @@ from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, V1Keys, of_v2
 from mooring.migrate.redis_v1.plan import V1Service, V2Service
 from mooring.model import Config
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import Keys
+from mooring.registry.redis.layout import RedisKeys
 from mooring.registry.redis.live_service import KEPT
 from mooring.registry.redis.pipeline import Script
 from mooring.registry.redis.reader import Reader
@@ -27,7 +27,7 @@ class Unreadable(Exception):
 
 
 class Reading:
-    def __init__(self, connection: Connection, v1: V1Keys, v2: Keys) -> None:
+    def __init__(self, connection: Connection, v1: V1Keys, v2: RedisKeys) -> None:
         self._connection, self._v1, self._v2 = connection, v1, v2
         self._reader = Reader(connection, v2)
 

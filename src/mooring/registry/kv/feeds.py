@@ -14,7 +14,7 @@ from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry.contract import Problem
 from mooring.registry.json_values import Malformed
-from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Place
+from mooring.registry.kv.layouts.layout import Assembly, File, Layout, Location
 from mooring.registry.kv.removal import tombstone_key, tombstones_of
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Tasks
@@ -52,7 +52,7 @@ class ServiceInstances:
             return set()
         return self._file(place, key, entry)
 
-    def take(self, place: Place, key: bytes, entry: Entry | None) -> set[str]:
+    def take(self, place: Location, key: bytes, entry: Entry | None) -> set[str]:
         """The same of a key that is known to be one of this service, and no `info`."""
         self._hold(key, entry)
         return self._file(place, key, entry)
@@ -65,7 +65,7 @@ class ServiceInstances:
         self.problems.pop(key, None)
         return old
 
-    def _file(self, place: Place, key: bytes, entry: Entry | None) -> set[str]:
+    def _file(self, place: Location, key: bytes, entry: Entry | None) -> set[str]:
         if not place.id:
             return self._configure(entry)
         files = self._files.setdefault(place.id, {})
@@ -124,21 +124,21 @@ class ServiceInstances:
             held = [(file, entry) for file, entry in held if entry is not files[file]]
         return None
 
-    def _understand(self, id: str, files: Mapping[File, Entry]) -> Assembled:
+    def _understand(self, id: str, files: Mapping[File, Entry]) -> Assembly:
         try:
             made = self._layout.assemble(self._service, id, files)
             if made.instance is None:
                 return made
-            return Assembled(applied(made.instance, self._config), made.problems)
+            return Assembly(applied(made.instance, self._config), made.problems)
         except Exception as error:  # noqa: BLE001 - one instance must not stop the others
             for file in files:  # to blame is the one without which it can be understood
                 rest = {name: entry for name, entry in files.items() if name != file}
-                made = self._understand(id, rest) if rest else Assembled(None)
+                made = self._understand(id, rest) if rest else Assembly(None)
                 if made.instance is not None:
                     problem = Problem(files[file].key, _told(error))
-                    return Assembled(made.instance, (*made.problems, problem))
+                    return Assembly(made.instance, (*made.problems, problem))
             blamed = files.get("data") or next(iter(files.values()))
-            return Assembled(None, (Problem(blamed.key, _told(error)),))
+            return Assembly(None, (Problem(blamed.key, _told(error)),))
 
     def _report(self, problem: Problem, entry: Entry, old: Entry | None) -> None:
         self.problems[problem.key] = problem
@@ -211,7 +211,7 @@ class InstancesFeed(Generic[K]):
                 await stack.enter_async_context(feed.follow(seen, entries, known=known))
                 for feed, seen, entries in zip(self._feeds, self._marks, self._held, strict=True)
             ]
-            merged = _Merged(sources, self._apply)
+            merged = _MergedSteps(sources, self._apply)
             stack.push_async_callback(merged.aclose)
             yield merged
 
@@ -255,7 +255,7 @@ class ServiceFeed(InstancesFeed[str]):
         return known
 
 
-class _Merged(Generic[K]):
+class _MergedSteps(Generic[K]):
     """The steps of several ranges, one after another."""
 
     def __init__(

@@ -31,7 +31,7 @@ from mooring.registry.kv.commit_batches import CommitBatches
 from mooring.registry.kv.feeds import AllInstances, ServiceFeed, ServiceInstances, everything_feed
 from mooring.registry.kv.host_watch import HostWatch
 from mooring.registry.kv.instance_record import SharedState, StoreInstanceRecord
-from mooring.registry.kv.layouts.layout import Layout, Place
+from mooring.registry.kv.layouts.layout import Layout, Location
 from mooring.registry.kv.remote_registrations import BEATS, StoreRemoteRegistrations
 from mooring.registry.kv.removal import KEPT, forget, tombstone_key, tombstone_value
 from mooring.registry.kv.shared_lease import Revisions, SharedLease
@@ -202,7 +202,9 @@ class StoreRegistry(Registry):
             counts[service] += 1
         return [ServiceCount(name, count) for name, count in sorted(counts.items())]
 
-    async def _of_services(self, group: str, *, values: bool = False) -> list[tuple[Place, Entry]]:
+    async def _of_services(
+        self, group: str, *, values: bool = False
+    ) -> list[tuple[Location, Entry]]:
         """The keys of all services, or of those of one group."""
         if group:
             check_name("group", group)
@@ -215,7 +217,7 @@ class StoreRegistry(Registry):
 
     async def _scan(
         self, range: Range, *, values: bool = False, by_group: bool = False
-    ) -> AsyncIterator[tuple[Place, Entry]]:
+    ) -> AsyncIterator[tuple[Location, Entry]]:
         """The keys of a range that belong to this layout. `by_group`: after a full page, continue
         after the group in which it ended."""
         at: int | None = None

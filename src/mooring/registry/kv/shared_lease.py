@@ -27,7 +27,7 @@ class PendingDeletion(NamedTuple):
     due: float
 
 
-class User(Protocol):
+class LeaseUser(Protocol):
     lease: int
     """The lease that its keys hang on; 0: there are none."""
 
@@ -48,7 +48,7 @@ class SharedLease:
         self._store, self._ttl = store, ttl
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
-        self._users: dict[User, None] = {}
+        self._users: dict[LeaseUser, None] = {}
         self._deserted = False
         """Whether somebody left whose keys hung on the present lease."""
         self._replaced: set[Session] = set()
@@ -71,7 +71,7 @@ class SharedLease:
         """Whether the lease is lost by this machine's clock, though its users may not know yet."""
         return self._session is not None and self._session.state == "lost"
 
-    def acquire(self, user: User) -> None:
+    def acquire(self, user: LeaseUser) -> None:
         if not self._users:
             self._tasks.start(self._beat(), name="pulse of a shared lease")
             self._tasks.start(self._delete_pending(), name="keys left behind")
@@ -212,7 +212,7 @@ class SharedLease:
         for user in tuple(self._users):
             user.lost()
 
-    async def release(self, user: User, *, within: float) -> None:
+    async def release(self, user: LeaseUser, *, within: float) -> None:
         """One user less; the last one revokes the lease, or gives up after `within` seconds."""
         self._users.pop(user, None)
         if self._users:

@@ -25,7 +25,7 @@ from mooring.registry.redis.service_feed import (
     LOOK,
     LOOK_DEAF,
     SILENCE,
-    Changed,
+    InstanceChanges,
     LastAnswer,
     PendingChanges,
     ServiceFeed,
@@ -315,7 +315,7 @@ class _Following:
                 self._pending[name] = None
             self._wake.set()
 
-    def _take(self, name: str, followed: _Followed, found: Changed) -> None:
+    def _take(self, name: str, followed: _Followed, found: InstanceChanges) -> None:
         for id, after in found:
             if after is None:
                 followed.held.pop(id, None)

@@ -18,7 +18,7 @@ from mooring.durations import show
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
 from mooring.registry.contract import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import Keys, ServiceKeys, check_service
+from mooring.registry.redis.layout import RedisKeys, ServiceKeys, check_service
 from mooring.registry.redis.live_service import drop_service, message_head
 from mooring.registry.redis.pipeline import CLEANUP, RELEASE
 from mooring.registry.redis.reader import Reader, of_each
@@ -44,7 +44,7 @@ class RedisEvictions(Evictions):
     def __init__(
         self,
         connection: Connection,
-        keys: Keys,
+        keys: RedisKeys,
         reader: Reader,
         settings: CleanupSettings,
         *,

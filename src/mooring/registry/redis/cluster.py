@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from mooring.registry.redis.errors import LOST
-from mooring.registry.redis.pipeline import LANES, Call, plain, send
+from mooring.registry.redis.pipeline import LANES, RedisCall, plain, send
 from mooring.tasks import Tasks
 
 Node: TypeAlias = tuple[str, int]
@@ -31,7 +31,7 @@ _LOOK_AFTER = 60.0
 """Seconds after which it is looked again: of nodes that came meanwhile nobody else tells."""
 
 
-class Cluster:
+class ClusterClient:
     def __init__(self, seeds: Sequence[Node], options: dict[str, Any]) -> None:
         self._seeds, self._options = tuple(seeds), options
         self._clients: dict[Node, Redis] = {}
@@ -55,7 +55,7 @@ class Cluster:
             self._clients[node] = Redis(host=host, port=port, **self._options)
         return self._clients[node]
 
-    def node_of(self, call: Call) -> Node | None:
+    def node_of(self, call: RedisCall) -> Node | None:
         """Who holds the keys of a call, as far as is known; anybody for one without keys."""
         if not call.keys:
             return random.choice(self._ranges)[2] if self._ranges else None
@@ -65,7 +65,7 @@ class Cluster:
             return self._moved[slot]
         return next((node for first, last, node in self._ranges if first <= slot <= last), None)
 
-    async def send(self, calls: Sequence[Call]) -> list[Any]:
+    async def send(self, calls: Sequence[RedisCall]) -> list[Any]:
         """The reply to each, or the error in its place."""
         if any(self._is_doubtful(self.node_of(call)) for call in calls):
             await self._look()
@@ -95,7 +95,7 @@ class Cluster:
     def _is_doubtful(self, node: Node | None) -> bool:
         return node is None or node in self._suspects
 
-    async def _send_to(self, node: Node | None, calls: list[Call]) -> list[Any]:
+    async def _send_to(self, node: Node | None, calls: list[RedisCall]) -> list[Any]:
         if node is None:
             return [driver.ClusterDownError("CLUSTERDOWN nobody holds this slot")] * len(calls)
         try:
@@ -112,7 +112,7 @@ class Cluster:
             for call, result in zip(calls, results, strict=True)
         ]
 
-    async def _follow(self, call: Call, error: driver.AskError) -> Any:
+    async def _follow(self, call: RedisCall, error: driver.AskError) -> Any:
         """To where a slot has moved (`MovedError` is an `AskError`), or is just moving."""
         node: Node = (error.host, error.port)
         asking: tuple[str, ...] = ("ASKING",)

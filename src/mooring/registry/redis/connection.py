@@ -23,10 +23,10 @@ from redis.credentials import CredentialProvider
 
 from mooring.errors import Closed, StoreError
 from mooring.formatting import describe
-from mooring.registry.redis.cluster import Cluster
+from mooring.registry.redis.cluster import ClusterClient
 from mooring.registry.redis.errors import LOST, code_of, judge, kind_of, translate
 from mooring.registry.redis.liveness import ServerClock
-from mooring.registry.redis.pipeline import LANES, Call, Script, plain, scripted, send
+from mooring.registry.redis.pipeline import LANES, RedisCall, Script, plain, scripted, send
 from mooring.registry.redis.pipeline import Argument as Argument
 from mooring.settings.connections import RedisConnectionSettings
 from mooring.store.url import read_password
@@ -56,7 +56,7 @@ class Connection:
         self._options = options_of(settings)
         self._sentinels: list[Redis] = []
         self._client = self._open()
-        self._waiting: list[Call] = []
+        self._waiting: list[RedisCall] = []
         self._lanes = asyncio.Semaphore(LANES)
         self._tasks = Tasks()
         self._closed = False
@@ -66,11 +66,11 @@ class Connection:
         """The clock of the server that holds a service. On a cluster each may have another."""
         return self._clocks.setdefault(service if self.cluster else "", ServerClock())
 
-    def _open(self) -> Redis | Cluster:
+    def _open(self) -> Redis | ClusterClient:
         settings, options = self.settings, self._options
         hosts = [_split(host) for host in settings.hosts]
         if settings.kind == "cluster":
-            return Cluster(hosts, options)
+            return ClusterClient(hosts, options)
         if settings.kind == "sentinel":
             asking = {**_without_db(options), "username": None, "credential_provider": None}
             asking["password"] = settings.sentinel_password or None
@@ -94,7 +94,7 @@ class Connection:
         """One plain command."""
         return await self._send(plain(*command, what=what, writes=writes))
 
-    def _send(self, call: Call) -> asyncio.Future[Any]:
+    def _send(self, call: RedisCall) -> asyncio.Future[Any]:
         if self._closed:
             raise Closed(f"{self.url} is closed")
         self._waiting.append(call)
@@ -111,16 +111,16 @@ class Connection:
                 batch = together[first : first + _BATCH]
                 self._tasks.start(self._answer(batch), name=f"calls to {self.where}")
 
-    def _together(self, calls: list[Call]) -> Iterable[list[Call]]:
+    def _together(self, calls: list[RedisCall]) -> Iterable[list[RedisCall]]:
         """Calls that wait for one another: those to the same node of a cluster."""
-        if not isinstance(self._client, Cluster):
+        if not isinstance(self._client, ClusterClient):
             return [calls]
-        nodes: dict[object, list[Call]] = {}
+        nodes: dict[object, list[RedisCall]] = {}
         for call in calls:
             nodes.setdefault(self._client.node_of(call), []).append(call)
         return nodes.values()
 
-    async def _answer(self, calls: list[Call]) -> None:
+    async def _answer(self, calls: list[RedisCall]) -> None:
         """Send calls until each has its answer."""
         try:
             await self._answer_within(calls)
@@ -136,17 +136,17 @@ class Connection:
     def _was_closed(self) -> Closed:
         return Closed(f"{self.url} was closed meanwhile")
 
-    def _let_go(self, calls: list[Call], why: StoreError) -> None:
+    def _let_go(self, calls: list[RedisCall], why: StoreError) -> None:
         for call in calls:
             if not call.answer.done():
                 call.answer.set_exception(why)
                 call.answer.exception()  # who asked may have gone, and nobody else shall hear of it
 
-    async def _answer_within(self, calls: list[Call]) -> None:
+    async def _answer_within(self, calls: list[RedisCall]) -> None:
         deadline = time.monotonic() + self.timeout
         backoff = Backoff()
         while calls := [call for call in calls if not call.answer.done()]:
-            left: list[Call] = []
+            left: list[RedisCall] = []
             pause = False
             for call, result in zip(calls, await self._execute(calls, deadline), strict=True):
                 if not isinstance(result, BaseException):
@@ -166,7 +166,9 @@ class Connection:
                 await asyncio.sleep(min(backoff.next(), max(deadline - time.monotonic(), 0.0)))
             calls = left
 
-    async def _wrong_keys(self, call: Call, error: BaseException, deadline: float) -> list[str]:
+    async def _wrong_keys(
+        self, call: RedisCall, error: BaseException, deadline: float
+    ) -> list[str]:
         """Which of a call's keys hold something else than they should, where that is the error."""
         if code_of(error) != "WRONGTYPE":
             return []
@@ -185,7 +187,7 @@ class Connection:
             if kind not in ("none", kind_of(key))
         ]
 
-    def _fail(self, call: Call, error: BaseException, wrong: Sequence[str] = ()) -> None:
+    def _fail(self, call: RedisCall, error: BaseException, wrong: Sequence[str] = ()) -> None:
         if not call.answer.done():
             problem = translate(
                 error, what=call.what, where=self.where, writes=call.writes, wrong=wrong
@@ -193,12 +195,12 @@ class Connection:
             problem.__cause__ = error
             call.answer.set_exception(problem)
 
-    async def _execute(self, calls: list[Call], deadline: float) -> Sequence[Any]:
+    async def _execute(self, calls: list[RedisCall], deadline: float) -> Sequence[Any]:
         """The answer to each, or the error in its place."""
         left = max(deadline - time.monotonic(), min(_SHORTEST_TRY, self.timeout))
         try:
             async with asyncio.timeout(left):
-                if isinstance(self._client, Cluster):
+                if isinstance(self._client, ClusterClient):
                     return await self._client.send(calls)
                 async with self._lanes:
                     return await send(self._client, calls)

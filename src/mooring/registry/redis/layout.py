@@ -33,7 +33,7 @@ from mooring.registry import json_values as values
 from mooring.registry.json_values import Malformed
 
 
-class Keys:
+class RedisKeys:
     def __init__(self, prefix: str = "registry", *, namespace: str = "", cluster: bool = False):
         self.prefix = f"{namespace}:{prefix}" if namespace else prefix
         if self.prefix.split(":")[-1] == "services":
@@ -68,7 +68,7 @@ class Keys:
 
 
 class ServiceKeys:
-    def __init__(self, keys: Keys, service: str) -> None:
+    def __init__(self, keys: RedisKeys, service: str) -> None:
         self.name = service
         self.base = (
             f"{keys.services}:{{{service}}}" if keys.cluster else f"{keys.services}:{service}"

@@ -7,7 +7,7 @@ is good enough for work that may be done twice.
 from __future__ import annotations
 
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import Keys
+from mooring.registry.redis.layout import RedisKeys
 from mooring.registry.redis.pipeline import LEAD, NOTE
 
 _KEPT = 7 * 86400
@@ -17,7 +17,7 @@ _KEPT = 7 * 86400
 class RedisLeaderLease:
     """The lease, and a note that the leader leaves to its successors."""
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+    def __init__(self, connection: Connection, keys: RedisKeys) -> None:
         self._connection = connection
         self._leader, self._note = keys.leader, keys.alerts
 

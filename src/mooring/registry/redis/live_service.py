@@ -13,9 +13,9 @@ from mooring.errors import OutcomeUnknown, StoreError, Unavailable
 from mooring.model import Config, Instance
 from mooring.registry.contract import removed, superseded
 from mooring.registry.redis.connection import Argument, Connection
-from mooring.registry.redis.layout import Keys, ServiceKeys
+from mooring.registry.redis.layout import RedisKeys, ServiceKeys
 from mooring.registry.redis.pipeline import DEREGISTER, HEARTBEAT, REGISTER
-from mooring.registry.redis.pubsub import Changes, Message
+from mooring.registry.redis.pubsub import ChangeChannels, ChangeMessage
 from mooring.registry.redis.reader import Reader
 from mooring.tasks import Tasks
 
@@ -54,7 +54,7 @@ class Beat(NamedTuple):
 
 
 class HeartbeatBatches:
-    def __init__(self, connection: Connection, keys: Keys, service: ServiceKeys) -> None:
+    def __init__(self, connection: Connection, keys: RedisKeys, service: ServiceKeys) -> None:
         self._connection, self._keys, self._service = connection, keys, service
         self._waiting: list[tuple[Beat, asyncio.Future[str]]] = []
         self._sending = False
@@ -126,7 +126,7 @@ def batch(beats: Sequence[Beat]) -> int:
 
 
 async def send(
-    connection: Connection, keys: Keys, service: ServiceKeys, beats: list[Beat]
+    connection: Connection, keys: RedisKeys, service: ServiceKeys, beats: list[Beat]
 ) -> list[str]:
     """Any number of beats in one call; of each, as `HeartbeatBatches.beat` gives it."""
     tier1 = [] if keys.cluster else [keys.services]
@@ -156,7 +156,7 @@ KEPT_OWN = 120_000
 _encode = msgspec.json.Encoder().encode
 
 
-class Member(Protocol):
+class LiveRecord(Protocol):
     """An instance that is registered here."""
 
     id: str
@@ -169,14 +169,20 @@ class LiveService:
     """What the registrations of one service share: the channel, the operator's word, the beats."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, changes: Changes, service: str, *, timeout: float
+        self,
+        connection: Connection,
+        keys: RedisKeys,
+        changes: ChangeChannels,
+        service: str,
+        *,
+        timeout: float,
     ) -> None:
         self.name = service
         self.config: Mapping[str, Config] = {}
         self._connection, self._all_keys, self._changes = connection, keys, changes
         self._keys = keys.of(service)
         self.timeout = timeout
-        self._members: list[Member] = []
+        self._members: list[LiveRecord] = []
         self.beating = HeartbeatBatches(connection, keys, self._keys)
         self._reader = Reader(connection, keys)
         self._tasks = Tasks()
@@ -192,20 +198,20 @@ class LiveService:
         """The key of an instance's record."""
         return self._keys.instance(id)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: LiveRecord) -> None:
         self._members.append(member)
         if self._end is None:
             self._end = self._changes.listen(self.name, self._hear)
             self._tasks.start(self._follow_config(), name=f"configuration of {self.name}")
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: LiveRecord) -> None:
         self._members.remove(member)
 
     @property
     def empty(self) -> bool:
         return not self._members
 
-    def _hear(self, message: Message | None) -> None:
+    def _hear(self, message: ChangeMessage | None) -> None:
         if message is None:
             if self._heard:  # there was a break
                 for member in self._members:
@@ -321,7 +327,7 @@ class LiveService:
         await self.beating.aclose()
 
 
-async def drop_service(connection: Connection, keys: Keys, service: str) -> None:
+async def drop_service(connection: Connection, keys: RedisKeys, service: str) -> None:
     """Take a service without instances out of tier 1 on a cluster, where no script reaches it. Who
     registers meanwhile puts it back, and if that came first, it is put back here."""
     what = f"removal of {service} from the list of services"

@@ -52,7 +52,7 @@ shall not find hundreds of them."""
 _pack: Any = hiredis.pack_command  # whose types know tuples of one alone
 
 
-class Call(NamedTuple):
+class RedisCall(NamedTuple):
     command: tuple[Argument, ...]
     script: Script | None
     what: str
@@ -66,7 +66,7 @@ class Call(NamedTuple):
         if not self.answer.done():
             self.answer.set_result(reply)
 
-    def whole(self, script: Script) -> Call:
+    def whole(self, script: Script) -> RedisCall:
         """The same with the script's text, for a Redis that does not know it by its digest."""
         command = ("EVAL", script.text, *self.command[2:])
         return self._replace(command=command, packed=_packed(command, self.what))
@@ -81,21 +81,23 @@ class Call(NamedTuple):
 
 def scripted(
     script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
-) -> Call:
+) -> RedisCall:
     """A script, by its digest. Raises `InvalidRequest` for what cannot be sent, as does `plain`."""
     command = ("EVALSHA", script.digest, len(keys), *keys, *arguments)
     return _call(command, script, what, writes=script.name not in ("list", "state"))
 
 
-def plain(*command: Argument, what: str, writes: bool = False) -> Call:
+def plain(*command: Argument, what: str, writes: bool = False) -> RedisCall:
     """A command that is no script."""
     return _call(command, None, what, writes=writes)
 
 
-def _call(command: tuple[Argument, ...], script: Script | None, what: str, *, writes: bool) -> Call:
+def _call(
+    command: tuple[Argument, ...], script: Script | None, what: str, *, writes: bool
+) -> RedisCall:
     packed = _packed(command, what)
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    return Call(command, script, what, writes, answer, packed)
+    return RedisCall(command, script, what, writes, answer, packed)
 
 
 def _packed(command: tuple[Argument, ...], what: str) -> bytes:
@@ -108,7 +110,7 @@ def _packed(command: tuple[Argument, ...], what: str) -> bytes:
 
 
 async def send(
-    client: Redis, calls: Sequence[Call], *, before_each: tuple[Argument, ...] = ()
+    client: Redis, calls: Sequence[RedisCall], *, before_each: tuple[Argument, ...] = ()
 ) -> list[Any]:
     """Send calls together. The reply to each, as it came, or the error in its place; who waits for
     one hears it while others are still on their way. A command `before_each` is left unheard.
@@ -136,7 +138,7 @@ async def send(
         await pool.release(connection)
 
 
-async def _reply(connection: Any, call: Call) -> Any:
+async def _reply(connection: Any, call: RedisCall) -> Any:
     try:
         reply = await connection.read_response()
     except driver.ResponseError as error:

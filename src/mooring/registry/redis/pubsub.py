@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from mooring.errors import StoreError
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import LOST, code_of
-from mooring.registry.redis.layout import Keys
+from mooring.registry.redis.layout import RedisKeys
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ STALL = 1.0
 Action = Literal["added", "removed", "updated", "health_recovery", "health_failure"]
 
 
-class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
+class ChangeMessage(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """What happened, as it is told. `instance_id` is empty where it concerns the service."""
 
     service_name: str = ""
@@ -43,14 +43,14 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     timestamp: int = 0
 
 
-Listener = Callable[[Message | None], None]
+Listener = Callable[[ChangeMessage | None], None]
 """Called with a message, or with None when the channel begins to be heard. It must not block."""
 
-_decode = msgspec.json.Decoder(Message).decode
+_decode = msgspec.json.Decoder(ChangeMessage).decode
 
 
-class Changes:
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+class ChangeChannels:
+    def __init__(self, connection: Connection, keys: RedisKeys) -> None:
         self._connection, self._keys = connection, keys
         self._listeners: dict[str, list[Listener]] = {}
         self._heard = 0.0
@@ -183,10 +183,10 @@ class Changes:
                 message = _decode(reply[2])
             except (ValueError, RecursionError):
                 log.warning("%s: a message cannot be read: the service is looked at", channel)
-                message = Message()
+                message = ChangeMessage()
             self._tell(channel, message)
 
-    def _tell(self, channel: str, message: Message | None) -> None:
+    def _tell(self, channel: str, message: ChangeMessage | None) -> None:
         for listener in tuple(self._listeners.get(channel, ())):
             try:
                 listener(message)

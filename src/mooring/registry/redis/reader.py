@@ -19,7 +19,7 @@ from mooring.registry.contract import Brake, Problem
 from mooring.registry.json_values import Malformed
 from mooring.registry.redis import layout as fields
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import Keys, ServiceKeys
+from mooring.registry.redis.layout import RedisKeys, ServiceKeys
 from mooring.registry.redis.liveness import ServerClock, brake_of
 from mooring.registry.redis.pipeline import LIST, STATE
 
@@ -37,7 +37,7 @@ _AT_ONCE = 2_500
 """Members that are read by one command; more are read in steps, so that nobody waits for them."""
 
 
-class State(NamedTuple):
+class ServiceState(NamedTuple):
     """A service but for its instances."""
 
     now: int
@@ -49,17 +49,17 @@ class State(NamedTuple):
     problems: tuple[Problem, ...]
 
 
-class Details(NamedTuple):
+class InstanceDetails(NamedTuple):
     instances: dict[str, Instance]
     """As they say of themselves; what is gone or cannot be read is not among them."""
     problems: dict[str, Problem]
 
 
 class Reader:
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+    def __init__(self, connection: Connection, keys: RedisKeys) -> None:
         self._connection, self._keys = connection, keys
 
-    async def state(self, service: ServiceKeys) -> State:
+    async def state(self, service: ServiceKeys) -> ServiceState:
         asked = time.monotonic()
         reply: Any = await self._connection.run(
             STATE,
@@ -85,7 +85,7 @@ class Reader:
             except Malformed as error:
                 problems.append(Problem(f"{service.config} {quoted(id)}".encode(), str(error)))
         held = brake_of(fields.from_pairs(brake))
-        return State(int(now), clock, config, held, tuple(problems))
+        return ServiceState(int(now), clock, config, held, tuple(problems))
 
     async def scores(self, service: ServiceKeys) -> dict[str, float]:
         """The last heartbeat of each instance, in ms on the server's clock, oldest first."""
@@ -130,17 +130,17 @@ class Reader:
         )
         return list(_scores(reply).items())
 
-    async def details(self, service: ServiceKeys, ids: Iterable[str]) -> Details:
+    async def details(self, service: ServiceKeys, ids: Iterable[str]) -> InstanceDetails:
         """All that instances say of themselves. Some are made of their fields while others are
         still on their way, so that neither Redis nor this process waits for the other."""
-        details, wanted = Details({}, {}), list(ids)
+        details, wanted = InstanceDetails({}, {}), list(ids)
         chunks = [wanted[first : first + _CHUNK] for first in range(0, len(wanted), _CHUNK)]
         for first in range(0, len(chunks), _CALLS):
             some = chunks[first : first + _CALLS]
             await asyncio.gather(*(self._read(details, service, chunk) for chunk in some))
         return details
 
-    async def _read(self, details: Details, service: ServiceKeys, ids: list[str]) -> None:
+    async def _read(self, details: InstanceDetails, service: ServiceKeys, ids: list[str]) -> None:
         while ids:
             reply: Any = await self._connection.run(
                 LIST,
@@ -152,7 +152,7 @@ class Reader:
                 self._take(details, service, id, told)
             ids = ids[len(reply) :]
 
-    def _take(self, details: Details, service: ServiceKeys, id: str, told: Any) -> None:
+    def _take(self, details: InstanceDetails, service: ServiceKeys, id: str, told: Any) -> None:
         if told is None:
             return  # it went meanwhile
         key = service.instance(id).encode()

@@ -23,7 +23,7 @@ from mooring.registry.contract import (
 from mooring.registry.redis import layout as fields
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import refused
-from mooring.registry.redis.layout import Keys, ServiceKeys
+from mooring.registry.redis.layout import RedisKeys, ServiceKeys
 from mooring.registry.redis.live_service import Beat, LiveService, message_head, send
 from mooring.registry.redis.reader import Reader
 from mooring.session import clock
@@ -190,7 +190,7 @@ class RedisRemoteRegistrations:
     of what it may say of itself."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, reader: Reader, *, timeout: float, most: int
+        self, connection: Connection, keys: RedisKeys, reader: Reader, *, timeout: float, most: int
     ) -> None:
         self._connection, self._keys, self._reader = connection, keys, reader
         self._timeout, self._most = timeout, most

@@ -32,12 +32,12 @@ from mooring.registry.redis import layout as fields
 from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import Keys, check_service
+from mooring.registry.redis.layout import RedisKeys, check_service
 from mooring.registry.redis.leader_lease import RedisLeaderLease
 from mooring.registry.redis.live_service import LiveService, drop_service, message_head
 from mooring.registry.redis.liveness import overdue, standing
 from mooring.registry.redis.pipeline import EDIT, FORGET
-from mooring.registry.redis.pubsub import Changes
+from mooring.registry.redis.pubsub import ChangeChannels
 from mooring.registry.redis.reader import Reader, of_each, with_config
 from mooring.registry.redis.registrations import RedisInstanceRecord, RedisRemoteRegistrations
 from mooring.registry.redis.service_feed import LastAnswer, ServiceFeed
@@ -51,7 +51,7 @@ class RedisRegistry(Registry):
     evictions: RedisEvictions
     leader_lease: RedisLeaderLease
 
-    def __init__(self, connection: Connection, keys: Keys, settings: RegistrySettings) -> None:
+    def __init__(self, connection: Connection, keys: RedisKeys, settings: RegistrySettings) -> None:
         self.url = connection.url
         self.guarantees = RegistryGuarantees(
             expires=(
@@ -72,7 +72,7 @@ class RedisRegistry(Registry):
             beat=settings.heartbeat.heartbeat_interval,
         )
         self.leader_lease = RedisLeaderLease(connection, keys)
-        self._changes = Changes(connection, keys)
+        self._changes = ChangeChannels(connection, keys)
         self._services: dict[str, LiveService] = {}
         self._registered_here: set[tuple[str, str]] = set()
         self._remote = RedisRemoteRegistrations(

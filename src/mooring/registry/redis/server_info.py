@@ -30,7 +30,7 @@ SCRATCH = "mooring-doctor"
 _PATIENCE = 3.0
 
 
-class Trial:
+class AccessTrial:
     """An instance that nobody calls is registered for a moment."""
 
     def __init__(self, registry: RedisRegistry, masters: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ FAILURES = (*LOST, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerInfo:
     """One server, as seen from here."""
 
     address: str
@@ -155,7 +155,7 @@ class Sentinels:
     """Those who guard a master."""
 
     name: str
-    servers: tuple[Server, ...]
+    servers: tuple[ServerInfo, ...]
     master: str = ""
     """Where it is, by their account; empty where they do not know it."""
     quorum: str = ""
@@ -163,7 +163,7 @@ class Sentinels:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class SlotCoverage:
     """How much of a cluster's slots somebody answers for."""
 
     state: str
@@ -172,37 +172,37 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    servers: tuple[Server, ...]
+class Topology:
+    servers: tuple[ServerInfo, ...]
     sentinels: Sentinels | None = None
-    coverage: Coverage | None = None
+    coverage: SlotCoverage | None = None
 
 
-async def look(settings: RedisConnectionSettings) -> Look:
+async def inspect_servers(settings: RedisConnectionSettings) -> Topology:
     """Ask everybody who is named, and whom they name. Raises nothing: what is wrong is in it."""
     if settings.kind == "sentinel":
         sentinels = await _ask_sentinels(settings)
         masters = [sentinels.master] if sentinels.master else []
-        return Look(await _servers(settings, masters), sentinels)
+        return Topology(await _servers(settings, masters), sentinels)
     if settings.kind == "cluster":
         return await _look_at_cluster(settings)
-    return Look(await _servers(settings, settings.hosts))
+    return Topology(await _servers(settings, settings.hosts))
 
 
 async def _servers(
     settings: RedisConnectionSettings, addresses: Sequence[str]
-) -> tuple[Server, ...]:
+) -> tuple[ServerInfo, ...]:
     return tuple(await asyncio.gather(*(_server(settings, address) for address in addresses)))
 
 
-async def _server(settings: RedisConnectionSettings, address: str) -> Server:
+async def _server(settings: RedisConnectionSettings, address: str) -> ServerInfo:
     try:
         async with (
             asyncio.timeout(_PATIENCE + settings.timeout),
             client_of(settings, address) as client,
         ):
             latency = await _latency(client)
-            return Server(
+            return ServerInfo(
                 address,
                 latency,
                 told=await _told(client),
@@ -210,7 +210,7 @@ async def _server(settings: RedisConnectionSettings, address: str) -> Server:
                 clock_ahead=await _clock_ahead(client),
             )
     except FAILURES as error:
-        return Server(address, problem=_in_words(address, error, settings))
+        return ServerInfo(address, problem=_in_words(address, error, settings))
 
 
 @asynccontextmanager
@@ -280,7 +280,7 @@ async def _ask_sentinels(settings: RedisConnectionSettings) -> Sentinels:
     return Sentinels(settings.master, servers, known[0] if known else "", quorum)
 
 
-async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Server, str, str]:
+async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[ServerInfo, str, str]:
     """A sentinel, the master by its account, and why there could be no failover."""
     login = {
         "db": 0,
@@ -293,7 +293,7 @@ async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Se
             asyncio.timeout(_PATIENCE + settings.timeout),
             client_of(settings, address, **login) as client,
         ):
-            server = Server(address, await _latency(client))
+            server = ServerInfo(address, await _latency(client))
             place = await client.execute_command(
                 "SENTINEL GET-MASTER-ADDR-BY-NAME", settings.master
             )
@@ -304,10 +304,10 @@ async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Se
                 quorum = str(error)
             return server, join(place[0], int(place[1])) if place else "", quorum
     except FAILURES as error:
-        return Server(address, problem=_in_words(address, error, settings)), "", ""
+        return ServerInfo(address, problem=_in_words(address, error, settings)), "", ""
 
 
-async def _look_at_cluster(settings: RedisConnectionSettings) -> Look:
+async def _look_at_cluster(settings: RedisConnectionSettings) -> Topology:
     for address in settings.hosts:
         try:
             async with (
@@ -319,14 +319,14 @@ async def _look_at_cluster(settings: RedisConnectionSettings) -> Look:
         except FAILURES:
             continue
         masters = [place for place, node in members.items() if "master" in node["flags"]]
-        coverage = Coverage(
+        coverage = SlotCoverage(
             str(told.get("cluster_state", "")),
             int(told.get("cluster_slots_ok", 0)),
             sum(1 for place in masters if members[place]["slots"]),
         )
         places = [place for place in members if not place.startswith(":")]
-        return Look(await _servers(settings, sorted(places)), coverage=coverage)
-    return Look(await _servers(settings, settings.hosts))
+        return Topology(await _servers(settings, sorted(places)), coverage=coverage)
+    return Topology(await _servers(settings, settings.hosts))
 
 
 def _in_words(address: str, error: BaseException, settings: RedisConnectionSettings) -> str:

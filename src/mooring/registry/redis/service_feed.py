@@ -15,8 +15,8 @@ from mooring.model import Config, Instance
 from mooring.registry.contract import Problem
 from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.liveness import ServerClock, overdue, standing
-from mooring.registry.redis.pubsub import STALL, Changes, Message
-from mooring.registry.redis.reader import Reader, State, with_config
+from mooring.registry.redis.pubsub import STALL, ChangeChannels, ChangeMessage
+from mooring.registry.redis.reader import Reader, ServiceState, with_config
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,12 @@ _FRESH = 1.0
 """Seconds for which a snapshot counts as read just now."""
 
 
-Changed = list[tuple[str, Instance | None]]
+InstanceChanges = list[tuple[str, Instance | None]]
 
 
-def differing(before: Mapping[str, Instance], after: Mapping[str, Instance]) -> Changed:
+def differing(before: Mapping[str, Instance], after: Mapping[str, Instance]) -> InstanceChanges:
     """What changed from one to the other, removals first."""
-    changes: Changed = [(id, None) for id in before if id not in after]
+    changes: InstanceChanges = [(id, None) for id in before if id not in after]
     return changes + [(id, each) for id, each in after.items() if before.get(id) != each]
 
 
@@ -60,7 +60,7 @@ class ServiceFeed:
     def __init__(
         self,
         reader: Reader,
-        changes: Changes,
+        changes: ChangeChannels,
         service: ServiceKeys,
         *,
         where: str,
@@ -179,7 +179,7 @@ class ServiceFeed:
             self._grace_until, self._shown, self._unproven = until, self._raw, set(self._raw)
             log.warning("%s: %s", self.name, self.doubt)
 
-    async def look_at(self, ids: Set[str], gone: Set[str]) -> Changed:
+    async def look_at(self, ids: Set[str], gone: Set[str]) -> InstanceChanges:
         """The details of some instances, of which something was heard."""
         asked = time.monotonic()
         state, details = await asyncio.gather(
@@ -256,7 +256,7 @@ class ServiceFeed:
             self.broke()
         self._last_answer.answered, self._breaks = moment, breaks
 
-    def _hear_of_the_brake(self, state: State) -> None:
+    def _hear_of_the_brake(self, state: ServiceState) -> None:
         self._notes, brake = state.problems, state.brake
         unheard = brake is not None and brake.unheard
         if self._unheard and not unheard:
@@ -319,7 +319,7 @@ class PendingChanges:
         """Whether everything must be looked at."""
         self._begun = False
 
-    def hear(self, message: Message | None) -> None:
+    def hear(self, message: ChangeMessage | None) -> None:
         if message is None:
             self._feed.read_all()  # what changed before the channel was heard
             if self._begun:
@@ -339,7 +339,7 @@ class PendingChanges:
     def waiting(self) -> bool:
         return self.whole or bool(self._ids)
 
-    async def look(self, held: Mapping[str, Instance]) -> Changed:
+    async def look(self, held: Mapping[str, Instance]) -> InstanceChanges:
         """Look after it; how what is there differs from what is held."""
         whole, ids, gone = self.whole, self._ids, self._feed.gone
         self._ids, self._feed.gone, self.whole = set(), set(), False
@@ -359,7 +359,7 @@ class _Following:
         self._feed, self._held = feed, held
         self._wake = asyncio.Event()
         self.pending = PendingChanges(feed, self._wake.set)
-        self._missed: Changed = []
+        self._missed: InstanceChanges = []
         """What changed before it was followed."""
 
     @property

@@ -9,18 +9,18 @@ from mooring.formatting import quoted
 from mooring.names import nearest
 from mooring.registry.contract import Problem
 from mooring.registry.kv.layouts.hprose import Hprose
-from mooring.registry.kv.layouts.layout import CARRIES, Assembled, File, Layout, Place
+from mooring.registry.kv.layouts.layout import CARRIES, Assembly, File, Layout, Location
 from mooring.registry.kv.layouts.rooted import Endpoints, Plain
 from mooring.registry.kv.layouts.tree import Tree
 
 __all__ = [
     "CARRIES",
-    "Assembled",
+    "Assembly",
     "Endpoints",
     "File",
     "Hprose",
     "Layout",
-    "Place",
+    "Location",
     "Plain",
     "Problem",
     "Tree",

@@ -18,7 +18,7 @@ from mooring.names import DEFAULT_GROUP, check_part, split_service
 from mooring.registry import json_values as values
 from mooring.registry.contract import Problem
 from mooring.registry.json_values import Malformed
-from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Place
+from mooring.registry.kv.layouts.layout import Assembly, File, Layout, Location
 from mooring.store.contract import Entry, Range, key, prefix
 
 ROOT = "hprose-service/"
@@ -74,14 +74,14 @@ class Hprose(Layout):
             )
         return f"{ROOT}{self.canonical(instance.service)}/{instance.id}".encode()
 
-    def locate(self, key: bytes) -> Place | None:
+    def locate(self, key: bytes) -> Location | None:
         try:
             parts = key.decode().removeprefix("/").split("/")
         except UnicodeDecodeError:
             return None
         match parts:
             case ["hprose-service", domain, id] if id and self._is_domain(domain):
-                return Place(DEFAULT_GROUP, domain, id, "data")
+                return Location(DEFAULT_GROUP, domain, id, "data")
         return None
 
     def _is_domain(self, name: str) -> bool:
@@ -91,16 +91,16 @@ class Hprose(Layout):
             return False
         return True
 
-    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         entry = files["data"]
         try:
             fields = values.decode(entry.value)
             values.get(fields, "CPU", int, 1)
             instance = instance_at(service, id, values.get(fields, "ServerUrl", str, ""))
             addresses.check_host(instance.host)
-            return Assembled(instance)
+            return Assembly(instance)
         except InvalidRequest as error:
-            return Assembled(None, (Problem(entry.key, str(error)),))
+            return Assembly(None, (Problem(entry.key, str(error)),))
 
 
 def protocol_of(domain: str) -> str:

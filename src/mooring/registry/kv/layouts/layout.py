@@ -62,7 +62,7 @@ CARRIES: Mapping[str, frozenset[Carried]] = {
 have an `info`."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """What a key stands for: a file of an instance; without an id, of the service; without a
     service, of a group."""
 
@@ -73,7 +73,7 @@ class Place(NamedTuple):
     file: File
 
 
-class Assembled(NamedTuple):
+class Assembly(NamedTuple):
     instance: Instance | None
     problems: tuple[Problem, ...] = ()
 
@@ -138,11 +138,11 @@ class Layout(ABC):
         return {}
 
     @abstractmethod
-    def locate(self, key: bytes) -> Place | None:
+    def locate(self, key: bytes) -> Location | None:
         """What a key stands for; None: it is not one of this layout's."""
 
     @abstractmethod
-    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         """The instance that these files make, with what could not be understood. None where they
         make none: a `config` alone is not an instance."""
 
@@ -158,7 +158,7 @@ class Layout(ABC):
         """Where the description of a group or a service lies."""
         raise self._lacks("descriptions")
 
-    def decode_info(self, place: Place, value: bytes) -> Group | Service:
+    def decode_info(self, place: Location, value: bytes) -> Group | Service:
         """Raises `Malformed`."""
         raise self._lacks("descriptions")
 

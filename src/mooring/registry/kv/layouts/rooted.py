@@ -18,7 +18,7 @@ from mooring.names import DEFAULT_GROUP, split_service
 from mooring.registry import json_values as values
 from mooring.registry.contract import Problem
 from mooring.registry.json_values import Malformed
-from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Place
+from mooring.registry.kv.layouts.layout import Assembly, File, Layout, Location
 from mooring.store.contract import Entry, Range, key, prefix
 
 
@@ -58,7 +58,7 @@ class Rooted(Layout):
         name = f"{self._folder(instance.service)}{instance.address}"
         return {name.encode(): self._value(instance)}
 
-    def locate(self, key: bytes) -> Place | None:
+    def locate(self, key: bytes) -> Location | None:
         try:
             name = key.decode()
         except UnicodeDecodeError:
@@ -72,14 +72,14 @@ class Rooted(Layout):
             group, _ = split_service(service)
         except InvalidRequest:
             return None
-        return Place(group if "/" in service else DEFAULT_GROUP, service, id, "data")
+        return Location(group if "/" in service else DEFAULT_GROUP, service, id, "data")
 
-    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         entry = files["data"]
         try:
-            return Assembled(self._instance(service, id, entry.value))
+            return Assembly(self._instance(service, id, entry.value))
         except InvalidRequest as error:
-            return Assembled(None, (Problem(entry.key, str(error)),))
+            return Assembly(None, (Problem(entry.key, str(error)),))
 
     def _folder(self, service: str) -> str:
         return f"{self._root}{self.canonical(service)}/"

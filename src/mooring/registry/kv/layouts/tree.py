@@ -31,7 +31,7 @@ from mooring.names import check_name, is_service, join_service, split_service
 from mooring.registry import json_values as values
 from mooring.registry.contract import Problem
 from mooring.registry.json_values import Malformed
-from mooring.registry.kv.layouts.layout import Assembled, File, Layout, Place
+from mooring.registry.kv.layouts.layout import Assembly, File, Layout, Location
 from mooring.store.contract import Entry, Range, prefix
 
 ROOT = "/registry/"
@@ -76,7 +76,7 @@ class Tree(Layout):
             self.info_key(service=instance.service): values.encode(nothing),
         }
 
-    def locate(self, key: bytes) -> Place | None:
+    def locate(self, key: bytes) -> Location | None:
         try:
             parts = key.decode().split("/")
         except UnicodeDecodeError:
@@ -85,7 +85,7 @@ class Tree(Layout):
             return None
         match parts[2:]:
             case [group, "info"]:
-                return Place(group, "", "", "info") if is_service(f"{group}/any") else None
+                return Location(group, "", "", "info") if is_service(f"{group}/any") else None
             case [group, name, ("info" | "config") as file]:
                 id = ""
             case [group, name, id, ("data" | "status" | "config") as file]:
@@ -93,9 +93,9 @@ class Tree(Layout):
             case _:
                 return None
         service = join_service(group, name)
-        return Place(group, service, id, file) if is_service(service) else None
+        return Location(group, service, id, file) if is_service(service) else None
 
-    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembled:
+    def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         problems: list[Problem] = []
         status, config = NO_STATUS, NO_CONFIG
         data = files.get("data")
@@ -110,12 +110,12 @@ class Tree(Layout):
             except Malformed as error:
                 problems.append(Problem(entry.key, str(error)))
         if data is None:
-            return Assembled(None, tuple(problems))
+            return Assembly(None, tuple(problems))
         try:
             instance = _decode_data(service, id, data.value, status, config)
         except InvalidRequest as error:
-            return Assembled(None, (*problems, Problem(data.key, str(error))))
-        return Assembled(instance, tuple(problems))
+            return Assembly(None, (*problems, Problem(data.key, str(error))))
+        return Assembly(instance, tuple(problems))
 
     def config_key(self, service: str, id: str = "") -> bytes:
         folder = _folder(service)
@@ -133,7 +133,7 @@ class Tree(Layout):
         check_name("group", group)
         return f"{ROOT}{group}/info".encode()
 
-    def decode_info(self, place: Place, value: bytes) -> Group | Service:
+    def decode_info(self, place: Location, value: bytes) -> Group | Service:
         return values.decode_info(value, group=place.group, service=place.service)
 
 
