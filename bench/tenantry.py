@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from mooring.model import JSON
 from mooring.store import MAX_OPERATIONS, Entry, Put, Store
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import encode
 from mooring.tenants.parts import claims
 
-KEYS = Keys()
+KEYS = TenantKeys()
 SERVICES = ("evidence-command", "evidence-query", "file-storage", "security-management")
 
 

@@ -27,8 +27,8 @@ from mooring.asgi import Message, Receive, Scope, Send, TenantMiddleware
 from mooring.hub import open_store
 from mooring.store import Entry
 from mooring.tenants.model import encode
-from mooring.tenants.read.parser import Reading
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.parser import SnapshotParser
+from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
 
@@ -43,7 +43,7 @@ MOST = 1.0
 
 _STRETCH = 1000
 _WITHIN = 300.0
-_READING = Reading(KEYS, Keyring())
+_READING = SnapshotParser(KEYS, Keyring())
 
 Rates = Mapping[str, list[float]]
 Side = Callable[[], Awaitable[float]]
@@ -61,12 +61,12 @@ async def run(plan: Plan) -> list[Section]:
     ]
 
 
-def _snapshot(count: int) -> Snapshot:
+def _snapshot(count: int) -> TenantSnapshot:
     known = entries(range(1, count + 1))
-    return _READING.apply(Snapshot(), ((entry.key, entry) for entry in known)).snapshot
+    return _READING.apply(TenantSnapshot(), ((entry.key, entry) for entry in known)).snapshot
 
 
-async def _lookups(plan: Plan, snapshots: Mapping[int, Snapshot]) -> Section:
+async def _lookups(plan: Plan, snapshots: Mapping[int, TenantSnapshot]) -> Section:
     kinds: Mapping[str, Callable[[Tenants, int], tuple[Callable[..., object], tuple[object, ...]]]]
     kinds = {
         "database(id, service)": lambda known, n: (known.database, (n, SERVICES[n % 4])),
@@ -108,7 +108,7 @@ def _lookup(what: str, rates: list[float]) -> Line:
     return Line(what, microseconds(value), target=target, value=value)
 
 
-def _plain(snapshot: Snapshot) -> Callable[[int, str], object]:
+def _plain(snapshot: TenantSnapshot) -> Callable[[int, str], object]:
     known = {id: dict(tenant.databases) for id, tenant in snapshot.tenants.items()}
 
     def database(tenant: int, service: str) -> object:
@@ -130,7 +130,7 @@ async def _asking(
     return done / elapsed
 
 
-async def _changes(plan: Plan, snapshots: Mapping[int, Snapshot]) -> Section:
+async def _changes(plan: Plan, snapshots: Mapping[int, TenantSnapshot]) -> Section:
     kinds = {
         "one database": "database/evidence-query",
         "the meta, with code and name": "meta",
@@ -161,7 +161,7 @@ async def _changes(plan: Plan, snapshots: Mapping[int, Snapshot]) -> Section:
     return Section("Tenants, changes", text, lines)
 
 
-async def _applying(snapshot: Snapshot, count: int, path: str, seconds: float) -> float:
+async def _applying(snapshot: TenantSnapshot, count: int, path: str, seconds: float) -> float:
     """Changes a second. What makes the events is not in the time."""
     known, clock, done, elapsed = Tenants(snapshot), time.perf_counter, 0, 0.0
     while elapsed < seconds:
@@ -225,7 +225,7 @@ async def _started(plan: Plan) -> Section:
     return Section("Tenants, a start", text, lines)
 
 
-async def _requests(plan: Plan, snapshot: Snapshot) -> Section:
+async def _requests(plan: Plan, snapshot: TenantSnapshot) -> Section:
     sides: dict[str, Side] = {"none": partial(_serving, _application, plan.seconds)}
     for kind in ("header", "host"):
         entry = Entry(b"jxt/common/resolver", b'{"httpType":"%s"}' % kind.encode(), 2, 2, 1)

@@ -43,7 +43,7 @@ INNER = frozenset(
         "mooring.registry.contract.InstanceRecord",
         "mooring.registry.contract.LeaderLease",
         "mooring.registry.contract.Evictions",
-        "mooring.tenants.keys.Keys",
+        "mooring.tenants.keys.TenantKeys",
         "mooring.tenants.publish.retention.Sweeper",
     }
 )

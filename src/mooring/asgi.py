@@ -17,7 +17,13 @@ from mooring.hub import Hub, connect
 from mooring.model import Instance
 from mooring.registry.shutdown import LINGER
 from mooring.tasks import Tasks
-from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source, acting_for
+from mooring.tenants.resolver import (
+    Admission,
+    AdmissionSettings,
+    Source,
+    TenantRejection,
+    acting_for,
+)
 from mooring.workers import SharedRegistration
 
 __all__ = [
@@ -247,7 +253,7 @@ class TenantMiddleware:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
         decided = self._admission.decide(self._source(scope), _Request(scope))
-        if isinstance(decided, Refusal):
+        if isinstance(decided, TenantRejection):
             refuse = _refuse_websocket if scope["type"] == "websocket" else _refuse
             return await refuse(decided, scope, receive, send)
         # Each request has its own state: the server copies the lifespan state.
@@ -296,11 +302,13 @@ class _Request:
         ]
 
 
-async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(refusal: TenantRejection, scope: Scope, receive: Receive, send: Send) -> None:
     await _answer(refusal, "http", send, body=scope.get("method") != "HEAD")
 
 
-async def _refuse_websocket(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse_websocket(
+    refusal: TenantRejection, scope: Scope, receive: Receive, send: Send
+) -> None:
     if (await receive())["type"] != "websocket.connect":
         return
     if "websocket.http.response" in (scope.get("extensions") or {}):
@@ -310,7 +318,7 @@ async def _refuse_websocket(refusal: Refusal, scope: Scope, receive: Receive, se
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reason})
 
 
-async def _answer(refusal: Refusal, kind: str, send: Send, *, body: bool = True) -> None:
+async def _answer(refusal: TenantRejection, kind: str, send: Send, *, body: bool = True) -> None:
     headers = [(name.encode(), value.encode()) for name, value in refusal.headers]
     await send({"type": f"{kind}.response.start", "status": refusal.status, "headers": headers})
     await send({"type": f"{kind}.response.body", "body": refusal.body if body else b""})

@@ -29,7 +29,7 @@ from mooring.store import Entry, Range, Store
 from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse
 from mooring.tasks import cleanup
-from mooring.tenants.keys import KEEP, KEEP_FOR, Keys
+from mooring.tenants.keys import KEEP, KEEP_FOR, TenantKeys
 
 # What a hub makes is imported when it is first made: no program uses all of it, and each waits for
 # what it loads.
@@ -227,7 +227,7 @@ class Hub:
         self._policy = self._settings.policy  # one for all registrations
         self._collectors = tuple(collectors)
         self._cache = None if cache is None else Path(cache)
-        self.tenants_namespace: str = Keys(tenants_namespace or None).namespace
+        self.tenants_namespace: str = TenantKeys(tenants_namespace or None).namespace
         """The key prefix of `tenants()` and `publisher()`."""
         self._store: Store | None = None
         self._registry: Registry | None = None
@@ -340,7 +340,7 @@ class Hub:
             from mooring.tenants.secrets import Keyring
         except ImportError as error:
             raise missing_tenants(error) from error
-        keys, store = Keys(namespace or self.tenants_namespace), self.store
+        keys, store = TenantKeys(namespace or self.tenants_namespace), self.store
         addresses = _addresses(self._url)
         if file is None and self._cache is not None:
             scope = "\n".join((*addresses, keys.namespace))
@@ -462,7 +462,7 @@ class Hub:
 
         return Publisher(
             self.store,
-            Keys(namespace or self.tenants_namespace),
+            TenantKeys(namespace or self.tenants_namespace),
             ring=keyring,
             by=by,
             keep=keep,

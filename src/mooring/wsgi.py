@@ -17,7 +17,13 @@ from mooring.model import Instance
 from mooring.registry.shutdown import LINGER, WITHIN
 from mooring.sync.proxy import within
 from mooring.tenants.model import Tenant
-from mooring.tenants.resolver import Admission, AdmissionSettings, Refusal, Source, acting_for
+from mooring.tenants.resolver import (
+    Admission,
+    AdmissionSettings,
+    Source,
+    TenantRejection,
+    acting_for,
+)
 from mooring.workers import SharedRegistration, State
 
 if TYPE_CHECKING:
@@ -136,7 +142,7 @@ class TenantMiddleware:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         decided = self._admission.decide(self._tenants, _Request(environ))
-        if isinstance(decided, Refusal):
+        if isinstance(decided, TenantRejection):
             status = HTTPStatus(decided.status)
             start_response(f"{status.value} {status.phrase}", decided.headers)
             return [] if environ.get("REQUEST_METHOD") == "HEAD" else [decided.body]

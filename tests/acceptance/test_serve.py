@@ -26,7 +26,7 @@ from mooring.hub import open_store
 from mooring.store import Put, key, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.publish.publisher import Publisher
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.commands import Command
@@ -63,7 +63,7 @@ async def test_it_says_where_it_listens_and_keeps_what_it_is_told(tmp_path: Path
 
 
 async def test_it_sweeps_the_histories_of_tenants_that_were_deleted_long_ago(tmp_path: Path):
-    keys = Keys("jxt")
+    keys = TenantKeys("jxt")
     (tmp_path / "mooring").mkdir(mode=0o700)
     async with open_store(f"sqlite://{tmp_path}/mooring/store") as store:
         publisher = Publisher(store, keys)

@@ -17,11 +17,11 @@ import pytest
 from mooring.errors import StoreError
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store
-from mooring.tenants.cooperative import Paced
-from mooring.tenants.keys import Keys
-from mooring.tenants.read.parser import Changed, KeyChange, Outcome, Reading
+from mooring.tenants.cooperative import SlicedWork
+from mooring.tenants.keys import TenantKeys
+from mooring.tenants.read.parser import Changed, KeyChange, SnapshotParser, SnapshotUpdate
 from mooring.tenants.read.provider import Provider
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
@@ -29,7 +29,7 @@ from mooring.testing.proxy import FaultProxy
 from tests.faults.test_cluster import restore
 from tests.waiting import eventually
 
-KEYS = Keys()
+KEYS = TenantKeys()
 RANGES = (KEYS.all, KEYS.common, KEYS.platform, KEYS.health)
 
 
@@ -119,10 +119,10 @@ class Told:
         assert self.wrong == []
 
 
-async def look(store: Store) -> Snapshot:
+async def look(store: Store) -> TenantSnapshot:
     found = [entry for range in RANGES for entry in (await store.read(range)).entries]
     changes = [(entry.key, entry) for entry in found]
-    return Reading(KEYS, Keyring()).apply(Snapshot(), changes).snapshot
+    return SnapshotParser(KEYS, Keyring()).apply(TenantSnapshot(), changes).snapshot
 
 
 async def more_than(revisions: list[int], count: int) -> None:
@@ -183,11 +183,11 @@ async def test_updates_that_cannot_be_applied_now_and_then(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     chance = random.Random(3)
-    applying, mistakes = Reading.applying, 0
+    applying, mistakes = SnapshotParser.applying, 0
 
     def stumbling(
-        reading: Reading, snapshot: Snapshot, changes: Iterable[Iterable[KeyChange]]
-    ) -> Paced[Outcome]:
+        reading: SnapshotParser, snapshot: TenantSnapshot, changes: Iterable[Iterable[KeyChange]]
+    ) -> SlicedWork[SnapshotUpdate]:
         nonlocal mistakes
         if chance.random() < 0.3:
             mistakes += 1
@@ -199,7 +199,7 @@ async def test_updates_that_cannot_be_applied_now_and_then(
 
     async with provider(wire.through) as tenants:
         told = Told(tenants)
-        monkeypatch.setattr(Reading, "applying", stumbling)
+        monkeypatch.setattr(SnapshotParser, "applying", stumbling)
         async with publishing(wire.direct) as revisions:
             for enough in (4, 8, 12):
                 await more_than(revisions, len(revisions) + 30)

@@ -13,7 +13,7 @@ import mooring
 from mooring.errors import Unavailable
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.read.disk_copy import CopyFile
 from mooring.tenants.read.parser import Changed
 from mooring.tenants.read.provider import Provider
@@ -240,7 +240,9 @@ class TestStartFromFile:
             assert f"and the store is at {url.removeprefix('etcd://')[:11]}" in caplog.text
             caplog.clear()
         with pytest.raises(Unavailable):
-            async with Provider(away.through, Keys("other"), Keyring(), file=away.file, wait=0.3):
+            async with Provider(
+                away.through, TenantKeys("other"), Keyring(), file=away.file, wait=0.3
+            ):
                 pass
         assert "it holds the namespace jxt, and other is needed" in caplog.text
 

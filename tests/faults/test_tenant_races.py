@@ -14,17 +14,17 @@ import pytest
 from mooring.errors import MooringError, NotConfigured, Taken, Unavailable
 from mooring.hub import Hub, open_store
 from mooring.store import Entry, Put, Query, Store, prefix
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import Tenant
 from mooring.tenants.publish.publisher import Publisher
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from tests.faults.tenant_publishers import CROWD, stamped
 from tests.features.tenant_files import inconsistencies, whole
 from tests.waiting import eventually
 
-KEYS = Keys()
+KEYS = TenantKeys()
 RING = Keyring([b"k" * 32])
 PUBLISHERS = 3
 READERS = 4
@@ -66,7 +66,7 @@ def mixed(tenant: Tenant) -> str:
     return "" if len(stamps) == 1 else f"tenant {tenant.id} is of {sorted(stamps)}"
 
 
-def wrong_in(snapshot: Snapshot) -> list[str]:
+def wrong_in(snapshot: TenantSnapshot) -> list[str]:
     """What must never be in a snapshot of the provider."""
     found = [problem for tenant in snapshot.tenants.values() if (problem := mixed(tenant))]
     found += [

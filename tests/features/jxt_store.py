@@ -13,7 +13,7 @@ from typing import Any
 from mooring.migrate.jxt.reader import Reading
 from mooring.store import Put, Store, everything
 from mooring.store.export_import import batches_of
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.secrets import Keyring
 
 SERVICES = ("evidence-command", "evidence-query", "file-storage", "security-management")
@@ -142,7 +142,7 @@ def old_indexed(namespace: str, there: Mapping[str, bytes]) -> dict[str, int]:
 
 async def differing(store: Store, ring: Keyring, namespace: str = "jxt") -> list[str]:
     """Whatever is not level: parts, new indexes, and old ones. The sentinel beats on both sides."""
-    whole = await Reading(store, Keys(namespace)).whole()
+    whole = await Reading(store, TenantKeys(namespace)).whole()
     parts = [
         f"{unit}: {path}"
         for unit, view in whole.views.items()

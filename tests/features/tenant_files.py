@@ -7,10 +7,10 @@ from mooring.model import JSON
 from mooring.store import Check, Committed, Entry, Query, Store, prefix
 from mooring.store.contract import Write
 from mooring.tenants.document import Document, parse
-from mooring.tenants.keys import Keys, PartOf
-from mooring.tenants.parts import claims, held
+from mooring.tenants.keys import PartOf, TenantKeys
+from mooring.tenants.parts import claims, stored_parts
 
-KEYS = Keys()
+KEYS = TenantKeys()
 
 
 def document(tenant: int, code: str = "", **sections: JSON) -> Document:
@@ -30,7 +30,7 @@ def document(tenant: int, code: str = "", **sections: JSON) -> Document:
     return parse({"id": tenant, **told, **sections})
 
 
-def inconsistencies(keys: Keys, entries: tuple[Entry, ...]) -> list[str]:
+def inconsistencies(keys: TenantKeys, entries: tuple[Entry, ...]) -> list[str]:
     """What is wrong between the data and the indexes of entries that were read at once."""
     tenants: dict[int, list[Entry]] = {}
     index: dict[bytes, bytes] = {}
@@ -43,7 +43,7 @@ def inconsistencies(keys: Keys, entries: tuple[Entry, ...]) -> list[str]:
     wanted: dict[bytes, bytes] = {}
     found = []
     for tenant, its in tenants.items():
-        for claim in claims(keys, tenant, held(keys, tenant, its).parts).values():
+        for claim in claims(keys, tenant, stored_parts(keys, tenant, its).parts).values():
             if claim.key in wanted:
                 found.append(f"two tenants claim {claim}")
             wanted[claim.key] = claim.value
@@ -55,13 +55,13 @@ def inconsistencies(keys: Keys, entries: tuple[Entry, ...]) -> list[str]:
     return found
 
 
-async def whole(store: Store, keys: Keys = KEYS) -> None:
+async def whole(store: Store, keys: TenantKeys = KEYS) -> None:
     """Fails unless all that leads to the tenants is what their data says."""
     found = await store.commit(read=[Query(prefix(f"{keys.namespace}/tenants/".encode()))])
     assert inconsistencies(keys, found.reads[0].entries) == []
 
 
-async def everything_of(store: Store, keys: Keys = KEYS) -> dict[bytes, bytes]:
+async def everything_of(store: Store, keys: TenantKeys = KEYS) -> dict[bytes, bytes]:
     """All that there is, without the sign of life."""
     found = await store.read(prefix(f"{keys.namespace}/".encode()))
     return {entry.key: entry.value for entry in found.entries if entry.key != keys.sentinel}

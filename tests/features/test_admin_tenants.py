@@ -11,7 +11,7 @@ import pytest
 
 from mooring.masking import MASK
 from mooring.store.contract import Put, prefix
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from tests.admin import Admin
 from tests.backends import OF_THE_API, usual
 
@@ -340,7 +340,7 @@ async def test_a_server_without_a_key_does_not_tell_whether_a_guessed_password_i
     told(await admin.put(ONE, {"database": {"orders": database}}, as_="admin"), 201)
     if beside:
         value = b'{"driver":"mysql","passwordEncrypted":"c2VhbGVk"}'
-        await admin.server.hub.store.commit(Put(Keys().part(8, "database/query"), value))
+        await admin.server.hub.store.commit(Put(TenantKeys().part(8, "database/query"), value))
     guesses = [
         {"database": {"orders": {**database, "password": guess}}}
         for guess in ("hunter2", "wrong!!")
@@ -529,7 +529,7 @@ async def test_a_document_that_says_nothing_makes_no_tenant(admin: Admin):
 
 async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: Admin):
     await publish(admin, ACME, 201)
-    await admin.hub.store.commit(Put(Keys().part(7, "storage"), b"{oops"))
+    await admin.hub.store.commit(Put(TenantKeys().part(7, "storage"), b"{oops"))
     shown = told(await admin.get(ONE))
     assert shown["document"]["meta"]["code"] == "acme"
     assert shown["problems"] == [

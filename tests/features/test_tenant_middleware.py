@@ -466,10 +466,10 @@ def answer_of(app: WSGIApplication, **environ: str) -> tuple[int, dict[str, str]
 
 def alone(resolver: Resolver | None = None) -> Tenants:
     """Tenant 7 and nobody else, without a store."""
-    from mooring.tenants.read.snapshot import Snapshot
+    from mooring.tenants.read.snapshot import TenantSnapshot
 
     tenant = Tenant(7, Meta(id=7, code="码", name="acme"))
-    snapshot, _ = Snapshot(resolver=resolver or Resolver()).changed({7: tenant})
+    snapshot, _ = TenantSnapshot(resolver=resolver or Resolver()).changed({7: tenant})
     return Tenants(snapshot)
 
 

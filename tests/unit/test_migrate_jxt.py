@@ -36,11 +36,11 @@ from mooring.migrate.jxt.translation import Translation, locked, rewritten, same
 from mooring.migrate.jxt.unit import View, view
 from mooring.model import JSON
 from mooring.store import Delete, Entry, Put
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import FIELDS
 
-KEYS = Keys("jxt")
+KEYS = TenantKeys("jxt")
 OLD = OldKeys(KEYS)
 RING = Keyring([b"k" * 32])
 NO_RING = Keyring()

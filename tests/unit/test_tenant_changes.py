@@ -6,16 +6,16 @@ import json
 
 from mooring.cli.commands.tenant.show import counted, lines
 from mooring.model import JSON
-from mooring.tenants.diff import record
-from mooring.tenants.history import HistoryEntry, differences, steps
-from mooring.tenants.parts import Difference, Unread
+from mooring.tenants.diff import change_to_json
+from mooring.tenants.history import HistoryEntry, entry_diffs, history_changes
+from mooring.tenants.parts import PartDiff, UnreadablePart
 from mooring.tenants.secrets import Keyring
 
 RING, OTHER = Keyring([b"k" * 32]), Keyring([b"j" * 32])
 
 
-def told(path: str, before: JSON | Unread, after: JSON | Unread) -> list[str]:
-    return [line for _, line in lines(Difference(path, before, after))]
+def told(path: str, before: JSON | UnreadablePart, after: JSON | UnreadablePart) -> list[str]:
+    return [line for _, line in lines(PartDiff(path, before, after))]
 
 
 def test_a_field_that_changes_is_named_with_what_it_was():
@@ -47,7 +47,7 @@ def test_a_secret_is_said_to_change_and_never_shown():
     ]
     for before, after in ((None, inner), (inner, None), (inner, other)):
         assert "hunter" not in str(told("ftp/a", before, after))
-        assert "hunter" not in json.dumps(record(Difference("ftp/a", before, after)))
+        assert "hunter" not in json.dumps(change_to_json(PartDiff("ftp/a", before, after)))
 
 
 def test_a_password_that_gets_sealed_is_one_change():
@@ -60,10 +60,10 @@ def test_a_password_that_gets_sealed_is_one_change():
 
 
 def test_what_cannot_be_understood_is_said_to_be_so():
-    raw = Unread(b"hunter2")
+    raw = UnreadablePart(b"hunter2")
     assert told("ftp/a", raw, {"status": "x"}) == ['ftp/a: (unreadable) → {"status": "x"}']
     assert told("ftp/a", raw, None) == ["ftp/a: (unreadable)"]
-    assert record(Difference("ftp/a", raw, None))["before"] == "(unreadable)"
+    assert change_to_json(PartDiff("ftp/a", raw, None))["before"] == "(unreadable)"
 
 
 def test_a_whole_part_that_comes_shows_its_fields_but_not_those_of_its_place():
@@ -78,10 +78,10 @@ def test_a_whole_part_that_comes_shows_its_fields_but_not_those_of_its_place():
 
 def test_changes_are_counted_by_part():
     found = [
-        Difference("meta", None, {}),
-        Difference("ftp/a", {"x": 1}, {"x": 2}),
-        Difference("ftp/b", {}, None),
-        Difference("ftp/c", {}, None),
+        PartDiff("meta", None, {}),
+        PartDiff("ftp/a", {"x": 1}, {"x": 2}),
+        PartDiff("ftp/b", {}, None),
+        PartDiff("ftp/c", {}, None),
     ]
     assert counted(found) == "1 to add, 1 to change, 2 to remove"
     assert counted(found, done=True) == "1 added, 1 changed, 2 removed"
@@ -91,19 +91,19 @@ def test_changes_are_counted_by_part():
 def test_an_entry_of_a_history_is_told_as_far_as_it_can_be_opened():
     before: JSON = {"status": "a", "passwordHash": "hunter2"}
     after: JSON = {"status": "b", "passwordHash": "hunter2"}
-    kept = steps([Difference("ftp/a", before, after)], RING)
+    kept = history_changes([PartDiff("ftp/a", before, after)], RING)
     entry = HistoryEntry(1, "", "", "publish", kept)
-    (opened,) = differences(entry, RING)
+    (opened,) = entry_diffs(entry, RING)
     assert told(opened.path, opened.before, opened.after) == ['ftp/a.status: "a" → "b"']
-    (closed,) = differences(entry, OTHER)
+    (closed,) = entry_diffs(entry, OTHER)
     assert told(closed.path, closed.before, closed.after) == [
         'ftp/a.status: "a" → "b"',
         "ftp/a.passwordHash: (sensitive value, which may have changed: its key is not known here)",
     ]
-    assert record(closed)["sensitive"] == ["passwordHash"]
-    (omitted,) = differences(
+    assert change_to_json(closed)["sensitive"] == ["passwordHash"]
+    (omitted,) = entry_diffs(
         HistoryEntry(
-            1, "", "", "publish", steps([Difference("ftp/a", before, after)], Keyring([]))
+            1, "", "", "publish", history_changes([PartDiff("ftp/a", before, after)], Keyring([]))
         ),
         RING,
     )

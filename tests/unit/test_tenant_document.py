@@ -15,8 +15,8 @@ from mooring.errors import InvalidRequest
 from mooring.masking import MASK
 from mooring.model import JSON
 from mooring.tenants import validation as rules
-from mooring.tenants.document import load, parse, read, read_all, written
-from mooring.tenants.parts import Parts, Unread, differences
+from mooring.tenants.document import load, parse, read, read_all, to_document
+from mooring.tenants.parts import Parts, UnreadablePart, diff_parts
 from mooring.tenants.publish.merge import merged
 from mooring.tenants.secrets import Keyring
 
@@ -275,7 +275,7 @@ def test_secrets_left_out_are_kept():
         "id: 1\nftp: {bob: {}}\ndatabase: {a: {driver: x, database: y}}", of="file"
     ).applied(first, RING)
     assert again["ftp/bob"] == first["ftp/bob"]
-    assert differences(first, again)[0].path == "database/a"
+    assert diff_parts(first, again)[0].path == "database/a"
     before, after = (cast(dict[str, JSON], each["database/a"]) for each in (first, again))
     assert after == {**before, "database": "y"}
 
@@ -286,7 +286,7 @@ def test_a_document_does_not_show_its_secrets():
 
 
 def test_what_is_shown_to_be_edited_has_no_secrets_and_loses_none():
-    there: dict[str, JSON | Unread] = {
+    there: dict[str, JSON | UnreadablePart] = {
         "database/a": {
             "tenantId": 1,
             "serviceCode": "a",
@@ -302,9 +302,9 @@ def test_what_is_shown_to_be_edited_has_no_secrets_and_loses_none():
         },
         "ftp/bob": {"tenantId": 1, "username": "bob", "passwordHash": "hunter2"},
         "domain/primary": "a.example",
-        "storage": Unread(b"{"),
+        "storage": UnreadablePart(b"{"),
     }
-    shown = written(1, there)
+    shown = to_document(1, there)
     assert "hunter2" not in json.dumps(shown)
     assert shown == {
         "id": 1,
@@ -320,7 +320,7 @@ def test_what_is_shown_to_be_edited_has_no_secrets_and_loses_none():
         },
         "ftp": {"bob": {}},
     }
-    assert differences(there, parse(shown).applied(there, Keyring())) == []
+    assert diff_parts(there, parse(shown).applied(there, Keyring())) == []
 
 
 texts = st.text(
@@ -371,26 +371,26 @@ tenants = st.fixed_dictionaries(
 @given(tenants, st.booleans())
 def test_what_is_shown_can_be_published_again_and_changes_nothing(told: Any, as_json: bool):
     there: Parts = {path: merged(1, path, None, value, RING) for path, value in told.items()}
-    shown = written(1, there)
+    shown = to_document(1, there)
     text = json.dumps(shown) if as_json else yaml.safe_dump(shown, allow_unicode=True)
     again = read(text, of="file", as_json=as_json).applied(there, RING)
-    assert differences(there, again) == []
+    assert diff_parts(there, again) == []
 
 
 @settings(max_examples=50)
 @given(tenants, st.booleans())
 def test_what_is_exported_makes_the_same_tenant_elsewhere(told: Any, as_json: bool):
     there: Parts = {path: merged(1, path, None, value, RING) for path, value in told.items()}
-    exported = written(1, there, secrets=True)
+    exported = to_document(1, there, secrets=True)
     text = json.dumps(exported) if as_json else yaml.safe_dump(exported, allow_unicode=True)
     document = read(text, of="file", as_json=as_json)
     for known in (Keyring(), RING):
-        assert differences(there, document.applied({}, known)) == []
-        assert differences(there, document.applied(there, known)) == []
+        assert diff_parts(there, document.applied({}, known)) == []
+        assert diff_parts(there, document.applied(there, known)) == []
 
 
 def test_a_section_without_fields_is_not_removed_by_its_own_export():
     there: Parts = {"storage": {"tenantId": 1}, "ftp/bob": {"tenantId": 1, "username": "bob"}}
     for secrets in (False, True):
-        document = parse(written(1, there, secrets=secrets))
-        assert differences(there, document.applied(there, RING)) == []
+        document = parse(to_document(1, there, secrets=secrets))
+        assert diff_parts(there, document.applied(there, RING)) == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mooring.tenants.hosts import host_of, normal, punycode
 from mooring.tenants.model import Domain, Tenant
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
 
 KNOWN = {
@@ -49,7 +49,7 @@ def test_it_agrees_with_the_older_standard_on_ordinary_letters(label: str):
 )
 def test_a_lookup_takes_a_host_as_it_stands_in_a_request(stored: str, asked: str):
     """`stored` may come from another program: a publisher rejects a port and a trailing dot."""
-    snapshot, _ = Snapshot().changed({7: Tenant(7, domain=Domain(primary=stored))})
+    snapshot, _ = TenantSnapshot().changed({7: Tenant(7, domain=Domain(primary=stored))})
     tenants = Tenants(snapshot)
     assert tenants.by_host(asked) == 7
     for other in ("", "example", "shop.example.com", "shop.example:http", "[::1]", "a b", "."):
@@ -57,7 +57,9 @@ def test_a_lookup_takes_a_host_as_it_stands_in_a_request(stored: str, asked: str
 
 
 def test_a_host_that_another_program_stored_in_unicode_is_found_by_requests():
-    snapshot, _ = Snapshot().changed({7: Tenant(7, domain=Domain(aliases=("Bücher.example",)))})
+    snapshot, _ = TenantSnapshot().changed(
+        {7: Tenant(7, domain=Domain(aliases=("Bücher.example",)))}
+    )
     tenants = Tenants(snapshot)
     assert tenants.by_host("xn--bcher-kva.example:443") == 7
     assert tenants.by_host("bücher.example") == 7

@@ -14,15 +14,15 @@ from mooring.tenants.keys import (
     CommonPart,
     IndexEntry,
     IndexKind,
-    Keys,
     PartOf,
+    TenantKeys,
     is_path,
     joined,
     path_escape,
 )
-from mooring.tenants.parts import folded
+from mooring.tenants.parts import normalized_key
 
-KEYS = Keys()
+KEYS = TenantKeys()
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 segments = names.filter(lambda name: "/" not in name)
@@ -100,7 +100,7 @@ def test_the_sentinel_and_the_history():
 @pytest.mark.parametrize("namespace", ["jxt", "/jxt", "jxt/", "//jxt//", "a/b", "//a///b/"])
 @pytest.mark.parametrize("path", ["ftp/bob", "/ftp/bob", "ftp//bob", "//ftp///bob//"])
 def test_no_slashes_double_whatever_the_parts_carry(namespace: str, path: str):
-    keys = Keys(namespace)
+    keys = TenantKeys(namespace)
     made = [
         keys.part(1, path),
         keys.common_part(f"/platform//configs/{path}/"),
@@ -121,15 +121,15 @@ def test_no_slashes_double_whatever_the_parts_carry(namespace: str, path: str):
 @pytest.mark.parametrize("namespace", ["", "/", "///"])
 def test_a_namespace_is_not_empty(namespace: str):
     with pytest.raises(InvalidRequest, match="namespace"):
-        Keys(namespace)
+        TenantKeys(namespace)
 
 
 def test_the_environment_sets_the_namespace(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "acme")
-    assert Keys().namespace == "acme"
-    assert Keys("other").namespace == "other"
+    assert TenantKeys().namespace == "acme"
+    assert TenantKeys("other").namespace == "other"
     monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "")
-    assert Keys().namespace == "jxt"
+    assert TenantKeys().namespace == "jxt"
 
 
 @given(ids, paths)
@@ -219,10 +219,10 @@ def test_what_others_write_in_capitals_is_found_by_its_first_letter():
         written = KEYS.as_written(kind, name)  # type: ignore[arg-type]
         assert written in KEYS.capitals(kind)  # type: ignore[arg-type]
         assert KEYS.index(kind, name) not in KEYS.capitals(kind)  # type: ignore[arg-type]
-        assert folded(KEYS, written) == folded(KEYS, KEYS.index(kind, name))  # type: ignore[arg-type]
+        assert normalized_key(KEYS, written) == normalized_key(KEYS, KEYS.index(kind, name))  # type: ignore[arg-type]
     assert KEYS.as_written("by-name", "x/ y") == b"jxt/tenants/_index/by-name/x/ y"
     bob = KEYS.index("ftp-user", "Bob")
-    assert folded(KEYS, bob) == bob == KEYS.as_written("ftp-user", "Bob")
+    assert normalized_key(KEYS, bob) == bob == KEYS.as_written("ftp-user", "Bob")
 
 
 def test_names_are_escaped_as_go_does():

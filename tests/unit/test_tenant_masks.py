@@ -10,9 +10,9 @@ from mooring.cli.commands.tenant.show import lines
 from mooring.errors import InvalidRequest
 from mooring.masking import MASK, holds_mask
 from mooring.model import JSON
-from mooring.tenants.diff import record, restored, shown
-from mooring.tenants.document import parse, written
-from mooring.tenants.parts import Parts, Unread, differences
+from mooring.tenants.diff import change_to_json, masked_document, unmask_document
+from mooring.tenants.document import parse, to_document
+from mooring.tenants.parts import Parts, UnreadablePart, diff_parts
 from mooring.tenants.secrets import Keyring
 
 RING = Keyring([b"k" * 32])
@@ -33,38 +33,38 @@ def made(file: object, there: Parts | None = None, ring: Keyring = RING) -> Part
 
 def test_all_secrets_are_masked_and_open_with_the_key():
     parts = made(FILE)
-    told = shown(7, parts).document
+    told = masked_document(7, parts).document
     assert told["database"]["orders"]["password"] == MASK  # type: ignore[index,call-overload]
     assert told["ftp"]["user"]["passwordHash"] == MASK  # type: ignore[index,call-overload]
     assert told["meta"]["extra"] == {"note": "hi", "apiToken": MASK}  # type: ignore[index,call-overload]
-    clear = shown(7, parts, RING).document
+    clear = masked_document(7, parts, RING).document
     assert clear["database"]["orders"]["password"] == "pass"  # type: ignore[index,call-overload]
-    assert differences(parts, made(clear, parts)) == []
+    assert diff_parts(parts, made(clear, parts)) == []
 
 
 def test_a_password_without_its_key_stays_masked_and_is_told():
-    told, problems = shown(7, made(FILE), Keyring([b"j" * 32]))
+    told, problems = masked_document(7, made(FILE), Keyring([b"j" * 32]))
     assert told["database"]["orders"]["password"] == MASK  # type: ignore[index,call-overload]
     assert len(problems) == 1
     assert "pass" not in problems[0].split()
 
 
 def test_what_cannot_be_understood_is_told_and_left_out():
-    told, problems = shown(7, {**made(FILE), "storage": Unread(b"{")})
+    told, problems = masked_document(7, {**made(FILE), "storage": UnreadablePart(b"{")})
     assert "storage" not in told
     assert problems == ["storage cannot be understood and is left out: to publish may remove it"]
 
 
 def test_a_mask_of_which_nothing_is_there_stays():
     document = parse({"id": 7, "meta": {"code": "a", "name": "a", "extra": {"token": MASK}}})
-    assert holds_mask(dict(restored(document, {}).sections["meta"]))
+    assert holds_mask(dict(unmask_document(document, {}).sections["meta"]))
 
 
 def test_masks_in_a_list_that_was_edited_are_not_guessed():
     there: Parts = {"meta": {"users": [{"token": "a"}, {"token": "b"}]}}
     extra = {"users": [{"token": MASK}]}
     document = parse({"id": 7, "meta": {"code": "a", "name": "a", "extra": extra}})
-    assert holds_mask(dict(restored(document, there).sections["meta"]))
+    assert holds_mask(dict(unmask_document(document, there).sections["meta"]))
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters=f"\0{MASK}"), max_size=8)
@@ -83,8 +83,8 @@ trees: st.SearchStrategy[JSON] = st.recursive(
 def test_what_is_shown_and_sent_back_changes_nothing(extra: dict[str, JSON]):
     file = {**FILE, "meta": {"code": "acme", "name": "Acme", "extra": extra}}
     parts = made(file)
-    told = shown(7, parts).document
-    assert differences(parts, restored(parse(told), parts).applied(parts, RING)) == []
+    told = masked_document(7, parts).document
+    assert diff_parts(parts, unmask_document(parse(told), parts).applied(parts, RING)) == []
 
 
 def test_a_password_in_an_address_is_masked_and_kept():
@@ -95,12 +95,12 @@ def test_a_password_in_an_address_is_masked_and_kept():
         "extra": {"dsn": "u:hunter2@tcp(h)/d", "url": "https://u:hunter2@h", "auth": "hunter2"},
     }
     parts = made({"id": 7, "database": {"orders": database}})
-    told = shown(7, parts).document
+    told = masked_document(7, parts).document
     assert "hunter2" not in str(told)
-    assert differences(parts, restored(parse(told), parts).applied(parts, RING)) == []
+    assert diff_parts(parts, unmask_document(parse(told), parts).applied(parts, RING)) == []
     # Elsewhere it is another's password, or nobody's.
     orders: JSON = {**database, "host": f"mysql://u:{MASK}@evil", "extra": {}}
-    sent = restored(parse({"id": 7, "database": {"orders": orders}}), parts)
+    sent = unmask_document(parse({"id": 7, "database": {"orders": orders}}), parts)
     with pytest.raises(InvalidRequest, match="masked"):
         sent.applied(parts, RING)
 
@@ -117,14 +117,14 @@ BY_NUMBER: dict[str, JSON] = {f"line{n}": line for n, line in enumerate(LINES)}
 def test_the_lines_of_a_private_key_are_masked_and_kept(extra: dict[str, JSON]):
     meta = {"code": "acme", "name": "Acme"}
     parts = made({**FILE, "meta": {**meta, "extra": extra}})
-    told = shown(7, parts).document
+    told = masked_document(7, parts).document
     assert "MIIEvQ" not in str(told)
     assert "Acme" in str(told)
-    assert differences(parts, restored(parse(told), parts).applied(parts, RING)) == []
+    assert diff_parts(parts, unmask_document(parse(told), parts).applied(parts, RING)) == []
     with pytest.raises(InvalidRequest, match="masked"):
-        restored(parse(told), {}).applied({}, RING)
-    assert "MIIEvQ" not in str(written(7, parts)), "what a publish keeps is left out"
+        unmask_document(parse(told), {}).applied({}, RING)
+    assert "MIIEvQ" not in str(to_document(7, parts)), "what a publish keeps is left out"
     after = made({**FILE, "meta": {**meta, "extra": {"a": "b", "line1": "guess"}}})
     for one, other in ((parts, after), (after, parts), ({}, parts)):
-        for difference in differences(one, other):
-            assert "MIIEvQ" not in str([record(difference), *lines(difference)])
+        for difference in diff_parts(one, other):
+            assert "MIIEvQ" not in str([change_to_json(difference), *lines(difference)])

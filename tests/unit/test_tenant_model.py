@@ -18,11 +18,11 @@ from mooring.tenants.model import (
     Part,
     Resolver,
     Storage,
-    Unreadable,
+    UnreadableValue,
     decode,
     encode,
-    record,
-    understand,
+    parse_part,
+    to_record,
 )
 from mooring.tenants.secrets import Keyring, Secret
 
@@ -32,7 +32,7 @@ RING = Keyring([b"k" * 32])
 def read(path: str, raw: bytes | JSON, tenant: int = 1) -> Part:
     if not isinstance(raw, bytes):
         raw = json.dumps(raw).encode()
-    return understand(tenant, path, decode(path, raw), RING)
+    return parse_part(tenant, path, decode(path, raw), RING)
 
 
 def test_a_meta_as_the_document_has_it():
@@ -151,7 +151,7 @@ def test_the_older_generation_counted_storage_in_bytes():
 
 
 def test_a_number_of_bytes_beyond_all_measure_is_unreadable_at_worst():
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableValue):
         read("storage", {"quotaBytes": 10**400})
 
 
@@ -216,7 +216,7 @@ def test_a_repr_never_shows_a_secret():
         read("database/a", {"passwordEncrypted": RING.seal("hunter2")[0]}),
         read("ftp/bob", {"passwordHash": "hunter2", "smtp": {"password": "hunter2"}}),
         read("meta", {"secret": "hunter2", "list": [{"token": "hunter2"}]}),
-        record(Resolver, {"clientSecret": "hunter2"}),
+        to_record(Resolver, {"clientSecret": "hunter2"}),
     ):
         assert "hunter2" not in repr(part)
         assert "hunter2" not in str(part)
@@ -225,7 +225,7 @@ def test_a_repr_never_shows_a_secret():
 @pytest.mark.parametrize("path", ["meta", "database/a", "ftp/bob", "storage", "domain/aliases"])
 @pytest.mark.parametrize("raw", [b"", b"{", b"hunter2", b"\xff", b"[1", b"[" * 100_000, b"NaN"])
 def test_broken_json_is_unreadable_and_not_shown(path: str, raw: bytes):
-    with pytest.raises(Unreadable) as error:
+    with pytest.raises(UnreadableValue) as error:
         decode(path, raw)
     assert "hunter2" not in str(error.value)
 
@@ -239,7 +239,7 @@ def test_what_is_deep_beyond_sense_is_unreadable(path: str, opening: bytes, clos
     decode(path, nested(DEEPEST - 1))
     decode(path, b'{"x":[%s]}' % b",".join([b"[]"] * 10_000))
     for depth in (DEEPEST, 900, 5_000):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableValue):
             decode(path, nested(depth))
 
 
@@ -260,7 +260,7 @@ def test_a_domain_that_is_null_is_none(path: str):
     ],
 )
 def test_the_wrong_kind_of_value_is_unreadable(path: str, raw: bytes):
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableValue):
         decode(path, raw)
 
 
@@ -274,7 +274,7 @@ def test_the_wrong_kind_of_value_is_unreadable(path: str, raw: bytes):
     ],
 )
 def test_a_field_that_makes_no_sense_is_unreadable_and_not_shown(path: str, raw: JSON):
-    with pytest.raises(Unreadable) as error:
+    with pytest.raises(UnreadableValue) as error:
         read(path, raw)
     assert "hunter2" not in str(error.value)
 

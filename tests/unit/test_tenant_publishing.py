@@ -12,31 +12,31 @@ from hypothesis import strategies as st
 from mooring.errors import TooLarge
 from mooring.model import JSON
 from mooring.store.contract import MAX_OPERATIONS, Check, Entry, Put, Write, unchanged
-from mooring.tenants.keys import Keys, PartOf
+from mooring.tenants.keys import PartOf, TenantKeys
 from mooring.tenants.parts import (
     BYTES,
-    Difference,
+    PartDiff,
     Parts,
     StoredParts,
-    Unread,
+    UnreadablePart,
     claims,
-    differences,
-    held,
+    diff_parts,
     holder,
+    stored_parts,
 )
 from mooring.tenants.publish.plan import (
-    MOST,
+    MAX_STAGE_ALIASES,
     ROOM,
     Unit,
     batches,
     check_stages,
-    contested,
-    raw_names,
-    stage,
-    units,
+    conflicting_claims,
+    next_stage,
+    plan_units,
+    unnormalized_keys,
 )
 
-KEYS = Keys()
+KEYS = TenantKeys()
 
 
 class Model:
@@ -65,9 +65,9 @@ class Model:
             assert touched.isdisjoint(names)
             touched.update(names)
 
-    def held(self, tenant: int) -> StoredParts:
+    def stored(self, tenant: int) -> StoredParts:
         mine = [entry for name, entry in self.entries.items() if name in KEYS.parts(tenant)]
-        return held(KEYS, tenant, mine)
+        return stored_parts(KEYS, tenant, mine)
 
     def index(self) -> dict[bytes, Entry]:
         return {name: entry for name, entry in self.entries.items() if name in KEYS.indexes}
@@ -80,14 +80,14 @@ class Model:
         self, tenant: int, wanted: Parts, *, room: int = ROOM, alone: bool = True
     ) -> list[list[Unit]]:
         """As the committer does it; nothing where it would be refused."""
-        there = self.held(tenant)
+        there = self.stored(tenant)
         now, former = claims(KEYS, tenant, wanted), claims(KEYS, tenant, there.parts)
-        read = {*now, *former, *raw_names(KEYS, there.parts, wanted)}
+        read = {*now, *former, *unnormalized_keys(KEYS, there.parts, wanted)}
         index = {name: entry for name, entry in self.index().items() if name in read}
-        for claim, _, other in contested(tenant, now, KEYS, index):
-            if self.held(other).may_claim(KEYS, other, claim):
+        for claim, _, other in conflicting_claims(tenant, now, KEYS, index):
+            if self.stored(other).may_claim(KEYS, other, claim):
                 return []
-        made = batches(tenant, units(KEYS, tenant, there, wanted, index), room=room)
+        made = batches(tenant, plan_units(KEYS, tenant, there, wanted, index), room=room)
         for part in made:
             self.commit(
                 [write for unit in part for write in unit.writes],
@@ -100,7 +100,7 @@ class Model:
     def assert_whole(self, *, exactly: bool = True) -> None:
         wanted: dict[bytes, tuple[int, bytes]] = {}
         for tenant in self.tenants():
-            for claim in claims(KEYS, tenant, self.held(tenant).parts).values():
+            for claim in claims(KEYS, tenant, self.stored(tenant).parts).values():
                 assert claim.key not in wanted
                 wanted[claim.key] = (tenant, claim.value)
         there = {name: (holder(e.value), e.value) for name, e in self.index().items()}
@@ -138,7 +138,7 @@ def test_the_indexes_are_what_the_data_says(steps: list[tuple[int, Parts]], room
     model = Model()
     for tenant, wanted in steps:
         made = model.publish(tenant, wanted, room=room)
-        assert made == [] or dict(model.held(tenant).parts) == wanted
+        assert made == [] or dict(model.stored(tenant).parts) == wanted
         model.assert_whole()
 
 
@@ -228,7 +228,7 @@ def entry(name: bytes, raw: bytes) -> Entry:
 
 
 class TestWhatCannotBeUnderstood:
-    HAD = held(
+    HAD = stored_parts(
         KEYS,
         2,
         [
@@ -250,7 +250,7 @@ class TestWhatCannotBeUnderstood:
     }
 
     def written(self, wanted: Parts) -> set[bytes]:
-        made = units(KEYS, 2, self.HAD, wanted, self.LEADING)
+        made = plan_units(KEYS, 2, self.HAD, wanted, self.LEADING)
         return {
             write.key if isinstance(write, Put) else write.range.start
             for unit in made
@@ -286,7 +286,7 @@ class TestWhatCannotBeUnderstood:
         names = [KEYS.index("host", f"h{n}.example") for n in range(2 * ROOM)]
         index = {name: entry(name, b'{"tenantId":2}') for name in names}
         wanted: Parts = {**self.HAD.parts, "domain/aliases": ["h0.example"]}
-        made = batches(2, units(KEYS, 2, self.HAD, wanted, index))
+        made = batches(2, plan_units(KEYS, 2, self.HAD, wanted, index))
         assert len(made) > 1
         gone = {
             write.range.start
@@ -303,21 +303,23 @@ class TestTheCaseOfOthers:
         wanted = claims(KEYS, 2, {"meta": {"code": "acme", "name": "A"}, "domain/primary": "a.B"})
         for name in (KEYS.as_written("by-code", "ACME"), KEYS.as_written("host", "A.b")):
             index = {name: entry(name, b'{"tenantId":1}')}
-            assert [each[1:] for each in contested(2, wanted, KEYS, index)] == [(index[name], 1)]
+            assert [each[1:] for each in conflicting_claims(2, wanted, KEYS, index)] == [
+                (index[name], 1)
+            ]
         other = KEYS.as_written("by-name", "a")
-        assert contested(2, wanted, KEYS, {other: entry(other, b'{"id":1}')}) == []
+        assert conflicting_claims(2, wanted, KEYS, {other: entry(other, b'{"id":1}')}) == []
 
     def test_it_stays_while_it_is_right_and_goes_with_the_name(self):
         meta: JSON = {"code": "ACME", "name": "A"}
-        there = held(KEYS, 1, [entry(KEYS.part(1, "meta"), b'{"code":"ACME","name":"A"}')])
+        there = stored_parts(KEYS, 1, [entry(KEYS.part(1, "meta"), b'{"code":"ACME","name":"A"}')])
         index = {
             claim.key: entry(claim.key, claim.value)
             for claim in claims(KEYS, 1, {"meta": meta}).values()
         }
         name = KEYS.as_written("by-code", "ACME")
         index[name] = entry(name, b'{"id":1}')
-        assert units(KEYS, 1, there, {"meta": meta}, index) == []
-        made = units(KEYS, 1, there, {"meta": {"code": "b", "name": "A"}}, index)
+        assert plan_units(KEYS, 1, there, {"meta": meta}, index) == []
+        made = plan_units(KEYS, 1, there, {"meta": {"code": "b", "name": "A"}}, index)
         gone = {w.range.start for unit in made for w in unit.writes if not isinstance(w, Put)}
         assert gone == {name, KEYS.index("by-code", "acme")}
 
@@ -326,7 +328,7 @@ def test_a_claim_is_guarded_in_the_commit_that_lays_it():
     wanted: Parts = {f"ftp/u{n}": {} for n in range(200)}
     now = claims(KEYS, 1, wanted)
     guards = {name: [unchanged(name + b"!", 7)] for name in now}
-    made = batches(1, units(KEYS, 1, StoredParts({}, {}), wanted, {}, guards))
+    made = batches(1, plan_units(KEYS, 1, StoredParts({}, {}), wanted, {}, guards))
     assert len(made) > 1
     for part in made:
         checks = [check for unit in part for check in unit.checks]
@@ -344,36 +346,41 @@ def test_stages_that_end_in_more_than_a_commit_takes_are_refused_at_their_begin(
     there: Parts = {"domain/aliases": ["keep.example"]}
     for count, large in ((1_000, False), (2_500, True)):
         wanted: Parts = {"domain/aliases": hosts(count)}
-        assert stage(there, wanted) is not wanted
+        assert next_stage(there, wanted) is not wanted
         if large:
             with pytest.raises(TooLarge, match="domain/aliases"):
-                check_stages(KEYS, 1, there, wanted, most=MOST, room=ROOM)
+                check_stages(KEYS, 1, there, wanted, most=MAX_STAGE_ALIASES, room=ROOM)
         else:
-            check_stages(KEYS, 1, there, wanted, most=MOST, room=ROOM)
-            check_stages(KEYS, 1, wanted, there, most=MOST, room=ROOM)
+            check_stages(KEYS, 1, there, wanted, most=MAX_STAGE_ALIASES, room=ROOM)
+            check_stages(KEYS, 1, wanted, there, most=MAX_STAGE_ALIASES, room=ROOM)
 
 
 def test_true_is_not_one():
-    assert differences({"storage": {"x": 1}}, {"storage": {"x": True}}) != []
-    assert differences({"storage": {"x": 1, "y": 2}}, {"storage": {"y": 2, "x": 1}}) == []
+    assert diff_parts({"storage": {"x": 1}}, {"storage": {"x": True}}) != []
+    assert diff_parts({"storage": {"x": 1, "y": 2}}, {"storage": {"y": 2, "x": 1}}) == []
 
 
 def test_differences_name_both_sides_and_hide_secrets():
-    before: dict[str, JSON | Unread] = {"meta": {"code": "a"}, "storage": Unread(b"hunter2")}
+    before: dict[str, JSON | UnreadablePart] = {
+        "meta": {"code": "a"},
+        "storage": UnreadablePart(b"hunter2"),
+    }
     after: dict[str, JSON] = {"meta": {"code": "b"}, "database/x": {"password": "hunter2"}}
-    found = differences(before, after)
+    found = diff_parts(before, after)
     assert found == [
-        Difference("meta", {"code": "a"}, {"code": "b"}),
-        Difference("database/x", None, {"password": "hunter2"}),
-        Difference("storage", Unread(b"hunter2"), None),
+        PartDiff("meta", {"code": "a"}, {"code": "b"}),
+        PartDiff("database/x", None, {"password": "hunter2"}),
+        PartDiff("storage", UnreadablePart(b"hunter2"), None),
     ]
-    there = held(KEYS, 1, [Entry(KEYS.part(1, "database/x"), b'{"password":"hunter2"}', 1, 1, 1)])
-    for shown in (found, there, units(KEYS, 1, there, after, {})):
+    there = stored_parts(
+        KEYS, 1, [Entry(KEYS.part(1, "database/x"), b'{"password":"hunter2"}', 1, 1, 1)]
+    )
+    for shown in (found, there, plan_units(KEYS, 1, there, after, {})):
         assert "hunter2" not in repr(shown)
 
 
 def test_keys_below_a_tenant_that_are_no_parts_are_told_apart():
-    there = held(
+    there = stored_parts(
         KEYS,
         1,
         [
@@ -381,7 +388,7 @@ def test_keys_below_a_tenant_that_are_no_parts_are_told_apart():
             Entry(b"jxt/tenants/1/database", b"{}", 1, 6, 1),
         ],
     )
-    assert there.parts == {"meta": Unread(b"{")}
+    assert there.parts == {"meta": UnreadablePart(b"{")}
     assert there.revisions == {"meta": 5}
     assert there.strange == (b"jxt/tenants/1/database",)
     assert there.obscure
@@ -442,8 +449,8 @@ def test_index_values_are_those_of_the_document():
 
 def test_parts_that_cannot_be_understood_lay_claim_to_nothing_else():
     strange: Mapping[str, object] = {
-        "meta": Unread(b"{"),
-        "domain/primary": Unread(b"\xff"),
-        "ftp/bob": Unread(b"{"),
+        "meta": UnreadablePart(b"{"),
+        "domain/primary": UnreadablePart(b"\xff"),
+        "ftp/bob": UnreadablePart(b"{"),
     }
     assert [claim.kind for claim in claims(KEYS, 1, strange).values()] == ["ftp-user"]

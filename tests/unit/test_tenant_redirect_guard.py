@@ -8,7 +8,7 @@ import pytest
 
 from mooring.masking import MASK, masked
 from mooring.model import JSON
-from mooring.tenants.diff import shown
+from mooring.tenants.diff import masked_document
 from mooring.tenants.document import parse
 from mooring.tenants.parts import Parts
 from mooring.tenants.redirect_guard import (
@@ -74,7 +74,7 @@ def test_a_password_that_is_not_restated_stays_where_it_is(
 def test_a_document_that_is_sent_back_as_shown_is_no_change():
     extra = {"smtp": SMTP, "dsn": "mysql://u:hunter2@h", "tier": "a"}
     parts = stored({**DATABASE, "extra": extra})
-    document = shown(7, parts).document
+    document = masked_document(7, parts).document
     assert redirect_in_document(parse(document), parts) is None
     database = document["database"]["orders"]  # type: ignore[index,call-overload]
     assert isinstance(database, dict)

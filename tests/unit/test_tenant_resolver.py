@@ -14,16 +14,16 @@ from mooring.errors import InvalidRequest, NotConfigured, Unavailable
 from mooring.tenants import acting_for, current, current_or_none
 from mooring.tenants.hosts import host_of
 from mooring.tenants.model import Domain, Meta, Resolver, Tenant
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.resolver import (
     UNAVAILABLE,
     UNRESOLVED,
     Admission,
     Lookup,
-    Refusal,
-    Wanted,
-    wanted,
+    TenantReference,
+    TenantRejection,
+    tenant_reference,
 )
 
 
@@ -60,7 +60,9 @@ TENANTS = [
 
 
 def all_of(tenants: Sequence[Tenant], resolver: Resolver | None = None) -> Tenants:
-    snapshot, _ = Snapshot(resolver=resolver or Resolver()).changed({t.id: t for t in tenants})
+    snapshot, _ = TenantSnapshot(resolver=resolver or Resolver()).changed(
+        {t.id: t for t in tenants}
+    )
     return Tenants(snapshot)
 
 
@@ -68,7 +70,7 @@ def decide(resolver: Resolver, request: Request, **settings: object) -> object:
     """The id of the tenant, None, or the status and code of the refusal."""
     admission = Admission(resolver=resolver, **settings)  # type: ignore[arg-type]
     decided = admission.decide(all_of(TENANTS), request)
-    if isinstance(decided, Refusal):
+    if isinstance(decided, TenantRejection):
         return decided.status, decided.code
     return decided and decided.id
 
@@ -359,7 +361,7 @@ def test_how_a_tenant_is_named_is_what_the_tenants_say_at_that_moment():
 def test_a_refusal_says_what_was_missing_and_whom_the_request_named():
     def told(resolver: Resolver, request: Request) -> object:
         decided = Admission(resolver=resolver).decide(all_of(TENANTS), request)
-        assert isinstance(decided, Refusal)
+        assert isinstance(decided, TenantRejection)
         assert dict(decided.headers)["content-type"] == "application/json"
         assert dict(decided.headers)["content-length"] == str(len(decided.body))
         error = json.loads(decided.body)["error"]
@@ -416,7 +418,7 @@ def test_whatever_comes_there_is_a_decision(
 
     admission = Admission(resolver=resolver, required=required)
     decided = admission.decide(all_of(TENANTS), Any(path, query))
-    if isinstance(decided, Refusal):
+    if isinstance(decided, TenantRejection):
         assert len(decided.body) < 3000
         assert set(json.loads(decided.body)["error"]) == {"code", "message", "tenant"}
     elif decided is None:
@@ -433,8 +435,8 @@ def test_every_id_can_be_named_in_every_way(id: int):
         (PATH, Request(f"/x/{id}")),
         (NUMERIC, host(f"{id}.example.com")),
     ):
-        assert wanted(resolver, request) == Wanted("id", str(id))
-        assert Wanted("id", str(id)).shown == id
+        assert tenant_reference(resolver, request) == TenantReference("id", str(id))
+        assert TenantReference("id", str(id)).shown == id
 
 
 @given(st.from_regex(r"([a-z0-9-]{1,63}\.){0,3}[a-z]{1,63}", fullmatch=True), st.integers(0, 65535))
@@ -456,7 +458,7 @@ def test_code_outside_of_a_request_says_for_whom_it_works():
 
 
 def test_a_resolver_that_cannot_be_understood_lets_nobody_in(caplog: pytest.LogCaptureFixture):
-    snapshot, _ = Snapshot(resolver=None).changed({7: ACME})
+    snapshot, _ = TenantSnapshot(resolver=None).changed({7: ACME})
     tenants = Tenants(snapshot)
     admission = Admission(required=False, exempt=["/health"])
     for _ in range(3):

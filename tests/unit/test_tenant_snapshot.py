@@ -14,33 +14,33 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from mooring.store import Entry
-from mooring.tenants.cooperative import at_once, slices
-from mooring.tenants.keys import Keys
+from mooring.tenants.cooperative import run_now, slices
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import Domain, Ftp, Meta, Resolver, StorageDirectory, Tenant
-from mooring.tenants.read.parser import Outcome, Reading
-from mooring.tenants.read.snapshot import Claims, Contest, Snapshot
+from mooring.tenants.read.parser import SnapshotParser, SnapshotUpdate
+from mooring.tenants.read.snapshot import ClaimConflict, ClaimIndex, TenantSnapshot
 from mooring.tenants.secrets import Keyring
 
-KEYS = Keys()
-READING = Reading(KEYS, Keyring())
+KEYS = TenantKeys()
+READING = SnapshotParser(KEYS, Keyring())
 
 
 def entry(key: bytes, value: bytes, revision: int = 1) -> Entry:
     return Entry(key, value, revision, revision, 1)
 
 
-def built(there: Mapping[bytes, bytes]) -> Snapshot:
+def built(there: Mapping[bytes, bytes]) -> TenantSnapshot:
     """From nothing, at once."""
-    return READING.apply(Snapshot(), [(k, entry(k, v)) for k, v in there.items()]).snapshot
+    return READING.apply(TenantSnapshot(), [(k, entry(k, v)) for k, v in there.items()]).snapshot
 
 
-def applied(snapshot: Snapshot, changes: Mapping[bytes, bytes | None]) -> Outcome:
+def applied(snapshot: TenantSnapshot, changes: Mapping[bytes, bytes | None]) -> SnapshotUpdate:
     return READING.apply(
         snapshot, [(k, None if v is None else entry(k, v)) for k, v in changes.items()]
     )
 
 
-def unkept(snapshot: Snapshot) -> Snapshot:
+def unkept(snapshot: TenantSnapshot) -> TenantSnapshot:
     """Without what is kept of values that were good once, as far as they are not now."""
     fields = {field: None for key, field, _, _ in SETTINGS if key.decode() in snapshot.problems}
     good = {
@@ -97,7 +97,7 @@ revisions = st.lists(st.lists(part_changes(), max_size=4).map(dict), max_size=25
 def test_changes_in_any_order_lead_where_a_fresh_start_leads(
     history: list[dict[bytes, bytes | None]],
 ):
-    snapshot = Snapshot()
+    snapshot = TenantSnapshot()
     there: dict[bytes, bytes] = {}
     for changes in history:
         snapshot = applied(snapshot, changes).snapshot
@@ -106,7 +106,7 @@ def test_changes_in_any_order_lead_where_a_fresh_start_leads(
             if value is not None:
                 there[key] = value
     assert unkept(snapshot) == unkept(built(there))
-    backwards = Snapshot()
+    backwards = TenantSnapshot()
     for key in reversed(there):
         backwards = applied(backwards, {key: there[key]}).snapshot
     assert unkept(snapshot) == unkept(backwards)
@@ -114,7 +114,7 @@ def test_changes_in_any_order_lead_where_a_fresh_start_leads(
 
 @given(revisions)
 def test_what_is_told_is_what_differs(history: list[dict[bytes, bytes | None]]):
-    snapshot = Snapshot()
+    snapshot = TenantSnapshot()
     for changes in history:
         outcome = applied(snapshot, changes)
         before, after = snapshot.tenants, outcome.snapshot.tenants
@@ -139,7 +139,7 @@ def test_indexes_and_problems_follow_from_the_data(history: list[dict[bytes, byt
     tenants = snapshot.tenants
     assert {*snapshot.enabled} == {id for id, each in tenants.items() if each.active}
     assert all(not tenant.empty for tenant in tenants.values())
-    kinds: list[tuple[Claims, Callable[[Tenant], set[str]]]] = [
+    kinds: list[tuple[ClaimIndex, Callable[[Tenant], set[str]]]] = [
         (snapshot.hosts, lambda tenant: set(tenant.domain.hosts)),
         (snapshot.ftp_users, lambda tenant: set(tenant.ftp)),
         (snapshot.codes, lambda tenant: {tenant.meta.code.lower()} if tenant.meta else set()),
@@ -163,13 +163,13 @@ claims_of = st.dictionaries(st.integers(1, 6), st.sets(st.sampled_from("abc"), m
 
 @given(st.lists(claims_of, max_size=8))
 def test_the_lowest_id_wins_whatever_came_before(history: list[dict[int, set[str]]]):
-    claims = Claims("letter")
+    claims = ClaimIndex("letter")
     before: dict[int, set[str]] = {}
     for after in history:
         ids = {*before, *after}
         gone = [(n, i) for i in ids for n in before.get(i, set()) - after.get(i, set())]
         news = [(n, i) for i in ids for n in after.get(i, set()) - before.get(i, set())]
-        claims, contests = at_once(claims.changing(gone, news))
+        claims, contests = run_now(claims.changing(gone, news))
         for name in "abc":
             claimants = {id for id, names in after.items() if name in names}
             assert claims.holders.get(name) == min(claimants, default=None)
@@ -179,7 +179,7 @@ def test_the_lowest_id_wins_whatever_came_before(history: list[dict[int, set[str
             assert all(contest.claimant in claimants - {contest.holder} for contest in told)
         before = after
     gone = [(n, i) for i, names in before.items() for n in names]
-    assert at_once(claims.changing(gone, []))[0] == Claims("letter")
+    assert run_now(claims.changing(gone, []))[0] == ClaimIndex("letter")
 
 
 def tenant(id: int, *names: str) -> Tenant:
@@ -187,7 +187,7 @@ def tenant(id: int, *names: str) -> Tenant:
 
 
 def test_a_change_touches_no_other_tenant():
-    before, _ = Snapshot().changed({id: tenant(id, f"h{id}") for id in range(1, 200)})
+    before, _ = TenantSnapshot().changed({id: tenant(id, f"h{id}") for id in range(1, 200)})
     after, _ = before.changed({7: tenant(7, "other"), 8: None})
     for id in range(1, 200):
         if id not in (7, 8):
@@ -200,7 +200,7 @@ def test_a_change_touches_no_other_tenant():
 
 
 def test_a_host_that_moves_is_no_contest():
-    before, contests = Snapshot().changed({1: tenant(1, "h"), 2: tenant(2)})
+    before, contests = TenantSnapshot().changed({1: tenant(1, "h"), 2: tenant(2)})
     assert contests == ()
     after, contests = before.changed({2: tenant(2, "h"), 1: tenant(1)})
     assert contests == ()
@@ -208,11 +208,11 @@ def test_a_host_that_moves_is_no_contest():
 
 
 def test_a_contest_is_told_and_the_next_takes_over():
-    one, contests = Snapshot().changed({2: tenant(2, "h"), 5: tenant(5, "h")})
-    assert contests == (Contest("host", "h", 2, 5),)
+    one, contests = TenantSnapshot().changed({2: tenant(2, "h"), 5: tenant(5, "h")})
+    assert contests == (ClaimConflict("host", "h", 2, 5),)
     assert "tenant 5" in str(contests[0])
     two, contests = one.changed({1: tenant(1, "h")})
-    assert contests == (Contest("host", "h", 1, 2),)
+    assert contests == (ClaimConflict("host", "h", 1, 2),)
     three, contests = two.changed({1: None, 2: None})
     assert contests == ()
     assert three.hosts.holders["h"] == 5
@@ -221,13 +221,13 @@ def test_a_contest_is_told_and_the_next_takes_over():
 
 def test_an_equal_rewrite_changes_nothing():
     key = b"jxt/tenants/1/meta"
-    one = applied(Snapshot(), {key: b'{"code":"a"}'}).snapshot
+    one = applied(TenantSnapshot(), {key: b'{"code":"a"}'}).snapshot
     assert applied(one, {key: b'{"code": "a", "name": null}'}).changes == ()
 
 
 def test_a_value_that_breaks_is_left_out_until_it_is_mended():
     key = b"jxt/tenants/1/database/one"
-    one = applied(Snapshot(), {key: b'{"port": 1}', b"jxt/tenants/1/meta": b"{}"}).snapshot
+    one = applied(TenantSnapshot(), {key: b'{"port": 1}', b"jxt/tenants/1/meta": b"{}"}).snapshot
     outcome = applied(one, {key: b"{"})
     assert outcome.problems == {key.decode(): "not JSON"}
     assert outcome.snapshot.tenants[1].databases == {}
@@ -240,7 +240,7 @@ def test_a_value_that_breaks_is_left_out_until_it_is_mended():
 
 
 def test_a_tenant_cannot_be_changed_in_place():
-    found = applied(Snapshot(), {b"jxt/tenants/1/ftp/bob": b"{}"}).snapshot.tenants[1]
+    found = applied(TenantSnapshot(), {b"jxt/tenants/1/ftp/bob": b"{}"}).snapshot.tenants[1]
     with pytest.raises(TypeError, match="in place"):
         found.ftp["eve"] = found.ftp["bob"]  # type: ignore[index]
     with pytest.raises(TypeError):
@@ -253,7 +253,7 @@ def test_a_tenant_cannot_be_changed_in_place():
 
 def test_what_is_inside_cannot_be_changed_in_place_either():
     made = applied(
-        Snapshot(),
+        TenantSnapshot(),
         {
             b"jxt/tenants/1/ftp/bob": b'{"new": {"a": {}}, "list": [{"b": 1}]}',
             b"jxt/platform/configs/smtp": b'{"login": {"user": "u"}}',
@@ -273,7 +273,7 @@ def test_what_is_inside_cannot_be_changed_in_place_either():
 
 def test_nothing_shows_a_secret():
     made = applied(
-        Snapshot(),
+        TenantSnapshot(),
         {
             b"jxt/tenants/1/ftp/bob": b'{"passwordHash": "s3cret", "new": [{"token": "s3cret"}]}',
             b"jxt/tenants/1/database/one": b'{"password": "s3cret"}',
@@ -299,7 +299,7 @@ def test_values_that_python_calls_equal_are_not_alike():
     for one, other in (("1", "true"), ("1", "1.0"), ("[0]", "[false]"), ('{"a":1}', '{"a":true}')):
         for field in ("new", "uploadQuotaGb"):
             first, then = (b'{"%s":%s}' % (field.encode(), v.encode()) for v in (one, other))
-            before = applied(Snapshot(), {key: first}).snapshot
+            before = applied(TenantSnapshot(), {key: first}).snapshot
             after = applied(before, {key: then})
             truth = built({key: then}).tenants.get(1)
             assert repr(after.snapshot.tenants.get(1)) == repr(truth)
@@ -310,7 +310,7 @@ def test_values_that_python_calls_equal_are_not_alike():
 def test_a_value_nested_however_deep_keeps_no_other_from_being_seen():
     deep, other = b"jxt/tenants/1/database/q", b"jxt/tenants/2/meta"
     for depth in (90, *range(850, 1000), 5000):
-        snapshot = Snapshot()
+        snapshot = TenantSnapshot()
         for text in ("one", "two"):
             value = b'{"driver":"%s","x":%s}' % (text.encode(), b"[" * depth + b"]" * depth)
             code = b'{"code":"%s"}' % text.encode()
@@ -322,7 +322,7 @@ def test_a_value_nested_however_deep_keeps_no_other_from_being_seen():
 def test_put_together_anew_it_is_as_if_nothing_had_been_missed(
     history: list[dict[bytes, bytes | None]], missed: list[dict[bytes, bytes | None]]
 ):
-    shown = Snapshot()
+    shown = TenantSnapshot()
     there: dict[bytes, Entry] = {}
 
     def note(changes: Mapping[bytes, bytes | None]) -> None:
@@ -336,13 +336,13 @@ def test_put_together_anew_it_is_as_if_nothing_had_been_missed(
         note(changes)
     for changes in missed:
         note(changes)
-    anew = at_once(READING.anew(shown, there))
+    anew = run_now(READING.anew(shown, there))
     net = dict.fromkeys(KNOWN) | there
     direct = READING.apply(shown, net.items())
     assert anew.snapshot == direct.snapshot
     assert anew.changes == direct.changes
     assert anew.problems == direct.problems
-    again = at_once(READING.anew(anew.snapshot, there))
+    again = run_now(READING.anew(anew.snapshot, there))
     assert again.snapshot == anew.snapshot
     assert not again.changes
     assert not again.problems
@@ -351,7 +351,7 @@ def test_put_together_anew_it_is_as_if_nothing_had_been_missed(
 
 def test_a_tenant_can_be_copied():
     paths = {b"jxt/tenants/1/ftp/bob": b'{"new": [1]}', b"jxt/tenants/1/meta": b"{}"}
-    found = applied(Snapshot(), paths).snapshot.tenants[1]
+    found = applied(TenantSnapshot(), paths).snapshot.tenants[1]
     copied = copy.deepcopy(found)
     assert copied == found
     assert copied.ftp["bob"].extra == {"new": [1]}
@@ -381,7 +381,7 @@ def test_many_changes_are_applied_in_slices():
         )
     }
     changes = [(key, entry(key, value)) for key, value in there.items()]
-    work, pauses = READING.applying(Snapshot(), slices(changes)), 0
+    work, pauses = READING.applying(TenantSnapshot(), slices(changes)), 0
     while True:
         try:
             next(work)
@@ -389,7 +389,7 @@ def test_many_changes_are_applied_in_slices():
             outcome = end.value
             break
         pauses += 1
-    assert outcome == READING.apply(Snapshot(), changes)
+    assert outcome == READING.apply(TenantSnapshot(), changes)
     values, tenants = len(changes) // 250, 1000 // 250
     assert pauses >= values + 2 * tenants + 4 * 2 * tenants, "values, tenants, and four claims each"
 
@@ -398,7 +398,7 @@ def test_many_changes_are_applied_in_slices():
 def test_settings_may_change_while_tenants_are_read(
     history: list[dict[bytes, bytes | None]], more: list[dict[bytes, bytes | None]]
 ):
-    base = Snapshot()
+    base = TenantSnapshot()
     for changes in history:
         base = applied(base, changes).snapshot
     parts: dict[bytes, bytes | None] = {}
@@ -431,8 +431,8 @@ SETTINGS = [
 def test_a_setting_that_cannot_be_understood_is_never_taken_for_the_default(
     key: bytes, field: str, value: bytes, default: object
 ):
-    assert getattr(Snapshot(), field) == default
-    never = applied(Snapshot(), {key: b"{"}).snapshot
+    assert getattr(TenantSnapshot(), field) == default
+    never = applied(TenantSnapshot(), {key: b"{"}).snapshot
     assert getattr(never, field) is None
     assert dict(never.problems) == {key.decode(): "not JSON"}
     assert getattr(applied(never, {key: None}).snapshot, field) == default
@@ -453,10 +453,10 @@ def test_a_setting_that_cannot_be_understood_is_never_taken_for_the_default(
 def test_an_empty_text_in_a_setting_is_as_none():
     key = b"jxt/common/resolver"
     value = b'{"httpType":"query","httpHostMode":"","httpQueryParam":"","ftpType":"","new":""}'
-    made = applied(Snapshot(), {key: value}).snapshot
+    made = applied(TenantSnapshot(), {key: value}).snapshot
     assert made.resolver == Resolver(http_type="query")
     assert not made.problems
     assert applied(made, {key: b'{"httpType": ""}'}).snapshot.resolver == Resolver()
     key = b"jxt/common/storage-directory"
-    made = applied(Snapshot(), {key: b'{"directory": ""}'}).snapshot
+    made = applied(TenantSnapshot(), {key: b'{"directory": ""}'}).snapshot
     assert made.storage_directory == StorageDirectory()

@@ -28,7 +28,7 @@ from mooring.settings.loader import Seconds
 from mooring.settings.registry import RegistrySettings
 from mooring.settings.registry import parse as parse_registry
 from mooring.store.url import REDIS, StoreURL, check_quota, parse
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 
 
 class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -351,7 +351,7 @@ def checked(settings: ServerSettings) -> ServerSettings:
     embedded = settings.url().scheme in EMBEDDED
     on_redis = settings.url().scheme in REDIS
     settings.registry_url()  # raises for one that is none
-    Keys(settings.tenants_namespace or None)  # raises for an empty one
+    TenantKeys(settings.tenants_namespace or None)  # raises for an empty one
     if on_redis and settings.registry:
         raise no_store(settings.url())
     if settings.quota:

@@ -12,7 +12,7 @@ from mooring.store.contract import Entry, Range, Store
 
 T = TypeVar("T")
 
-Paced = Generator[None, None, T]
+SlicedWork = Generator[None, None, T]
 
 _AT_ONCE = 250  # values or tenants before a pause: a few milliseconds
 _PAGE = 10_000  # entries that are read at a time: etcd counts the whole range for each page
@@ -38,7 +38,7 @@ async def read_in_slices(store: Store, range: Range) -> AsyncGenerator[list[Entr
         range = Range(page.entries[-1].key + b"\0", range.end)
 
 
-def at_once(work: Paced[T]) -> T:
+def run_now(work: SlicedWork[T]) -> T:
     while True:
         try:
             next(work)
@@ -47,7 +47,7 @@ def at_once(work: Paced[T]) -> T:
             return outcome
 
 
-async def in_turns(work: Paced[T]) -> T:
+async def run_cooperatively(work: SlicedWork[T]) -> T:
     """Others have their turn in each pause."""
     while True:
         try:

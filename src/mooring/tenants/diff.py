@@ -19,10 +19,10 @@ from mooring.masking import (
     masked_text,
 )
 from mooring.model import JSON
-from mooring.tenants.document import Document, hidden_extra, written
-from mooring.tenants.history import is_closed
+from mooring.tenants.document import Document, hidden_extra, to_document
+from mooring.tenants.history import is_sealed
 from mooring.tenants.keys import field_of, kind_of, name_of
-from mooring.tenants.parts import Difference, Parts, Unread
+from mooring.tenants.parts import PartDiff, Parts, UnreadablePart
 from mooring.tenants.publish.merge import PASSWORD
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import EXTRA, FIELDS
@@ -35,8 +35,8 @@ UNREADABLE = "(unreadable)"
 class FieldChange(NamedTuple):
     field: str
     """By its names from the outside in, with dots; empty for a part that is one value."""
-    before: JSON | Unread
-    after: JSON | Unread
+    before: JSON | UnreadablePart
+    after: JSON | UnreadablePart
     hidden: bool = False
     """Whether it is secret as a whole, whatever its name."""
 
@@ -49,7 +49,7 @@ class FieldChange(NamedTuple):
         """Whether what changes is not shown, or not whole."""
         if self.hidden or any(is_hidden(name) for name in self.field.split(".")):
             return True
-        if isinstance(self.before, Unread) or isinstance(self.after, Unread):
+        if isinstance(self.before, UnreadablePart) or isinstance(self.after, UnreadablePart):
             return False
         return masked(self.before) == masked(self.after)
 
@@ -60,7 +60,7 @@ def action_of(before: object, after: object) -> Action:
     return "remove" if after is None else "change"
 
 
-def field_changes(before: JSON | Unread, after: JSON | Unread) -> list[FieldChange]:
+def field_changes(before: JSON | UnreadablePart, after: JSON | UnreadablePart) -> list[FieldChange]:
     """Field by field. A password that is plain on one side and sealed on the other is one."""
     found = {each.field: each for each in _within("", before, after)}
     plain, sealed = found.get("password"), found.get("passwordEncrypted")
@@ -72,13 +72,13 @@ def field_changes(before: JSON | Unread, after: JSON | Unread) -> list[FieldChan
     return list(found.values())
 
 
-def changed_fields(difference: Difference) -> list[FieldChange]:
+def changed_fields(difference: PartDiff) -> list[FieldChange]:
     """What changes within a part, with the secrets that count as changed."""
     before, after = difference.before, difference.after
     if is_hidden(field_of(difference.path)):
         return [FieldChange("", before, after, hidden=True)]
-    was: JSON | Unread = {} if before is None and isinstance(after, dict) else before
-    is_now: JSON | Unread = {} if after is None and isinstance(before, dict) else after
+    was: JSON | UnreadablePart = {} if before is None and isinstance(after, dict) else before
+    is_now: JSON | UnreadablePart = {} if after is None and isinstance(before, dict) else after
     resent = difference.resent
     found = [each for each in field_changes(was, is_now) if not _is_of(each.field, resent)]
     return [*found, *(FieldChange(field, MASK, MASK) for field in resent)]
@@ -91,12 +91,14 @@ def _is_of(field: str, resent: Sequence[str]) -> bool:
     return any(not each or field == each or field.startswith(f"{each}.") for each in resent)
 
 
-def _within(place: str, before: JSON | Unread, after: JSON | Unread) -> Iterator[FieldChange]:
-    if before == after and not isinstance(before, Unread):
+def _within(
+    place: str, before: JSON | UnreadablePart, after: JSON | UnreadablePart
+) -> Iterator[FieldChange]:
+    if before == after and not isinstance(before, UnreadablePart):
         return
     maps = isinstance(before, dict) and isinstance(after, dict)
     split = is_split_key(before) or is_split_key(after)
-    if not maps or is_closed(before) or is_closed(after) or (split and place):
+    if not maps or is_sealed(before) or is_sealed(after) or (split and place):
         yield FieldChange(place, before, after)
         return
     assert isinstance(before, dict)
@@ -107,7 +109,7 @@ def _within(place: str, before: JSON | Unread, after: JSON | Unread) -> Iterator
             yield change._replace(hidden=True) if split else change
 
 
-def record(difference: Difference) -> Mapping[str, JSON]:
+def change_to_json(difference: PartDiff) -> Mapping[str, JSON]:
     before, after = difference.before, difference.after
     sensitive = [each.field for each in changed_fields(difference) if each.secret]
     return {
@@ -119,12 +121,12 @@ def record(difference: Difference) -> Mapping[str, JSON]:
     }
 
 
-def records(differences: Iterable[Difference]) -> list[JSON]:
-    return [dict(record(each)) for each in differences]
+def changes_to_json(differences: Iterable[PartDiff]) -> list[JSON]:
+    return [dict(change_to_json(each)) for each in differences]
 
 
-def _for_programs(path: str, value: JSON | Unread) -> JSON:
-    return UNREADABLE if isinstance(value, Unread) else masked_field(field_of(path), value)
+def _for_programs(path: str, value: JSON | UnreadablePart) -> JSON:
+    return UNREADABLE if isinstance(value, UnreadablePart) else masked_field(field_of(path), value)
 
 
 class MaskedDocument(NamedTuple):
@@ -137,12 +139,12 @@ class MaskedDocument(NamedTuple):
         return f"<{', '.join(self.document)}>"
 
 
-def shown(tenant: int, parts: Parts, ring: Keyring | None = None) -> MaskedDocument:
+def masked_document(tenant: int, parts: Parts, ring: Keyring | None = None) -> MaskedDocument:
     """The document of a tenant. Its secrets are masked, or in clear text where a `ring` is given
     to open them with."""
-    document, problems = written(tenant, parts), []
+    document, problems = to_document(tenant, parts), []
     for path, value in parts.items():
-        if isinstance(value, Unread):
+        if isinstance(value, UnreadablePart):
             problems.append(
                 f"{path} cannot be understood and is left out: to publish may remove it"
             )
@@ -194,7 +196,7 @@ def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[
         return MASK
 
 
-def restored(document: Document, there: Parts) -> Document:
+def unmask_document(document: Document, there: Parts) -> Document:
     """The document with what is there in place of its masks. A mask of which nothing is there
     stays, and is refused where it is published."""
     sections = {
@@ -212,18 +214,18 @@ def _restored(value: JSON, there: object) -> JSON:
         if name in (*PASSWORD, "passwordHash") and inner == MASK and isinstance(there, dict):
             continue  # what a document leaves out of these is kept
         held = there.get(name) if isinstance(there, dict) else None
-        found[name] = unmasked(inner, there if name == EXTRA else held)
+        found[name] = unmask(inner, there if name == EXTRA else held)
     return found
 
 
-def unmasked_part(path: str, value: JSON, there: JSON) -> JSON:
+def unmask_part(path: str, value: JSON, there: JSON) -> JSON:
     """The same for a part. One that is secret as a whole is kept or replaced as a whole."""
     if not is_hidden(field_of(path)):
-        return unmasked(value, there)
+        return unmask(value, there)
     return there if value == MASK and there not in (None, "") else value
 
 
-def unmasked(value: JSON, there: object) -> JSON:
+def unmask(value: JSON, there: object) -> JSON:
     """A value with what is there in place of its masks. A mask of which nothing is there stays, and
     so does one within a text that is otherwise another."""
     if isinstance(value, dict):
@@ -232,13 +234,13 @@ def unmasked(value: JSON, there: object) -> JSON:
         return {
             name: held[name]
             if (split or is_hidden(name)) and inner == MASK and held.get(name) not in (None, "")
-            else unmasked(inner, held.get(name))
+            else unmask(inner, held.get(name))
             for name, inner in value.items()
         }
     if isinstance(value, list) and isinstance(there, list) and len(value) == len(there):
         split = is_split_key(there)
         return [
-            held if split and inner == MASK else unmasked(inner, held)
+            held if split and inner == MASK else unmask(inner, held)
             for inner, held in zip(value, there, strict=True)
         ]
     if isinstance(value, str) and isinstance(there, str) and value == masked_text(there):

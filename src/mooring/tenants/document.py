@@ -288,7 +288,7 @@ def _key(tenant: int, section: str, name: object) -> str:
     return name
 
 
-def written(tenant: int, parts: Parts, *, secrets: bool = False) -> dict[str, JSON]:
+def to_document(tenant: int, parts: Parts, *, secrets: bool = False) -> dict[str, JSON]:
     """The document of a tenant, to be edited and published again: without its secrets, which a
     publish keeps, or with its `secrets` as they are stored."""
     document: dict[str, JSON] = {"id": tenant}

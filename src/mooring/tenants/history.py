@@ -18,7 +18,7 @@ from mooring.masking import is_secret, masked_field
 from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.keys import field_of
-from mooring.tenants.parts import Difference, Parts, Resent, Unread
+from mooring.tenants.parts import PartDiff, Parts, Resent, UnreadablePart
 from mooring.tenants.publish.merge import PASSWORD
 from mooring.tenants.secrets import Keyring
 
@@ -43,7 +43,7 @@ class HistoryChange(msgspec.Struct, frozen=True, rename="camel"):
         return f"<{self.path}: {self._shown(self.before)!r} → {self._shown(self.after)!r}>"
 
     def _shown(self, value: JSON) -> JSON:
-        return shown(self.path, value)
+        return masked_side(self.path, value)
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, rename="camel"):
@@ -78,7 +78,7 @@ def decode_entry(entry: Entry) -> HistoryEntry:
         return HistoryEntry(int(number), "", "", UNREADABLE, (), page=int(page or 1))
 
 
-def publishes(pages: Iterable[HistoryEntry]) -> list[HistoryEntry]:
+def merge_pages(pages: Iterable[HistoryEntry]) -> list[HistoryEntry]:
     """One entry for each publish, from all pages in their order."""
     found: list[HistoryEntry] = []
     for number, group in itertools.groupby(pages, key=lambda page: page.number):
@@ -115,7 +115,7 @@ def versions(entries: Sequence[HistoryEntry]) -> list[int]:
     return [number for number in known if number not in within]
 
 
-def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[HistoryChange, ...]:
+def history_changes(diffs: Iterable[PartDiff], ring: Keyring) -> tuple[HistoryChange, ...]:
     return tuple(
         HistoryChange(
             each.path,
@@ -123,12 +123,12 @@ def steps(differences: Iterable[Difference], ring: Keyring) -> tuple[HistoryChan
             _kept(each.path, each.after, ring),
             each.resent,
         )
-        for each in differences
+        for each in diffs
     )
 
 
-def _kept(path: str, value: JSON | Unread, ring: Keyring) -> JSON:
-    if isinstance(value, Unread):
+def _kept(path: str, value: JSON | UnreadablePart, ring: Keyring) -> JSON:
+    if isinstance(value, UnreadablePart):
         return {_RAW: _hidden(value.text, ring)}
     return _sealed_field(field_of(path), value, ring)
 
@@ -156,22 +156,22 @@ def _hidden(value: JSON, ring: Keyring) -> JSON:
     return {_SEALED: sealed, _KEY_ID: of}
 
 
-def shown(path: str, value: JSON) -> JSON:
+def masked_side(path: str, value: JSON) -> JSON:
     """A side of a step for people."""
     if isinstance(value, dict) and _RAW in value:
         return "(unreadable)"
     return masked_field(field_of(path), value)
 
 
-def differences(entry: HistoryEntry, ring: Keyring) -> list[Difference]:
-    """What an entry changed. A secret that cannot be opened stays sealed: see `is_closed`."""
+def entry_diffs(entry: HistoryEntry, ring: Keyring) -> list[PartDiff]:
+    """What an entry changed. A secret that cannot be opened stays sealed: see `is_sealed`."""
 
-    def side(value: JSON) -> JSON | Unread:
+    def side(value: JSON) -> JSON | UnreadablePart:
         unreadable = isinstance(value, dict) and _RAW in value
-        return Unread(b"") if unreadable else _as_far(value, ring)
+        return UnreadablePart(b"") if unreadable else _as_far(value, ring)
 
     return [
-        Difference(step.path, side(step.before), side(step.after), step.resent)
+        PartDiff(step.path, side(step.before), side(step.after), step.resent)
         for step in entry.changes
     ]
 
@@ -187,7 +187,7 @@ def resent(entries: Iterable[HistoryEntry]) -> Resent:
 
 
 def _as_far(value: JSON, ring: Keyring) -> JSON:
-    if is_closed(value):
+    if is_sealed(value):
         try:
             return _open(value, value, ring)
         except Undecipherable:
@@ -197,19 +197,19 @@ def _as_far(value: JSON, ring: Keyring) -> JSON:
     return [_as_far(inner, ring) for inner in value] if isinstance(value, list) else value
 
 
-def is_closed(value: object) -> bool:
+def is_sealed(value: object) -> bool:
     """Whether this is a secret that was left out of the history, or that no known key opens."""
     return isinstance(value, dict) and (_SEALED in value or _OMITTED in value)
 
 
-def omits(value: JSON) -> bool:
+def omits_secret(value: JSON) -> bool:
     """Whether a secret was left out of a side of a step: a rollback keeps what is there."""
     if isinstance(value, dict):
-        return _OMITTED in value or any(map(omits, value.values()))
-    return isinstance(value, list) and any(map(omits, value))
+        return _OMITTED in value or any(map(omits_secret, value.values()))
+    return isinstance(value, list) and any(map(omits_secret, value))
 
 
-class Undone(msgspec.Struct, frozen=True):
+class RollbackState(msgspec.Struct, frozen=True):
     """What a tenant was."""
 
     parts: Parts
@@ -217,7 +217,7 @@ class Undone(msgspec.Struct, frozen=True):
     """What cannot be brought back: it was left out of the history, and nothing is there to keep."""
 
 
-def before(parts: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> Undone:
+def state_before(parts: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> RollbackState:
     """What a tenant was before these entries, newest first. What they do not touch stays. Raises
     `Undecipherable`."""
     wanted = dict(parts)
@@ -232,17 +232,17 @@ def before(parts: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> Undo
                 found = _restored(step.path, step.before, there, ring, lost[step.path])
             if found is not None:
                 wanted[step.path] = found
-    return Undone(wanted, tuple(sorted(name for names in lost.values() for name in names)))
+    return RollbackState(wanted, tuple(sorted(name for names in lost.values() for name in names)))
 
 
 def _restored(
     path: str, value: JSON, there: object, ring: Keyring, lost: list[str]
-) -> JSON | Unread:
-    found: JSON | Unread
+) -> JSON | UnreadablePart:
+    found: JSON | UnreadablePart
     if isinstance(value, dict) and _RAW in value:
         raw = _open(value[_RAW], None, ring)
-        kept = there if isinstance(there, Unread) else None
-        found = Unread(base64.b64decode(raw)) if isinstance(raw, str) else kept
+        kept = there if isinstance(there, UnreadablePart) else None
+        found = UnreadablePart(base64.b64decode(raw)) if isinstance(raw, str) else kept
     else:
         found = _opened(path, value, there, ring, lost)
     if found is None:
@@ -261,7 +261,7 @@ def _opened(place: str, value: JSON, there: object, ring: Keyring, lost: list[st
     found: dict[str, JSON] = {}
     for name, hidden in value.items():
         inner = _opened(f"{place}.{name}", hidden, held.get(name), ring, lost)
-        if not is_closed(hidden) or inner not in (None, ""):
+        if not is_sealed(hidden) or inner not in (None, ""):
             found[name] = inner
         elif name in PASSWORD and any(held.get(each) for each in PASSWORD):
             found |= {each: held[each] for each in PASSWORD if held.get(each)}
@@ -274,7 +274,7 @@ def _open(hidden: JSON, there: object, ring: Keyring) -> JSON:
     assert isinstance(hidden, dict)
     if _OMITTED in hidden:
         kept: JSON = there  # type: ignore[assignment]
-        return None if isinstance(there, Unread) else kept
+        return None if isinstance(there, UnreadablePart) else kept
     text = ring.unseal(str(hidden[_SEALED]), str(hidden.get(_KEY_ID) or ""))
     value: JSON = msgspec.json.decode(text)
     return value

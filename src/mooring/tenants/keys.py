@@ -95,7 +95,7 @@ def default_namespace() -> str:
     return os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
 
 
-class Keys:
+class TenantKeys:
     """The keys below one namespace: by default what the environment sets, or `jxt`."""
 
     def __init__(self, namespace: str | None = None) -> None:

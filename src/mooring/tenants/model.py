@@ -66,13 +66,13 @@ NO_EXTRA = Extra()  # one for all: a million of them would take memory, and time
 # `gc=False`: none can be part of a cycle, and there are a million of them.
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
+class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
     """What all records have."""
 
     extra: Extra = msgspec.field(default_factory=lambda: NO_EXTRA)
 
 
-class Meta(Record, frozen=True, kw_only=True, gc=False):
+class Meta(TenantRecord, frozen=True, kw_only=True, gc=False):
     id: int
     code: str = ""
     name: str = ""
@@ -85,7 +85,7 @@ class Meta(Record, frozen=True, kw_only=True, gc=False):
         return self.status == "active"
 
 
-class Database(Record, frozen=True, kw_only=True, gc=False):
+class Database(TenantRecord, frozen=True, kw_only=True, gc=False):
     tenant_id: int
     service_code: str
     driver: str = ""
@@ -100,7 +100,7 @@ class Database(Record, frozen=True, kw_only=True, gc=False):
     enabled: bool = True
 
 
-class Ftp(Record, frozen=True, kw_only=True, gc=False):
+class Ftp(TenantRecord, frozen=True, kw_only=True, gc=False):
     tenant_id: int
     username: str
     password_hash: Secret | None = None
@@ -114,7 +114,7 @@ class Ftp(Record, frozen=True, kw_only=True, gc=False):
         return self.status in ("", "active")
 
 
-class Storage(Record, frozen=True, kw_only=True, gc=False):
+class Storage(TenantRecord, frozen=True, kw_only=True, gc=False):
     tenant_id: int
     upload_quota_gb: int | float = 0
     max_file_size_mb: int | float = 0
@@ -136,7 +136,7 @@ class Domain(msgspec.Struct, frozen=True, gc=False):
         return tuple(dict.fromkeys(normal(host) for host in found if host))
 
 
-class Resolver(Record, frozen=True, kw_only=True, gc=False):
+class Resolver(TenantRecord, frozen=True, kw_only=True, gc=False):
     """How requests name their tenant."""
 
     id: int = 0
@@ -148,17 +148,17 @@ class Resolver(Record, frozen=True, kw_only=True, gc=False):
     ftp_type: str = "username"
 
 
-class StorageDirectory(Record, frozen=True, kw_only=True, gc=False):
+class StorageDirectory(TenantRecord, frozen=True, kw_only=True, gc=False):
     directory: str = "tenants"
 
 
 _SETTINGS = (Resolver, StorageDirectory)
 
 Part = Meta | Database | Ftp | Storage | str | tuple[str, ...]
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=TenantRecord)
 
 
-class Unreadable(ValueError):
+class UnreadableValue(ValueError):
     """A value that cannot be understood; the message says why, and shows nothing of it."""
 
 
@@ -170,16 +170,16 @@ def decode(path: str, raw: bytes) -> JSON:
     try:
         value: JSON = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Unreadable("not JSON") from None
+        raise UnreadableValue("not JSON") from None
     if raw.count(b"[") + raw.count(b"{") > DEEPEST and _is_deep(value):
-        raise Unreadable(f"more than {DEEPEST} maps and lists within one another")
+        raise UnreadableValue(f"more than {DEEPEST} maps and lists within one another")
     if path == "domain/aliases":
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise Unreadable("not a list of host names")
+            raise UnreadableValue("not a list of host names")
     elif not isinstance(value, dict) and not path.startswith("platform/"):
-        raise Unreadable("not a JSON object")
+        raise UnreadableValue("not a JSON object")
     return value
 
 
@@ -210,27 +210,27 @@ def encode(path: str, value: JSON) -> bytes:
         raise InvalidRequest(f"{path} cannot be written as JSON: {describe(error)}") from error
 
 
-def understand(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
-    """What a part means. Raises `Unreadable`."""
+def parse_part(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
+    """What a part means. Raises `UnreadableValue`."""
     kind = kind_of(path)
     if kind == "domain":
         return tuple(str(each) for each in value) if isinstance(value, list) else str(value)
     assert isinstance(value, dict)
     if kind == "meta":
-        return record(Meta, value | {"id": tenant})
+        return to_record(Meta, value | {"id": tenant})
     if kind == "database":
         fixed: dict[str, Any] = {"tenantId": tenant, "serviceCode": name_of(path)}
-        return record(Database, _unsealing(value, ring) | fixed)
+        return to_record(Database, _unsealing(value, ring) | fixed)
     if kind == "ftp":
         fixed = {"tenantId": tenant, "username": name_of(path)}
         if isinstance(hashed := value.get("passwordHash"), str):
             fixed["passwordHash"] = Secret(hashed)
-        return record(Ftp, value | fixed)
-    return record(Storage, _newer_storage(value) | {"tenantId": tenant})
+        return to_record(Ftp, value | fixed)
+    return to_record(Storage, _newer_storage(value) | {"tenantId": tenant})
 
 
-def record(kind: type[R], value: Mapping[str, Any]) -> R:
-    """A record of this kind, with what it does not know in `extra`. Raises `Unreadable`."""
+def to_record(kind: type[R], value: Mapping[str, Any]) -> R:
+    """A record of this kind, with what it does not know in `extra`. Raises `UnreadableValue`."""
     names = fields_of(kind)
     if kind in _SETTINGS:
         value = {name: inner for name, inner in value.items() if inner != ""}
@@ -245,11 +245,11 @@ def record(kind: type[R], value: Mapping[str, Any]) -> R:
     try:
         return msgspec.convert(known, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Unreadable(in_words(error, "the value")) from None
+        raise UnreadableValue(in_words(error, "the value")) from None
 
 
 @lru_cache
-def fields_of(kind: type[Record]) -> frozenset[str]:
+def fields_of(kind: type[TenantRecord]) -> frozenset[str]:
     """The names of a record's fields, as they are written."""
     return frozenset(kind.__struct_encode_fields__) - {"extra"}
 
@@ -281,7 +281,7 @@ def _newer_storage(value: dict[str, JSON]) -> dict[str, JSON]:
                 try:
                     size = count / unit
                 except OverflowError:
-                    raise Unreadable(f"{old} is a number that is too large") from None
+                    raise UnreadableValue(f"{old} is a number that is too large") from None
                 rest[new] = int(size) if size.is_integer() else size
     return rest
 
@@ -294,7 +294,7 @@ def _text(raw: bytes) -> str:
         if text.startswith('"'):
             text = msgspec.json.decode(text, type=str).strip()
     except (UnicodeDecodeError, msgspec.DecodeError):
-        raise Unreadable("neither text nor a JSON string") from None
+        raise UnreadableValue("neither text nor a JSON string") from None
     return text
 
 

@@ -18,14 +18,14 @@ from mooring.tenants.keys import (
     DOMAIN,
     IndexEntry,
     IndexKind,
-    Keys,
     Owner,
+    TenantKeys,
     field_of,
     is_id,
     kind_of,
     name_of,
 )
-from mooring.tenants.model import Unreadable, decode
+from mooring.tenants.model import UnreadableValue, decode
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Claim(msgspec.Struct, frozen=True):
         return f"the {what[self.kind]} {quoted(self.name)}"
 
 
-def claims(keys: Keys, tenant: Owner, parts: Mapping[str, object]) -> dict[bytes, Claim]:
+def claims(keys: TenantKeys, tenant: Owner, parts: Mapping[str, object]) -> dict[bytes, Claim]:
     """Everything that a tenant with these parts lays claim to, by key. What all tenants share lays
     no claims."""
     found: dict[bytes, Claim] = {}
@@ -59,7 +59,7 @@ ANY_CASE: tuple[IndexKind, ...] = ("by-code", "host")
 """What is looked up without regard to case."""
 
 
-def folded(keys: Keys, key: bytes) -> bytes:
+def normalized_key(keys: TenantKeys, key: bytes) -> bytes:
     """The key of an index, alike for all that differ only in a case that does not count."""
     if key.isascii() and key == key.lower():
         return key  # nearly all are
@@ -119,7 +119,7 @@ BYTES = MAX_REQUEST_BYTES - 64 * 1024
 _SEAL = 160  # bytes that a sealed value takes beside itself
 
 
-class Unread(msgspec.Struct, frozen=True):
+class UnreadablePart(msgspec.Struct, frozen=True):
     """A part that cannot be understood, as it stands in the store."""
 
     raw: bytes
@@ -132,7 +132,7 @@ class Unread(msgspec.Struct, frozen=True):
         return base64.b64encode(self.raw).decode()
 
 
-Parts: TypeAlias = "Mapping[str, JSON | Unread]"
+Parts: TypeAlias = "Mapping[str, JSON | UnreadablePart]"
 """What a tenant has, by path."""
 
 Resent: TypeAlias = "Mapping[str, Sequence[str]]"
@@ -144,7 +144,7 @@ NOTHING_RESENT: Resent = MappingProxyType({})
 class StoredParts(msgspec.Struct, frozen=True):
     """What the store has of a tenant."""
 
-    parts: dict[str, JSON | Unread]
+    parts: dict[str, JSON | UnreadablePart]
     revisions: dict[str, int]
     strange: tuple[bytes, ...] = ()
     """Keys below the tenant's that are none of its parts."""
@@ -163,27 +163,27 @@ class StoredParts(msgspec.Struct, frozen=True):
     @property
     def obscure(self) -> bool:
         """Whether what leads to the tenant cannot be told from its parts."""
-        return bool(unclear(self.parts))
+        return bool(unclear_kinds(self.parts))
 
-    def may_claim(self, keys: Keys, tenant: int, claim: Claim) -> bool:
+    def may_claim(self, keys: TenantKeys, tenant: int, claim: Claim) -> bool:
         """Whether a tenant that holds this has what another wants; of what cannot be understood,
         what leads to it says so."""
-        theirs = {folded(keys, name) for name in claims(keys, tenant, self.parts)}
-        return claim.kind in unclear(self.parts) or folded(keys, claim.key) in theirs
+        theirs = {normalized_key(keys, name) for name in claims(keys, tenant, self.parts)}
+        return claim.kind in unclear_kinds(self.parts) or normalized_key(keys, claim.key) in theirs
 
 
-def unclear(parts: Parts) -> frozenset[IndexKind]:
+def unclear_kinds(parts: Parts) -> frozenset[IndexKind]:
     """The kinds of claims that parts may lay without saying so: they cannot be understood."""
     found: set[IndexKind] = set()
-    if isinstance(parts.get("meta"), Unread):
+    if isinstance(parts.get("meta"), UnreadablePart):
         found |= {"by-code", "by-name"}
-    if any(isinstance(parts.get(path), Unread) for path in DOMAIN):
+    if any(isinstance(parts.get(path), UnreadablePart) for path in DOMAIN):
         found.add("host")
     return frozenset(found)
 
 
-def held(keys: Keys, owner: Owner, entries: Iterable[Entry]) -> StoredParts:
-    parts: dict[str, JSON | Unread] = {}
+def stored_parts(keys: TenantKeys, owner: Owner, entries: Iterable[Entry]) -> StoredParts:
+    parts: dict[str, JSON | UnreadablePart] = {}
     revisions: dict[str, int] = {}
     strange = []
     for entry in entries:
@@ -194,31 +194,31 @@ def held(keys: Keys, owner: Owner, entries: Iterable[Entry]) -> StoredParts:
         revisions[path] = entry.modified
         try:
             value = decode(path, entry.value)
-        except Unreadable:
+        except UnreadableValue:
             value = None
-        parts[path] = Unread(entry.value) if value is None else value
+        parts[path] = UnreadablePart(entry.value) if value is None else value
     return StoredParts(parts, revisions, tuple(strange))
 
 
-def shown(path: str, value: JSON | Unread) -> JSON | Unread:
+def masked_part(path: str, value: JSON | UnreadablePart) -> JSON | UnreadablePart:
     """A part for people: its secrets are masked."""
-    return value if isinstance(value, Unread) else masked_field(field_of(path), value)
+    return value if isinstance(value, UnreadablePart) else masked_field(field_of(path), value)
 
 
-class Difference(msgspec.Struct, frozen=True):
+class PartDiff(msgspec.Struct, frozen=True):
     """One part that is to change. None: it is not there."""
 
     path: str
-    before: JSON | Unread
-    after: JSON | Unread
+    before: JSON | UnreadablePart
+    after: JSON | UnreadablePart
     resent: tuple[str, ...] = ()
     """Secret fields that count as changed: see `Resent`."""
 
     def __repr__(self) -> str:
         return f"<{self.path}: {self._shown(self.before)!r} → {self._shown(self.after)!r}>"
 
-    def _shown(self, value: JSON | Unread) -> JSON | Unread:
-        return shown(self.path, value)
+    def _shown(self, value: JSON | UnreadablePart) -> JSON | UnreadablePart:
+        return masked_part(self.path, value)
 
     @property
     def size(self) -> int:
@@ -232,8 +232,8 @@ class Difference(msgspec.Struct, frozen=True):
         return _weight(self.path, self.before) > BYTES // 2
 
 
-def _weight(path: str, value: JSON | Unread) -> int:
-    if isinstance(value, Unread):
+def _weight(path: str, value: JSON | UnreadablePart) -> int:
+    if isinstance(value, UnreadablePart):
         return 2 * len(value.raw) + _SEAL
     return len(msgspec.json.encode(value)) + _sealing({field_of(path): value})
 
@@ -250,19 +250,19 @@ def _sealing(value: JSON) -> int:
     )
 
 
-def differences(before: Parts, after: Parts, resent: Resent = NOTHING_RESENT) -> list[Difference]:
+def diff_parts(before: Parts, after: Parts, resent: Resent = NOTHING_RESENT) -> list[PartDiff]:
     paths = sorted(before.keys() | after.keys(), key=_place)
     again = {path: tuple(fields) for path, fields in resent.items() if path in before}
     return [
-        Difference(path, before.get(path), after.get(path), again.get(path, ()))
+        PartDiff(path, before.get(path), after.get(path), again.get(path, ()))
         for path in paths
         if not _same(before.get(path), after.get(path)) or (path in again and path in after)
     ]
 
 
-def _same(one: JSON | Unread, other: JSON | Unread) -> bool:
+def _same(one: JSON | UnreadablePart, other: JSON | UnreadablePart) -> bool:
     """As they are written: true is not 1."""
-    if isinstance(one, Unread) or isinstance(other, Unread):
+    if isinstance(one, UnreadablePart) or isinstance(other, UnreadablePart):
         return one == other
     return one == other and _exactly(one) == _exactly(other)
 

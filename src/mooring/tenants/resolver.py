@@ -87,7 +87,7 @@ Source = Lookup | Callable[[], Lookup | None]
 """The tenants, or a function that has them: None, or `Unavailable`, while nothing was loaded."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class TenantReference(msgspec.Struct, frozen=True):
     """What a request calls its tenant."""
 
     by: Literal["id", "code", "host"]
@@ -98,7 +98,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return int(self.name) if self.by == "id" and is_id(self.name) else self.name
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class TenantRejection(msgspec.Struct, frozen=True):
     """Why a request may not go on, as it is told to who sent it."""
 
     status: int
@@ -123,8 +123,10 @@ class Refusal(msgspec.Struct, frozen=True):
         ]
 
 
-UNAVAILABLE = Refusal(503, "tenants_unavailable", "the tenants are not loaded yet: try again")
-UNRESOLVED = Refusal(
+UNAVAILABLE = TenantRejection(
+    503, "tenants_unavailable", "the tenants are not loaded yet: try again"
+)
+UNRESOLVED = TenantRejection(
     503,
     "tenants_unavailable",
     "how a request names its tenant cannot be told: the setting common/resolver is unreadable",
@@ -183,7 +185,7 @@ class Admission:
         self._told = ""
         """Why all are turned away, as it was logged."""
 
-    def decide(self, source: Source | None, request: Request) -> Tenant | Refusal | None:
+    def decide(self, source: Source | None, request: Request) -> Tenant | TenantRejection | None:
         """The request's tenant; None: it goes on without one."""
         if self._exempt and self.exempts(request.path):
             return None
@@ -194,8 +196,8 @@ class Admission:
         if resolver is None:
             return self._turned_away(UNRESOLVED)
         self._told = ""
-        named = wanted(resolver, request, host_header=self._host_header)
-        if isinstance(named, Refusal):
+        named = tenant_reference(resolver, request, host_header=self._host_header)
+        if isinstance(named, TenantRejection):
             passes = named.code == "tenant_missing" and not self._required
             return None if passes else named
         tenant = find(tenants, named)
@@ -205,7 +207,7 @@ class Admission:
             return None if passes else _unknown(named)
         return self._judged(tenant, named)
 
-    def _turned_away(self, refusal: Refusal, why: str = "") -> Refusal:
+    def _turned_away(self, refusal: TenantRejection, why: str = "") -> TenantRejection:
         """It is told once, and not at each request."""
         told = why or refusal.message
         if told != self._told:
@@ -216,7 +218,7 @@ class Admission:
     def exempts(self, path: str) -> bool:
         return any(path == each or path.startswith(f"{each}/") for each in self._exempt)
 
-    def _judged(self, tenant: Tenant, named: Wanted) -> Tenant | Refusal:
+    def _judged(self, tenant: Tenant, named: TenantReference) -> Tenant | TenantRejection:
         assert tenant.meta is not None
         status = tenant.meta.status
         if status not in _STATUSES:
@@ -224,7 +226,7 @@ class Admission:
         if status not in self._refuse:
             return tenant
         code: Code = "tenant_suspended" if status == "suspended" else "tenant_inactive"
-        return Refusal(403, code, f"the tenant is {status}", named.shown)
+        return TenantRejection(403, code, f"the tenant is {status}", named.shown)
 
 
 def _loaded(source: Source | None) -> tuple[Lookup | None, str]:
@@ -235,7 +237,7 @@ def _loaded(source: Source | None) -> tuple[Lookup | None, str]:
         return None, f"there are no tenants yet: {error}"
 
 
-def find(tenants: Lookup, named: Wanted) -> Tenant | None:
+def find(tenants: Lookup, named: TenantReference) -> Tenant | None:
     """The tenant of that name. One without meta is none: it is not there yet, or no longer."""
     id: int | None
     if named.by == "id":
@@ -248,7 +250,9 @@ def find(tenants: Lookup, named: Wanted) -> Tenant | None:
     return None if tenant is None or tenant.meta is None else tenant
 
 
-def wanted(resolver: Resolver, request: Request, *, host_header: str = "host") -> Wanted | Refusal:
+def tenant_reference(
+    resolver: Resolver, request: Request, *, host_header: str = "host"
+) -> TenantReference | TenantRejection:
     """What the request calls its tenant, or why that cannot be told."""
     if resolver.http_type == "host":
         return _by_host(resolver.http_host_mode, request.header(host_header), host_header)
@@ -261,37 +265,41 @@ def wanted(resolver: Resolver, request: Request, *, host_header: str = "host") -
         segments = [segment for segment in request.path.split("/") if segment]
         values = segments[index : index + 1] if index >= 0 else []
     if not values:
-        return Refusal(400, "tenant_missing", f"{_where(resolver)} is missing: it names the tenant")
+        return TenantRejection(
+            400, "tenant_missing", f"{_where(resolver)} is missing: it names the tenant"
+        )
     value = values[0]
     if len(values) > 1 and len({each.lower() for each in values}) > 1:
         message = f"{_where(resolver)} is given more than once, not alike"
-        return Refusal(400, "tenant_ambiguous", message)
+        return TenantRejection(400, "tenant_ambiguous", message)
     if len(value) > _LONGEST or not value.isprintable():
         message = f"{_where(resolver)} is neither a tenant's id nor its code"
-        return Refusal(400, "tenant_malformed", message)
-    return Wanted("id" if value.isascii() and value.isdigit() else "code", value)
+        return TenantRejection(400, "tenant_malformed", message)
+    return TenantReference("id" if value.isascii() and value.isdigit() else "code", value)
 
 
 def _by_host(
     mode: Literal["numeric", "domain", "code"], values: Sequence[str], header: str
-) -> Wanted | Refusal:
+) -> TenantReference | TenantRejection:
     if len(values) > 1:
-        return Refusal(400, "tenant_ambiguous", f"the header {header} is given more than once")
+        return TenantRejection(
+            400, "tenant_ambiguous", f"the header {header} is given more than once"
+        )
     host = "" if not values else host_of(values[0]) if values[0].isascii() else None
     if host is None:
-        return Refusal(400, "tenant_malformed", f"the header {header} is not a host")
+        return TenantRejection(400, "tenant_malformed", f"the header {header} is not a host")
     if not host:
         message = f"the header {header} is missing: it names the tenant"
-        return Refusal(400, "tenant_missing", message)
+        return TenantRejection(400, "tenant_missing", message)
     if mode == "domain":
-        return Wanted("host", host)
+        return TenantReference("host", host)
     label, dot, rest = host.partition(".")
     is_address = ":" in host or (dot and rest.rpartition(".")[2].isdigit())
     if is_address or (mode == "numeric" and not label.isdigit()):
         kind = "id" if mode == "numeric" else "code"
         message = f"the host {host} does not begin with the {kind} of a tenant"
-        return Refusal(400, "tenant_missing", message)
-    return Wanted("id" if mode == "numeric" else "code", label)
+        return TenantRejection(400, "tenant_missing", message)
+    return TenantReference("id" if mode == "numeric" else "code", label)
 
 
 def _listed(values: Sequence[str]) -> list[str]:
@@ -316,8 +324,8 @@ def _where(resolver: Resolver) -> str:
     return f"the header {(resolver.http_header_name or _DEFAULT.http_header_name)[:_LONGEST]}"
 
 
-def _unknown(named: Wanted) -> Refusal:
-    return Refusal(404, "tenant_unknown", f"no tenant has this {named.by}", named.shown)
+def _unknown(named: TenantReference) -> TenantRejection:
+    return TenantRejection(404, "tenant_unknown", f"no tenant has this {named.by}", named.shown)
 
 
 _tenant: ContextVar[Tenant | None] = ContextVar("mooring.tenant", default=None)

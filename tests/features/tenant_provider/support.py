@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 
 from mooring.store import Put, Store
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.read.provider import Provider
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
 
-KEYS = Keys()
+KEYS = TenantKeys()
 
 
 DEAD = "etcd://127.0.0.1:1?timeout=500ms"
@@ -37,7 +37,7 @@ def where(tenants: Tenants) -> str:
     return tenants.storage_directory.directory if tenants.storage_directory else "unknown"
 
 
-def content(tenants: Tenants) -> Snapshot:
+def content(tenants: Tenants) -> TenantSnapshot:
     """All but the revision. On a server that is shared, a lease of another test that expires moves
     the revision on, and only a provider that starts after that sees it."""
     return msgspec.structs.replace(tenants.snapshot, revision=0)

@@ -17,7 +17,7 @@ import mooring.sync
 from mooring.errors import Closed, InvalidRequest, NotConfigured, Unavailable
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store, key, prefix
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import Resolver
 from mooring.tenants.read.parser import Changed
 from mooring.tenants.read.provider import Provider
@@ -358,7 +358,7 @@ class TestFollowing:
 
     async def test_another_namespace_is_another_world(self, store: Store):
         await store.commit(*WHOLE)
-        async with Provider(store, Keys("/other//ns/"), Keyring()) as t:
+        async with Provider(store, TenantKeys("/other//ns/"), Keyring()) as t:
             assert len(t.ids()) == 0
             await store.commit(Put(b"other/ns/tenants/5/meta", b'{"code": "x"}'))
             await eventually(lambda: t.by_code("x") == 5)

@@ -10,11 +10,11 @@ import pytest
 
 from mooring.errors import Unavailable
 from mooring.store import Delete, Entry, Put, Store, key
-from mooring.tenants.cooperative import Paced
+from mooring.tenants.cooperative import SlicedWork
 from mooring.tenants.read.disk_copy import CopyFile
-from mooring.tenants.read.parser import Changed, KeyChange, Outcome, Reading
+from mooring.tenants.read.parser import Changed, KeyChange, SnapshotParser, SnapshotUpdate
 from mooring.tenants.read.provider import Provider
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
 from tests.features.tenant_provider.support import (
@@ -35,33 +35,33 @@ class Stumbling:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.updates = self.anew = self.waits = False
-        apply, onto, anew = Reading.apply, Outcome.onto, Reading.anew
+        apply, onto, anew = SnapshotParser.apply, SnapshotUpdate.onto, SnapshotParser.anew
 
         def stumbling_apply(
-            reading: Reading, snapshot: Snapshot, changes: Iterable[KeyChange]
-        ) -> Outcome:
+            reading: SnapshotParser, snapshot: TenantSnapshot, changes: Iterable[KeyChange]
+        ) -> SnapshotUpdate:
             if self.updates:
                 raise RuntimeError("a mistake")
             return apply(reading, snapshot, changes)
 
-        def stumbling_onto(outcome: Outcome, snapshot: Snapshot) -> Outcome:
+        def stumbling_onto(outcome: SnapshotUpdate, snapshot: TenantSnapshot) -> SnapshotUpdate:
             """The same for an update that a read of everything brings."""
             if self.updates:
                 raise RuntimeError("a mistake")
             return onto(outcome, snapshot)
 
         def stumbling_anew(
-            reading: Reading, shown: Snapshot, entries: Mapping[bytes, Entry]
-        ) -> Paced[Outcome]:
+            reading: SnapshotParser, shown: TenantSnapshot, entries: Mapping[bytes, Entry]
+        ) -> SlicedWork[SnapshotUpdate]:
             while self.waits:
                 yield
             if self.anew:
                 raise RuntimeError("another mistake")
             return (yield from anew(reading, shown, entries))
 
-        monkeypatch.setattr(Reading, "apply", stumbling_apply)
-        monkeypatch.setattr(Outcome, "onto", stumbling_onto)
-        monkeypatch.setattr(Reading, "anew", stumbling_anew)
+        monkeypatch.setattr(SnapshotParser, "apply", stumbling_apply)
+        monkeypatch.setattr(SnapshotUpdate, "onto", stumbling_onto)
+        monkeypatch.setattr(SnapshotParser, "anew", stumbling_anew)
 
 
 @pytest.fixture

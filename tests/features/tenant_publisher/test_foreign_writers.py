@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mooring.store import Committed, Delete, Put, Store, key, prefix
-from mooring.tenants.document import parse, written
-from mooring.tenants.keys import Keys
-from mooring.tenants.model import Part, understand
-from mooring.tenants.parts import Unread
+from mooring.tenants.document import parse, to_document
+from mooring.tenants.keys import TenantKeys
+from mooring.tenants.model import Part, parse_part
+from mooring.tenants.parts import UnreadablePart
 from mooring.tenants.publish.publisher import Publisher
 from tests.features.tenant_files import (
     KEYS,
@@ -106,11 +106,13 @@ async def test_a_record_of_theirs_means_the_same_after_an_export_and_a_publish(s
         "storage": b'{"quotaBytes":1073741824,"maxFileSizeMb":0.5}',
     }
     await store.commit(*(Put(KEYS.part(1, path), raw) for path, raw in theirs.items()))
-    here, elsewhere = (Publisher(store, Keys(name), ring=NO_KEY) for name in ("jxt", "elsewhere"))
+    here, elsewhere = (
+        Publisher(store, TenantKeys(name), ring=NO_KEY) for name in ("jxt", "elsewhere")
+    )
     meant = await meaning(here)
-    await elsewhere.apply(parse(written(1, await here.read(1), secrets=True)))
+    await elsewhere.apply(parse(to_document(1, await here.read(1), secrets=True)))
     assert await meaning(elsewhere) == meant
-    changed = await here.apply(parse(written(1, await here.read(1), secrets=True)))
+    changed = await here.apply(parse(to_document(1, await here.read(1), secrets=True)))
     assert await meaning(here) == meant
     assert {change.path for change in changed.changes} == {
         "meta",
@@ -120,14 +122,14 @@ async def test_a_record_of_theirs_means_the_same_after_an_export_and_a_publish(s
         "storage",
     }
     for each in (here, elsewhere):
-        again = await each.apply(parse(written(1, await each.read(1), secrets=True)))
+        again = await each.apply(parse(to_document(1, await each.read(1), secrets=True)))
         assert again.changes == ()
 
 
 async def meaning(publisher: Publisher) -> dict[str, Part]:
     """What readers see of tenant 1."""
     return {
-        path: understand(1, path, told, NO_KEY)
+        path: parse_part(1, path, told, NO_KEY)
         for path, told in (await publisher.read(1)).items()
-        if told and not isinstance(told, Unread)
+        if told and not isinstance(told, UnreadablePart)
     }

@@ -11,7 +11,7 @@ import pytest
 from mooring.errors import InvalidRequest, NotConfigured, OutcomeUnknown, Taken, Undecipherable
 from mooring.model import JSON
 from mooring.store import Delete, Put, Store, key
-from mooring.tenants.parts import Unread
+from mooring.tenants.parts import UnreadablePart
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory
@@ -171,14 +171,14 @@ class TestHistory:
         assert base64.b64encode(broken) not in history
         assert "hunter2" not in repr(await publisher.history(1))
         await publisher.rollback(1, 0)
-        assert (await publisher.read(1))["storage"] == Unread(broken)
+        assert (await publisher.read(1))["storage"] == UnreadablePart(broken)
 
     async def test_without_a_key_what_could_not_be_read_stays_as_it_is(self, store: Store):
         publisher = Publisher(store, ring=NO_KEY)
         await store.commit(Put(KEYS.part(1, "storage"), b"{one"))
-        await publisher.change(1, lambda there: {"storage": Unread(b"{two"), "ftp/bob": {}})
+        await publisher.change(1, lambda there: {"storage": UnreadablePart(b"{two"), "ftp/bob": {}})
         await publisher.rollback(1, 0)
-        assert await publisher.read(1) == {"storage": Unread(b"{two")}
+        assert await publisher.read(1) == {"storage": UnreadablePart(b"{two")}
 
     async def test_a_deleted_tenant_comes_back_with_all_that_leads_to_it(
         self, store: Store, publisher: Publisher

@@ -31,7 +31,7 @@ from mooring.tenants.keys import (
     DOMAIN,
     PLATFORM,
     IndexKind,
-    Keys,
+    TenantKeys,
     check_id,
     is_id,
     joined,
@@ -70,7 +70,7 @@ class OldIndex(msgspec.Struct, frozen=True):
 class OldKeys:
     """The old keys below one namespace."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: TenantKeys) -> None:
         self._new = keys
         self.root = f"{keys.namespace}//"
         self.all = prefix(self.root.encode())

@@ -14,8 +14,8 @@ from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, PartPlan, Verdict
 from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
 from mooring.store.contract import Entry
-from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, Keys
-from mooring.tenants.parts import Claim, Unread, claims, holder
+from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, TenantKeys
+from mooring.tenants.parts import Claim, UnreadablePart, claims, holder
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def compared_index(
-    keys: Keys, index: Iterable[Index], here: View | None, steps: Sequence[PartPlan]
+    keys: TenantKeys, index: Iterable[Index], here: View | None, steps: Sequence[PartPlan]
 ) -> Iterator[PartPlan]:
     """How the old indexes of a tenant stand to what it has. They are not copied: the new ones
     follow from the data. One goes with what it leads to."""
@@ -61,14 +61,16 @@ def compared_index(
 def _may_hide(place: OldIndex, here: View) -> bool:
     """Whether a part that cannot be understood may have what an index leads to."""
     paths = {"host": DOMAIN, "ftp-user": (f"ftp/{place.name}",)}.get(place.kind, ("meta",))
-    return any(here.told.hides(path) or isinstance(here.new.get(path), Unread) for path in paths)
+    return any(
+        here.told.hides(path) or isinstance(here.new.get(path), UnreadablePart) for path in paths
+    )
 
 
 def _nobody(holder: int) -> str:
     return f"there is no tenant {holder}" if holder else "it does not say to whom it leads"
 
 
-def _leads(place: OldIndex, claim: Claim, parts: Mapping[str, JSON | Unread]) -> bool:
+def _leads(place: OldIndex, claim: Claim, parts: Mapping[str, JSON | UnreadablePart]) -> bool:
     if place.kind != claim.kind:
         return False
     meta = parts.get("meta")
@@ -79,7 +81,7 @@ def _leads(place: OldIndex, claim: Claim, parts: Mapping[str, JSON | Unread]) ->
 
 
 def unled(
-    keys: Keys,
+    keys: TenantKeys,
     old_keys: OldKeys,
     here: View,
     index: Sequence[Index],
@@ -94,7 +96,7 @@ def unled(
 
 
 def amiss(
-    keys: Keys, views: Mapping[int, View], index: Mapping[bytes, Entry]
+    keys: TenantKeys, views: Mapping[int, View], index: Mapping[bytes, Entry]
 ) -> Iterator[PartPlan]:
     """New indexes that do not lead where the new keys say."""
     owners: dict[bytes, dict[int, Claim]] = {}
@@ -129,7 +131,7 @@ def _of_name(name: bytes, owners: Mapping[int, Claim], entry: Entry | None) -> I
 
 
 def _raw_name(
-    keys: Keys, place: IndexEntry, tenant: int, owners: Mapping[bytes, Mapping[int, Claim]]
+    keys: TenantKeys, place: IndexEntry, tenant: int, owners: Mapping[bytes, Mapping[int, Claim]]
 ) -> bool:
     """Whether an older publisher wrote a name there, unescaped, and it is right."""
     return place.kind == "by-name" and tenant in owners.get(keys.index("by-name", place.name), {})
@@ -138,5 +140,5 @@ def _raw_name(
 def _obscure(here: View | None) -> bool:
     """Whether what leads to a tenant cannot be told from its parts."""
     return here is not None and any(
-        isinstance(here.new.get(path), Unread) for path in ("meta", *DOMAIN)
+        isinstance(here.new.get(path), UnreadablePart) for path in ("meta", *DOMAIN)
     )

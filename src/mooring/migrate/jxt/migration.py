@@ -20,7 +20,7 @@ from mooring.migrate.jxt.reader import Mark, Reading, Whole
 from mooring.migrate.jxt.state import Marker
 from mooring.migrate.jxt.sync_unit import NewIndexes, SyncResult, UnitSync
 from mooring.store.contract import Delete, Put, Store, absent, key, unchanged
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.publish.committer import now
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
@@ -55,7 +55,7 @@ class Migration:
         ring: Keyring | None = None,
         by: str = "",
     ) -> None:
-        self.keys = Keys(namespace)
+        self.keys = TenantKeys(namespace)
         self.store = store
         self.ring = Keyring.from_environment() if ring is None else ring
         self.reading = Reading(store, self.keys)

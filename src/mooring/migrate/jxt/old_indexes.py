@@ -20,7 +20,7 @@ from mooring.migrate.jxt.state import Base, SyncedState
 from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.parts import Claim, claims, holder
 from mooring.tenants.secrets import Keyring
 
@@ -34,7 +34,7 @@ class Led(msgspec.Struct):
 
 
 def places(
-    keys: Keys, old_keys: OldKeys, unit: int, parts: Mapping[str, object]
+    keys: TenantKeys, old_keys: OldKeys, unit: int, parts: Mapping[str, object]
 ) -> dict[bytes, Claim]:
     """The old indexes that lead to a tenant with these parts."""
     found = claims(keys, unit, parts).values()

@@ -11,8 +11,8 @@ from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.state import Phase
 from mooring.migrate.jxt.translation import Finding
 from mooring.migrate.jxt.unit import View
-from mooring.tenants.keys import Keys
-from mooring.tenants.parts import Claim, Unread, claims
+from mooring.tenants.keys import TenantKeys
+from mooring.tenants.parts import Claim, UnreadablePart, claims
 from mooring.tenants.secrets import Keyring
 
 
@@ -55,7 +55,7 @@ def _names(of: Iterable[Mapping[bytes, Claim]]) -> set[bytes]:
     return {name for each in of for name in each}
 
 
-def lots(keys: Keys, views: Iterable[View], ring: Keyring) -> Lots:
+def lots(keys: TenantKeys, views: Iterable[View], ring: Keyring) -> Lots:
     """Who gets what several lay claim to: who has it already, else the one with the lowest id. A
     part that cannot come lays claim to nothing, and what was to make room for it stays."""
     ordered = sorted((each for each in views if each.unit), key=lambda each: each.unit)
@@ -93,7 +93,7 @@ def _share_out(claimants: Iterable[_Claimant], lost: dict[int, dict[str, Lost]])
                 holders.update(dict.fromkeys(wanted, each.unit))
 
 
-def _claimant(keys: Keys, here: View, ring: Keyring) -> _Claimant:
+def _claimant(keys: TenantKeys, here: View, ring: Keyring) -> _Claimant:
     moves = {path: here.decide(path, ring).move for path in here.paths}
     comes = {path: here.told.parts[path].value for path, move in moves.items() if move == "to new"}
     return _Claimant(
@@ -104,7 +104,7 @@ def _claimant(keys: Keys, here: View, ring: Keyring) -> _Claimant:
     )
 
 
-def _by_part(keys: Keys, unit: int, parts: Mapping[str, object]) -> _Claims:
+def _by_part(keys: TenantKeys, unit: int, parts: Mapping[str, object]) -> _Claims:
     return {path: claims(keys, unit, {path: value}) for path, value in parts.items()}
 
 
@@ -206,7 +206,7 @@ class _Terms(msgspec.Struct, frozen=True):
 
 
 def compared(
-    keys: Keys,
+    keys: TenantKeys,
     here: View,
     ring: Keyring,
     *,
@@ -233,7 +233,7 @@ def vanished(here: View, ring: Keyring) -> set[str]:
     return {path for path in here.paths if here.decide(path, ring).move == "out of old"}
 
 
-def place_of(keys: Keys, unit: int, path: str) -> bytes:
+def place_of(keys: TenantKeys, unit: int, path: str) -> bytes:
     """Where a part of a unit is today."""
     if unit:
         return keys.part(unit, path)
@@ -258,7 +258,7 @@ def _of_key(here: View, finding: Finding, terms: _Terms) -> tuple[Verdict, str]:
 def _of_part(here: View, path: str, terms: _Terms) -> tuple[Verdict, str]:
     if path not in here.told.parts:
         return "unreadable", f"{path} cannot be told: a later key of it cannot be read"
-    if isinstance(here.new.get(path), Unread):
+    if isinstance(here.new.get(path), UnreadablePart):
         return "blocked", ""
     if path == SENTINEL and path in here.new:
         return "equal", ""  # it beats on both sides

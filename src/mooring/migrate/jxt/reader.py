@@ -14,7 +14,7 @@ from mooring.migrate.jxt.plan import PartPlan
 from mooring.migrate.jxt.state import LedgerKeys, Marker, Phase, marker_of, phase_of
 from mooring.migrate.jxt.unit import View, view
 from mooring.store.contract import Entry, Query, Range, Snapshot, Store, key
-from mooring.tenants.keys import CommonPart, Keys
+from mooring.tenants.keys import CommonPart, TenantKeys
 from mooring.tenants.parts import holder
 
 _TRIES = 3
@@ -50,7 +50,7 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 class Reading:
-    def __init__(self, store: Store, keys: Keys) -> None:
+    def __init__(self, store: Store, keys: TenantKeys) -> None:
         self._store = store
         self.keys, self.old, self.ledger = keys, OldKeys(keys), LedgerKeys(keys)
         self._common = (keys.common, keys.platform, keys.health)

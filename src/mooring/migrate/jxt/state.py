@@ -9,7 +9,7 @@ import msgspec
 
 from mooring.errors import StoreError
 from mooring.store.contract import Delete, Entry, Put, Write, key, prefix
-from mooring.tenants.keys import Keys, is_id
+from mooring.tenants.keys import TenantKeys, is_id
 
 Move: TypeAlias = Literal["", "to new", "to old", "out of new", "out of old"]
 """What is to be done with a part; empty: nothing."""
@@ -108,7 +108,7 @@ class SyncedState(NamedTuple):
 
 
 class LedgerKeys:
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: TenantKeys) -> None:
         self._root = f"{keys.namespace}/_migration/jxt/"
         self.all = prefix(self._root.encode())
         self.marker = f"{self._root}cutover".encode()

@@ -30,11 +30,11 @@ from mooring.migrate.jxt.unit import View
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
 from mooring.tasks import Backoff
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import encode
-from mooring.tenants.parts import Parts, claims, held
+from mooring.tenants.parts import Parts, claims, stored_parts
 from mooring.tenants.publish.merge import resealed
-from mooring.tenants.publish.plan import contested, raw_names
+from mooring.tenants.publish.plan import conflicting_claims, unnormalized_keys
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 
@@ -273,10 +273,10 @@ class UnitSync:
             if each.move == "to new" and each.path not in known:
                 parts[each.path] = here.told.parts[each.path].value
         wanted = claims(self._keys, here.unit, parts)
-        index = await self._signposts.entries({*wanted, *raw_names(self._keys, parts)})
+        index = await self._signposts.entries({*wanted, *unnormalized_keys(self._keys, parts)})
         return {
             claim.path: f"{claim} is tenant {other}'s"
-            for claim, _, other in contested(here.unit, wanted, self._keys, index)
+            for claim, _, other in conflicting_claims(here.unit, wanted, self._keys, index)
             if here.new.get(claim.path) != parts[claim.path]
         }
 
@@ -336,7 +336,7 @@ _INDEXES_PER_COMMIT = 50
 
 
 class NewIndexes:
-    def __init__(self, store: Store, keys: Keys, publisher: Publisher) -> None:
+    def __init__(self, store: Store, keys: TenantKeys, publisher: Publisher) -> None:
         self._store, self._keys, self._publisher = store, keys, publisher
 
     async def mend(self, those: tuple[int, Sequence[PartPlan]]) -> SyncResult:
@@ -363,7 +363,7 @@ class NewIndexes:
         head = self._keys.history_head(unit)
         found = await self._store.commit(read=[Query(self._keys.parts(unit)), Query(key(head))])
         parts, last = found.reads
-        there = claims(self._keys, unit, held(self._keys, unit, parts.entries).parts)
+        there = claims(self._keys, unit, stored_parts(self._keys, unit, parts.entries).parts)
         due = [step for step in steps if step.key not in there]
         if not due:
             return []

@@ -13,14 +13,14 @@ from mooring.store.contract import Entry
 from mooring.tenants.keys import COMMON, DOMAIN, PLATFORM, is_path, kind_of, name_of
 from mooring.tenants.model import (
     Database,
-    Record,
     Resolver,
     StorageDirectory,
-    Unreadable,
+    TenantRecord,
+    UnreadableValue,
     decode,
     encode,
-    record,
-    understand,
+    parse_part,
+    to_record,
 )
 from mooring.tenants.secrets import Keyring, Secret
 from mooring.tenants.validation import FIELDS, host
@@ -29,7 +29,9 @@ DEFAULT_SERVICE = "default"
 """The service of a database that was configured for a whole tenant."""
 
 _NO_KEYS = Keyring()
-_COMMON: Mapping[str, type[Record]] = dict(zip(COMMON, (Resolver, StorageDirectory), strict=True))
+_COMMON: Mapping[str, type[TenantRecord]] = dict(
+    zip(COMMON, (Resolver, StorageDirectory), strict=True)
+)
 _FINE = 1024
 """Storage in bytes is told in larger units where these come in whole fractions of that size."""
 
@@ -93,7 +95,7 @@ def translated(keys: OldKeys, unit: int, entries: Iterable[Entry]) -> Translatio
         raw[name] = entry.value
         try:
             value = read(place, entry.value)
-        except Unreadable as error:
+        except UnreadableValue as error:
             findings[name] = Finding(name, entry.modified, problems=(str(error),), readable=False)
             hidden.add(_hidden(place))
             continue
@@ -127,15 +129,15 @@ def _hidden(place: OldPart) -> str:
 
 
 def read(place: OldPart, raw: bytes) -> JSON:
-    """What a key holds. Raises `Unreadable`."""
+    """What a key holds. Raises `UnreadableValue`."""
     if place.path in DOMAIN and raw.strip() in (b"null", b""):
         return [] if place.path == "domain/aliases" else ""  # as Go writes what is empty
     if place.path == "ftp":
         value = decode(PLATFORM, raw)  # any JSON
         if isinstance(value, dict) and not {"ftpConfigs", "username"} & value.keys():
-            raise Unreadable("neither a list of users nor one of them")
+            raise UnreadableValue("neither a list of users nor one of them")
         if not isinstance(users_of(value), list):
-            raise Unreadable("not a list of users")
+            raise UnreadableValue("not a list of users")
         return value
     return decode(place.path, raw)
 
@@ -170,7 +172,7 @@ def _given(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, 
     elif path == "storage" and isinstance(value, dict):
         try:
             yield path, _today(unit, value), ""
-        except Unreadable as error:
+        except UnreadableValue as error:
             yield path, value, str(error)
     elif value is None:
         yield path, value, "it is null"
@@ -196,7 +198,7 @@ def _today(unit: int, value: dict[str, JSON]) -> JSON:
     ):
         count = fields.get(old)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
-            raise Unreadable(f"{old} is no number")
+            raise UnreadableValue(f"{old} is no number")
         if count is None or fields.get(new) is not None:
             fields.pop(old, None)
         elif count * _FINE % size == 0:
@@ -225,8 +227,8 @@ def _wrong(unit: int, path: str, value: JSON) -> str:
             if value.get(field) not in (None, "") and (wrong := FIELDS[kind][field](value[field])):
                 return f"{field} {wrong}"
     try:
-        understand(unit, path, value, _NO_KEYS)
-    except Unreadable as error:
+        parse_part(unit, path, value, _NO_KEYS)
+    except UnreadableValue as error:
         return str(error)
     return ""
 
@@ -234,8 +236,8 @@ def _wrong(unit: int, path: str, value: JSON) -> str:
 def _wrong_common(path: str, value: JSON) -> str:
     try:
         if path in _COMMON and isinstance(value, dict):
-            record(_COMMON[path], value)
-    except Unreadable as error:
+            to_record(_COMMON[path], value)
+    except UnreadableValue as error:
         return str(error)
     return ""
 
@@ -251,8 +253,8 @@ def same(unit: int, path: str, one: JSON, other: JSON, ring: Keyring) -> bool:
     if not unit or kind_of(path) == "domain":
         return False
     try:
-        first, second = (understand(unit, path, each, ring) for each in (one, other))
-    except Unreadable:
+        first, second = (parse_part(unit, path, each, ring) for each in (one, other))
+    except UnreadableValue:
         return False
     if isinstance(first, Database) and isinstance(second, Database):
         bare = [msgspec.structs.replace(each, password=None) for each in (first, second)]
@@ -367,7 +369,7 @@ def _with_users(before: bytes | None, changes: Mapping[str, JSON]) -> bytes | No
     is no user stays."""
     try:
         value = read(OldPart(0, "ftp"), before) if before is not None else {"ftpConfigs": []}
-    except Unreadable:  # who calls does not change what cannot be read
+    except UnreadableValue:  # who calls does not change what cannot be read
         value = {"ftpConfigs": []}
     listed = users_of(value)
     left = dict(changes)

@@ -21,9 +21,9 @@ from mooring.migrate.jxt.state import decide_after as _decide_after
 from mooring.migrate.jxt.translation import Translation, same, translated
 from mooring.model import JSON
 from mooring.store.contract import Entry
-from mooring.tenants.keys import CommonPart, Keys
-from mooring.tenants.model import Unreadable, decode
-from mooring.tenants.parts import Unread, held
+from mooring.tenants.keys import CommonPart, TenantKeys
+from mooring.tenants.model import UnreadableValue, decode
+from mooring.tenants.parts import UnreadablePart, stored_parts
 from mooring.tenants.secrets import Keyring
 
 
@@ -31,7 +31,7 @@ class View(msgspec.Struct, frozen=True):
     unit: int
     told: Translation
     """The old keys."""
-    new: Mapping[str, JSON | Unread]
+    new: Mapping[str, JSON | UnreadablePart]
     revisions: Mapping[str, int]
     """When each new part was written."""
     known: SyncedState
@@ -57,7 +57,7 @@ class View(msgspec.Struct, frozen=True):
 
     def same(self, path: str, ring: Keyring) -> bool:
         old, new = self.told.parts.get(path), self.new.get(path)
-        if old is None or new is None or isinstance(new, Unread):
+        if old is None or new is None or isinstance(new, UnreadablePart):
             return False
         return same(self.unit, path, old.value, new, ring)
 
@@ -68,24 +68,24 @@ class View(msgspec.Struct, frozen=True):
         return not self.told.hides(path)
 
     def decide(self, path: str, ring: Keyring) -> Decision:
-        if isinstance(self.new.get(path), Unread):
+        if isinstance(self.new.get(path), UnreadablePart):
             return Decision()
         base = self.bases.get(path, NO_BASE)
         return decide(*self.sides(path), base, same=self.same(path, ring))
 
     def decide_after(self, path: str, ring: Keyring) -> Following:
-        if isinstance(self.new.get(path), Unread):
+        if isinstance(self.new.get(path), UnreadablePart):
             return Following()
         base = self.bases.get(path, NO_BASE)
         return _decide_after(*self.sides(path), base, same=self.same(path, ring))
 
 
-def _digest(value: JSON | Unread) -> str:
-    return value.text if isinstance(value, Unread) else digest(value)
+def _digest(value: JSON | UnreadablePart) -> str:
+    return value.text if isinstance(value, UnreadablePart) else digest(value)
 
 
 def view(
-    keys: Keys,
+    keys: TenantKeys,
     old_keys: OldKeys,
     unit: int,
     old: Iterable[Entry],
@@ -97,7 +97,7 @@ def view(
     former = [entry for entry in entries if unit and keys.understand(entry.key) is None]
     told = translated(old_keys, unit, [*old, *former])
     if unit:
-        there = held(keys, unit, entries)
+        there = stored_parts(keys, unit, entries)
         parts, revisions = there.parts, there.revisions
     else:
         parts, revisions = _common(keys, entries)
@@ -106,9 +106,9 @@ def view(
 
 
 def _common(
-    keys: Keys, entries: Iterable[Entry]
-) -> tuple[dict[str, JSON | Unread], dict[str, int]]:
-    parts: dict[str, JSON | Unread] = {}
+    keys: TenantKeys, entries: Iterable[Entry]
+) -> tuple[dict[str, JSON | UnreadablePart], dict[str, int]]:
+    parts: dict[str, JSON | UnreadablePart] = {}
     revisions: dict[str, int] = {}
     for entry in entries:
         place = keys.understand(entry.key)
@@ -116,6 +116,6 @@ def _common(
             revisions[place.path] = entry.modified
             try:
                 parts[place.path] = decode(place.path, entry.value)
-            except Unreadable:
-                parts[place.path] = Unread(entry.value)
+            except UnreadableValue:
+                parts[place.path] = UnreadablePart(entry.value)
     return parts, revisions

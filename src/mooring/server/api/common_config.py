@@ -28,9 +28,9 @@ from mooring.server.auth.authorization import need
 from mooring.server.http.request import ApiCall
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.http.routing import ApiRoute
-from mooring.tenants.diff import unmasked_part
+from mooring.tenants.diff import unmask_part
 from mooring.tenants.keys import AREAS, COMMON, SENTINEL, Area, field_of, joined
-from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent, StoredParts, Unread
+from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent, StoredParts, UnreadablePart
 from mooring.tenants.publish.merge import merged_common
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
@@ -80,7 +80,7 @@ async def show(call: ApiCall) -> Response:
     values, problems = {}, []
     for path, value in sorted(found.parts.items()):
         key = path.removeprefix(AREAS[area])
-        if isinstance(value, Unread):
+        if isinstance(value, UnreadablePart):
             problems.append(f"{path} cannot be understood and is left out")
         else:
             values[key] = value if unmask else masked_field(field_of(path), value)
@@ -144,13 +144,13 @@ def _wanted(call: ApiCall, path: str, there: Parts) -> Any:
     """The value to write, with masks replaced by the stored secrets. Raises `HTTPError` (409) if a
     caller that may not read a secret would redirect it to another host."""
     value, held = call.body.value, there.get(path)
-    if isinstance(held, Unread):
+    if isinstance(held, UnreadablePart):
         return merged_common(path, held, value)
     # A value that is secret as a whole is kept or replaced as a whole: no part of it stays.
     redirect = None if is_hidden(field_of(path)) else redirect_in_value(path, held, value)
     if redirect is not None and not may_unmask(call):
         raise HTTPError(409, "conflict", str(redirect))
-    return merged_common(path, held, unmasked_part(path, value, held))
+    return merged_common(path, held, unmask_part(path, value, held))
 
 
 def _resent(call: ApiCall, path: str) -> Resent:

@@ -16,7 +16,7 @@ from mooring.server.api.unmasking import Unmasking, configuration, fields, may_u
 from mooring.server.http.request import ApiCall
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.http.routing import ApiRoute
-from mooring.tenants.diff import unmasked
+from mooring.tenants.diff import unmask
 from mooring.tenants.redirect_guard import Redirect, redirect_in_value
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -134,7 +134,7 @@ def _unmasked(call: ApiCall, before: Mapping[str, JSON]) -> dict[str, JSON]:
     """What is to be set, with the secrets that are there in place of their masks; without what is
     a mask alone, which nobody changed."""
     told: dict[str, JSON] = call.body.set
-    restored = unmasked(told, dict(before))
+    restored = unmask(told, dict(before))
     assert isinstance(restored, dict)
     new = {
         name: value

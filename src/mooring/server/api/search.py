@@ -24,7 +24,7 @@ from mooring.server.http.request import ApiCall
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.http.routing import ApiRoute
 from mooring.server.live.summary import metadata_shown
-from mooring.tenants.keys import Keys
+from mooring.tenants.keys import TenantKeys
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Recent(Generic[T]):
 
 
 async def _read_tenants(hub: Hub) -> list[TenantSummary]:
-    return await read_tenants(hub.store, Keys(hub.tenants_namespace))
+    return await read_tenants(hub.store, TenantKeys(hub.tenants_namespace))
 
 
 async def _read_locks(hub: Hub) -> list[LockInfo]:

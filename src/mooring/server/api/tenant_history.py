@@ -34,8 +34,8 @@ from mooring.server.auth.authorization import Need
 from mooring.server.http.request import ApiCall, Page, cut
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.http.routing import ApiRoute
-from mooring.tenants.diff import records
-from mooring.tenants.history import HistoryEntry, differences, omits, versions
+from mooring.tenants.diff import changes_to_json
+from mooring.tenants.history import HistoryEntry, entry_diffs, omits_secret, versions
 from mooring.tenants.keys import Owner, named
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_value
@@ -109,7 +109,7 @@ async def version(call: ApiCall) -> Response:
             f"{kept})"
         )
     told = _version(entry, versions(entries))
-    changes: list[JSON] = records(differences(entry, Keyring.from_environment()))
+    changes: list[JSON] = changes_to_json(entry_diffs(entry, Keyring.from_environment()))
     return Response(
         VersionDetail(
             **msgspec.structs.asdict(told), changes=msgspec.convert(changes, list[PartChange])
@@ -146,7 +146,7 @@ async def _check_rollback(publisher: Publisher, tenant: Owner, version: int) -> 
         for entry in await publisher.history(tenant)
         if entry.number > version
         for step in entry.changes
-        if omits(step.before)
+        if omits_secret(step.before)
     }
     for each in await publisher.diff_rollback(tenant, version) if unknown else ():
         if isinstance(each.before, dict) and isinstance(each.after, dict) and each.path in unknown:

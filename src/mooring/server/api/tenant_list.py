@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from mooring.store.contract import Store
-from mooring.tenants.keys import DOMAIN, Keys, PartOf, kind_of
-from mooring.tenants.model import Unreadable, decode
+from mooring.tenants.keys import DOMAIN, PartOf, TenantKeys, kind_of
+from mooring.tenants.model import UnreadableValue, decode
 
 
 class TenantSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
@@ -22,7 +22,7 @@ class TenantSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel", g
     """Parts that cannot be understood, of those that are looked at here."""
 
 
-async def read_tenants(store: Store, keys: Keys) -> list[TenantSummary]:
+async def read_tenants(store: Store, keys: TenantKeys) -> list[TenantSummary]:
     """By id. Only what a list shows is looked into."""
     drafts: dict[int, _Draft] = {}
     for entry in (await store.read(keys.all)).entries:
@@ -50,7 +50,7 @@ class _Draft:
             return
         try:
             value = decode(path, raw)
-        except Unreadable:
+        except UnreadableValue:
             self.problems += 1
             return
         if path == "meta":

@@ -22,11 +22,11 @@ from mooring.server.auth.authorization import READING, need
 from mooring.server.http.request import ApiCall, Page, cut
 from mooring.server.http.response import HTTPError, Response, matches
 from mooring.server.http.routing import ApiRoute
-from mooring.tenants.diff import Action, records, restored, shown
+from mooring.tenants.diff import Action, changes_to_json, masked_document, unmask_document
 from mooring.tenants.document import Document, parse
-from mooring.tenants.keys import AREAS, Area, Keys, Owner, check_id, is_area, named
-from mooring.tenants.parts import NOTHING_RESENT, Difference, Parts, Resent, StoredParts, held
-from mooring.tenants.publish.publish_state import Published
+from mooring.tenants.keys import AREAS, Area, Owner, TenantKeys, check_id, is_area, named
+from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, stored_parts
+from mooring.tenants.publish.publish_state import PublishResult
 from mooring.tenants.publish.publisher import Publisher, Require
 from mooring.tenants.redirect_guard import redirect_in_document
 from mooring.tenants.secrets import Keyring
@@ -146,7 +146,7 @@ async def show_tenant(call: ApiCall) -> Response:
     found = await _held(call)
     if not found.parts:
         raise NotConfigured(f"there is no tenant {call.tenant}")
-    told = shown(call.tenant, found.parts, Keyring.from_environment() if unmask else None)
+    told = masked_document(call.tenant, found.parts, Keyring.from_environment() if unmask else None)
     revision = found.revision
     answer = TenantShown(
         tenant=call.tenant, revision=revision, document=told.document, problems=told.problems
@@ -158,11 +158,11 @@ async def show_tenant(call: ApiCall) -> Response:
 async def _held(call: ApiCall) -> StoredParts:
     keys, tenant = keys_of(call), check_id(call.tenant)
     found = await store_of(call).read(keys.parts(tenant))
-    return held(keys, tenant, found.entries)
+    return stored_parts(keys, tenant, found.entries)
 
 
-def keys_of(call: ApiCall) -> Keys:
-    return Keys(call.server.hub.tenants_namespace)
+def keys_of(call: ApiCall) -> TenantKeys:
+    return TenantKeys(call.server.hub.tenants_namespace)
 
 
 def publisher_of(call: ApiCall, ring: Keyring) -> Publisher:
@@ -219,7 +219,7 @@ def _restored(call: ApiCall, document: Document, there: Parts) -> Document:
     redirect = redirect_in_document(document, there)
     if redirect is not None and not may_unmask(call):
         raise HTTPError(409, "conflict", f"tenant {document.tenant}: {redirect}")
-    return restored(document, there)
+    return unmask_document(document, there)
 
 
 @contextlib.contextmanager
@@ -275,13 +275,13 @@ def reason(call: ApiCall) -> str:
     return told
 
 
-def tell(call: ApiCall, published: Published) -> None:
+def tell(call: ApiCall, published: PublishResult) -> None:
     """For the audit."""
     call.notes["version"] = published.number or None
     call.notes["changed"] = [each.path for each in published.changes][:100]
 
 
-def published_shown(published: Published) -> PublishedShown:
+def published_shown(published: PublishResult) -> PublishedShown:
     owner = published.tenant
     return PublishedShown(
         tenant=owner if isinstance(owner, int) else None,
@@ -295,12 +295,12 @@ def published_shown(published: Published) -> PublishedShown:
     )
 
 
-def would_change(owner: Owner, changes: list[Difference]) -> PublishedShown:
-    return published_shown(Published(owner, tuple(changes)))
+def would_change(owner: Owner, changes: list[PartDiff]) -> PublishedShown:
+    return published_shown(PublishResult(owner, tuple(changes)))
 
 
-def _changes(found: list[Difference] | tuple[Difference, ...]) -> list[PartChange]:
-    return msgspec.convert(records(found), list[PartChange])
+def _changes(found: list[PartDiff] | tuple[PartDiff, ...]) -> list[PartChange]:
+    return msgspec.convert(changes_to_json(found), list[PartChange])
 
 
 async def diff(call: ApiCall) -> Response:

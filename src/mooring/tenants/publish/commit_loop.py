@@ -18,30 +18,38 @@ from mooring.errors import (
 )
 from mooring.store.contract import Check, Delete, Entry, Query, Write, key, unchanged
 from mooring.tasks import Backoff
-from mooring.tenants.keys import INDEXES, IndexEntry, Keys, Owner, check_owner, has_part, named
+from mooring.tenants.keys import (
+    INDEXES,
+    IndexEntry,
+    Owner,
+    TenantKeys,
+    check_owner,
+    has_part,
+    named,
+)
 from mooring.tenants.parts import (
     BYTES,
     NOTHING_RESENT,
-    Difference,
+    PartDiff,
     Parts,
     Resent,
     StoredParts,
     claims,
-    differences,
-    folded,
-    unclear,
+    diff_parts,
+    normalized_key,
+    unclear_kinds,
 )
 from mooring.tenants.publish.committer import (
     Committer,
     Plan,
     StoredTenant,
     chunks,
-    resending,
     room_beside,
+    with_resent,
 )
-from mooring.tenants.publish.encryption import Passwords, Search, judged
-from mooring.tenants.publish.plan import ROOM, Unit, at_a_time, batches, check_stages, stage
-from mooring.tenants.publish.publish_state import Published, PublishState
+from mooring.tenants.publish.encryption import EncryptionSearch, PasswordPlan, plan_passwords
+from mooring.tenants.publish.plan import ROOM, Unit, alias_limits, batches, check_stages, next_stage
+from mooring.tenants.publish.publish_state import PublishResult, PublishState
 from mooring.tenants.publish.retention import Sweeper
 from mooring.tenants.secrets import Keyring
 
@@ -59,15 +67,15 @@ class CommitLoop:
 
     def __init__(self, committer: Committer, ring: Keyring, sweeper: Sweeper) -> None:
         self._committer, self._ring, self._sweeper = committer, ring, sweeper
-        self._search = Search(committer.store, committer.keys)
+        self._search = EncryptionSearch(committer.store, committer.keys)
 
     async def would_change(
         self, tenant: Owner, seen: StoredTenant, wanted: Parts, resent: Resent = NOTHING_RESENT
-    ) -> list[Difference]:
+    ) -> list[PartDiff]:
         """What `change` would change. Raises what it would raise."""
         await self._passwords(tenant, seen, wanted, resent=resent, dry=True)
         await self._planned(tenant, seen, wanted, ROOM)
-        return differences(seen.held.parts, wanted, seen.held.resent)
+        return diff_parts(seen.stored.parts, wanted, seen.stored.resent)
 
     async def change(
         self,
@@ -76,15 +84,15 @@ class CommitLoop:
         *,
         only_at: int | None = None,
         resent: Resent = NOTHING_RESENT,
-    ) -> Published:
-        """`only_at`: raise `Moved` unless this is the newest entry of the history before ours."""
+    ) -> PublishResult:
+        """`only_at`: raise `HistoryAdvanced` unless this is the newest entry that is not ours."""
         tenant = check_owner(work.tenant)
 
         async def attempt(seen: StoredTenant) -> None:
-            seen = resending(seen, resent)
+            seen = with_resent(seen, resent)
             if only_at is not None and seen.last != (work.number or only_at):
-                raise Moved(tenant)
-            wanted = change(seen.held.parts)
+                raise HistoryAdvanced(tenant)
+            wanted = change(seen.stored.parts)
             for path in wanted:
                 if not has_part(tenant, path):
                     raise InvalidRequest(f"{named(tenant)}: there is no part {path}")
@@ -94,22 +102,22 @@ class CommitLoop:
             sent = NOTHING_RESENT if work.action == "rollback" else resent
             work.passwords = await self._passwords(tenant, seen, wanted, refuse=refuse, resent=sent)
             plan, most = await self._planned(tenant, seen, wanted, room_beside(work, wanted))
-            while (towards := stage(seen.held.parts, wanted, most=most)) is not wanted:
-                part = await self._committer.plan(tenant, seen.held, towards)
+            while (towards := next_stage(seen.stored.parts, wanted, most=most)) is not wanted:
+                part = await self._committer.plan(tenant, seen.stored, towards)
                 head = await self._committer.write(work, seen, part, towards, closing=False)
                 seen = await self._committer.look(tenant)
                 if seen.head != head:
                     raise Conflict(f"{named(tenant)} was changed meanwhile", revision=seen.head)
-                plan = await self._committer.plan(tenant, seen.held, wanted)
+                plan = await self._committer.plan(tenant, seen.stored, wanted)
             await self._committer.write(work, seen, plan, wanted)
 
         return await self._persist(work, attempt)
 
-    async def delete(self, work: PublishState) -> Published:
+    async def delete(self, work: PublishState) -> PublishResult:
         """Delete a tenant with all that leads to it. Raises `NotConfigured` if there is none."""
 
         async def attempt(seen: StoredTenant) -> None:
-            if seen.held.revisions or seen.held.strange:
+            if seen.stored.revisions or seen.stored.strange:
                 await erase(self._committer, work, seen)
             elif not work.changes:
                 raise NotConfigured(f"there is no {named(work.tenant)}")
@@ -125,12 +133,12 @@ class CommitLoop:
         refuse: bool = True,
         resent: Resent = NOTHING_RESENT,
         dry: bool = False,
-    ) -> Awaitable[Passwords]:
-        return judged(
+    ) -> Awaitable[PasswordPlan]:
+        return plan_passwords(
             self._search,
             self._ring,
             tenant,
-            seen.held.parts,
+            seen.stored.parts,
             wanted,
             refuse=refuse,
             resent=resent,
@@ -142,22 +150,22 @@ class CommitLoop:
     ) -> tuple[Plan, int]:
         """What is to be written, and how many aliases at a time. Raises every objection
         before anything is written."""
-        plan = await self._committer.plan(tenant, seen.held, wanted)
-        most, fewer = at_a_time(room)
-        if stage(seen.held.parts, wanted, most=most) is wanted and _fits(tenant, plan, room):
+        plan = await self._committer.plan(tenant, seen.stored, wanted)
+        most, fewer = alias_limits(room)
+        if next_stage(seen.stored.parts, wanted, most=most) is wanted and _fits(tenant, plan, room):
             return plan, most
         most = fewer if plan.guarded else most
-        check_stages(self._committer.keys, tenant, seen.held.parts, wanted, most=most, room=room)
+        check_stages(self._committer.keys, tenant, seen.stored.parts, wanted, most=most, room=room)
         return plan, most
 
     async def _persist(
         self, work: PublishState, attempt: Callable[[StoredTenant], Awaitable[None]]
-    ) -> Published:
+    ) -> PublishResult:
         """Read and commit until no other publisher was first and the outcome is known. What was
         written, or may have been, is never reported as not written."""
         try:
             await self._try(work, attempt)
-        except (Moved, OutcomeUnknown):
+        except (HistoryAdvanced, OutcomeUnknown):
             raise
         except StoreError as error:
             if not work.begun:
@@ -182,7 +190,7 @@ class CommitLoop:
             if await self._committer.make_sure(work, seen):
                 return
             if work.require is not None and not work.written:
-                work.require(seen.held)
+                work.require(seen.stored)
             try:
                 await attempt(seen)
                 return
@@ -191,7 +199,7 @@ class CommitLoop:
             except OutcomeUnknown as error:
                 log.info("%s: looks whether it was written: %s", named(work.tenant), error)
             await asyncio.sleep(backoff.next())
-        raise lost(named(work.tenant))
+        raise too_many_conflicts(named(work.tenant))
 
 
 def _fits(tenant: Owner, plan: Plan, room: int) -> bool:
@@ -205,11 +213,11 @@ def _fits(tenant: Owner, plan: Plan, room: int) -> bool:
     return True
 
 
-class Moved(Exception):
+class HistoryAdvanced(Exception):
     """The history went on, so that what was decided from it no longer holds."""
 
 
-def lost(what: str) -> Conflict:
+def too_many_conflicts(what: str) -> Conflict:
     return Conflict(
         f"{what} was not written: others changed it {TRIES} times meanwhile; try again",
         revision=0,
@@ -225,7 +233,7 @@ async def erase(committer: Committer, work: PublishState, seen: StoredTenant) ->
     free only when no data claims it. Meta comes last, so that a deletion that was interrupted can
     be resumed."""
     leading = await committer.leading(work.tenant)
-    if not _fits_one_commit(seen.held, leading):
+    if not _fits_one_commit(seen.stored, leading):
         seen = await _in_pages(committer, work, seen)
         leading = await committer.leading(work.tenant)
     await _last_page(committer, work, seen, leading)
@@ -233,19 +241,19 @@ async def erase(committer: Committer, work: PublishState, seen: StoredTenant) ->
 
 def _fits_one_commit(there: StoredParts, leading: dict[bytes, Entry]) -> bool:
     count = len(there.revisions) + len(there.strange) + len(leading)
-    return count <= ROOM and sum(each.size for each in differences(there.parts, {})) <= _AT_ONCE
+    return count <= ROOM and sum(each.size for each in diff_parts(there.parts, {})) <= _AT_ONCE
 
 
 async def _in_pages(committer: Committer, work: PublishState, seen: StoredTenant) -> StoredTenant:
     """Delete all but meta."""
-    rest = _last(seen.held.parts)
-    while differences(seen.held.parts, rest):
-        towards = stage(seen.held.parts, rest)
-        plan = await committer.plan(work.tenant, seen.held, towards, claiming=False)
+    rest = _last(seen.stored.parts)
+    while diff_parts(seen.stored.parts, rest):
+        towards = next_stage(seen.stored.parts, rest)
+        plan = await committer.plan(work.tenant, seen.stored, towards, claiming=False)
         try:
             head = await committer.write(work, seen, plan, towards, closing=False)
         except TooLarge:  # another program wrote it
-            plan = await committer.plan(work.tenant, seen.held, rest, claiming=False)
+            plan = await committer.plan(work.tenant, seen.stored, rest, claiming=False)
             pieces = [piece for unit in plan.units for piece in _pieces(unit)]
             head = await committer.write(
                 work, seen, Plan(pieces, plan.guarded), rest, closing=False
@@ -272,7 +280,7 @@ def _pieces(unit: Unit) -> Iterator[Unit]:
 async def _last_page(
     committer: Committer, work: PublishState, seen: StoredTenant, leading: dict[bytes, Entry]
 ) -> None:
-    keys, tenant, there = committer.keys, work.tenant, seen.held
+    keys, tenant, there = committer.keys, work.tenant, seen.stored
     ordered = sorted(leading.values(), key=partial(_order, keys, tenant, there))
     names = [*(keys.part(tenant, path) for path in there.revisions), *there.strange]
     at_once = len(names) + len(ordered) <= ROOM
@@ -280,7 +288,7 @@ async def _last_page(
     for page in chunks(ordered[:-room], ROOM):
         await _set_aside(committer, work, page, seen.head)
     last = ordered[-room:]
-    gone = differences(there.parts, {})
+    gone = diff_parts(there.parts, {})
     attempt = work.attempt(seen.last, gone, closing=True, incomplete=seen.incomplete)
     done = await committer.commit(
         work,
@@ -318,12 +326,14 @@ async def _set_aside(
     work.aside += 1
 
 
-def _order(keys: Keys, tenant: Owner, there: StoredParts, entry: Entry) -> tuple[bool, int, bytes]:
+def _order(
+    keys: TenantKeys, tenant: Owner, there: StoredParts, entry: Entry
+) -> tuple[bool, int, bytes]:
     """What the data explains, or may explain, comes last: it goes with the data."""
     place = keys.understand(entry.key)
     assert isinstance(place, IndexEntry)
-    own = {folded(keys, name) for name in claims(keys, tenant, there.parts)}
-    explained = folded(keys, entry.key) in own or place.kind in unclear(there.parts)
+    own = {normalized_key(keys, name) for name in claims(keys, tenant, there.parts)}
+    explained = normalized_key(keys, entry.key) in own or place.kind in unclear_kinds(there.parts)
     return explained, INDEXES.index(place.kind), entry.key
 
 

@@ -29,12 +29,19 @@ from mooring.store.contract import (
     unchanged,
 )
 from mooring.tenants.cooperative import read_in_slices
-from mooring.tenants.history import HistoryEntry, decode_entry, steps
-from mooring.tenants.keys import IndexEntry, Keys, Owner, named
-from mooring.tenants.parts import ANY_CASE, Parts, Resent, StoredParts, claims, held, holder
-from mooring.tenants.publish.plan import ROOM, Unit, batches, contested, raw_names, units
+from mooring.tenants.history import HistoryEntry, decode_entry, history_changes
+from mooring.tenants.keys import IndexEntry, Owner, TenantKeys, named
+from mooring.tenants.parts import ANY_CASE, Parts, Resent, StoredParts, claims, holder, stored_parts
+from mooring.tenants.publish.plan import (
+    ROOM,
+    Unit,
+    batches,
+    conflicting_claims,
+    plan_units,
+    unnormalized_keys,
+)
 from mooring.tenants.publish.publish_state import Attempt, PublishState
-from mooring.tenants.publish.publish_state import Published as Published
+from mooring.tenants.publish.publish_state import PublishResult as PublishResult
 from mooring.tenants.secrets import Keyring
 
 log = logging.getLogger(__name__)
@@ -52,7 +59,7 @@ T = TypeVar("T")
 class StoredTenant(msgspec.Struct, frozen=True):
     """What was read of a tenant, at one revision."""
 
-    held: StoredParts
+    stored: StoredParts
     head: int
     """The revision at which its history last went on; 0: it has none."""
     last: int
@@ -64,11 +71,11 @@ class StoredTenant(msgspec.Struct, frozen=True):
     """Up to this number, entries are too old."""
 
 
-def resending(seen: StoredTenant, resent: Resent) -> StoredTenant:
+def with_resent(seen: StoredTenant, resent: Resent) -> StoredTenant:
     """The same, with secrets that count as changed."""
     if not resent:
         return seen
-    return msgspec.structs.replace(seen, held=msgspec.structs.replace(seen.held, resent=resent))
+    return msgspec.structs.replace(seen, stored=msgspec.structs.replace(seen.stored, resent=resent))
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -81,7 +88,7 @@ class Committer:
     """Reads and writes the tenants below one namespace, on behalf of `by`."""
 
     def __init__(
-        self, store: Store, keys: Keys, ring: Keyring, *, by: str, keep: int, keep_for: float
+        self, store: Store, keys: TenantKeys, ring: Keyring, *, by: str, keep: int, keep_for: float
     ) -> None:
         self.store, self.keys, self._ring = store, keys, ring
         self._by, self._keep, self._keep_for = by, keep, keep_for
@@ -105,7 +112,7 @@ class Committer:
             and time.time() - _moment(decode_entry(entry).at) > self._keep_for
         ]
         return StoredTenant(
-            held(self.keys, tenant, parts),
+            stored_parts(self.keys, tenant, parts),
             heads[0].modified if heads else 0,
             max([*numbers, *(_number(head.value) for head in heads)], default=0),
             any(head.value.endswith(_OPEN) for head in heads),
@@ -126,9 +133,11 @@ class Committer:
             index |= await self.leading(tenant)
         guards: dict[bytes, list[Check]] = {}
         looked: dict[int, StoredTenant] = {}
-        for claim, entry, other in contested(tenant, now if claiming else {}, self.keys, index):
+        for claim, entry, other in conflicting_claims(
+            tenant, now if claiming else {}, self.keys, index
+        ):
             theirs = looked[other] = looked.get(other) or await self.look(other)
-            if theirs.held.may_claim(self.keys, other, claim):
+            if theirs.stored.may_claim(self.keys, other, claim):
                 raise Taken(
                     f"{named(tenant)}: {claim} belongs to tenant {other} already",
                     holder=other,
@@ -140,7 +149,7 @@ class Committer:
                     unchanged(entry.key, entry.modified),
                 ]
             )
-        found = units(self.keys, tenant, there, wanted, index, guards, claiming=claiming)
+        found = plan_units(self.keys, tenant, there, wanted, index, guards, claiming=claiming)
         return Plan(found, bool(guards))
 
     async def write(
@@ -157,7 +166,7 @@ class Committer:
         tenant, number, head = work.tenant, seen.last, seen.head
         incomplete = seen.incomplete
         indexed = _TOLD if isinstance(tenant, int) else ()
-        told_of = {path: seen.held.revisions.get(path, 0) for path in indexed}
+        told_of = {path: seen.stored.revisions.get(path, 0) for path in indexed}
         writes, checks = work.beside(wanted) if closing else ((), ())
         room = ROOM - max(len(writes), len(checks))
         parts = batches(tenant, plan.units, room=room) or ([[]] if writes else [])
@@ -257,7 +266,9 @@ class Committer:
     async def _entries(self, names: set[bytes], *parts: Parts) -> dict[bytes, Entry]:
         """What the indexes hold at these keys, and wherever else another publisher may have written
         what these parts lay claim to."""
-        queries = [Query(key(name)) for name in sorted(names | raw_names(self.keys, *parts))]
+        queries = [
+            Query(key(name)) for name in sorted(names | unnormalized_keys(self.keys, *parts))
+        ]
         queries += [Query(self.keys.capitals(kind)) for kind in ANY_CASE if queries]
         found: dict[bytes, Entry] = {}
         for chunk in chunks(queries, ROOM):
@@ -271,7 +282,7 @@ class Committer:
             now(),
             self._by,
             work.action,
-            steps(attempt.told, self._ring),
+            history_changes(attempt.told, self._ring),
             work.note,
             attempt.token,
             attempt.page,
@@ -283,7 +294,7 @@ class Committer:
         return [
             Put(name, msgspec.json.encode(entry)),
             Put(self.keys.history_head(work.tenant), head),
-            sign_of_life(self.keys),
+            sentinel_write(self.keys),
         ]
 
     def first_kept(self, number: int, seen: StoredTenant) -> int:
@@ -299,7 +310,7 @@ class Committer:
         return [Delete(between(keys.history(tenant, seen.first), keys.history(tenant, first)))]
 
 
-def sign_of_life(keys: Keys) -> Put:
+def sentinel_write(keys: TenantKeys) -> Put:
     return Put(keys.sentinel, msgspec.json.encode({"updatedAt": now()}))
 
 

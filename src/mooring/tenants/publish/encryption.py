@@ -19,7 +19,7 @@ from mooring.errors import Conflict, InvalidRequest, TenantError, TooLarge, Unde
 from mooring.store.contract import Check, Entry, Put, Store, Write, key, unchanged
 from mooring.tenants import history as chronicle
 from mooring.tenants.cooperative import read_in_slices
-from mooring.tenants.keys import AREAS, Keys, Owner, kind_of, named
+from mooring.tenants.keys import AREAS, Owner, TenantKeys, kind_of, named
 from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent
 from mooring.tenants.publish.merge import resealed
 from mooring.tenants.secrets import CURRENT, Keyring
@@ -27,19 +27,19 @@ from mooring.tenants.secrets import CURRENT, Keyring
 _SEALED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
 
 
-class Marker(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class EncryptionMarker(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     key_id: str = ""
     """The key of the encrypted passwords; empty: unknown."""
 
 
-class Sealed(NamedTuple):
+class SealedPassword(NamedTuple):
     """An encrypted password, as it stands in a database of a tenant."""
 
     text: str
     key_id: str
 
 
-class Passwords(NamedTuple):
+class PasswordPlan(NamedTuple):
     """What a publish does to passwords, and what goes with it."""
 
     clear: tuple[str, ...] = ()
@@ -48,17 +48,17 @@ class Passwords(NamedTuple):
     checks: tuple[Check, ...] = ()
 
 
-class Search:
+class EncryptionSearch:
     """Searches all tenants for an encrypted password. Calls at the same time share a search: it
     counts for a call if it began after it."""
 
-    def __init__(self, store: Store, keys: Keys) -> None:
+    def __init__(self, store: Store, keys: TenantKeys) -> None:
         self.store, self.keys = store, keys
         self._turn = asyncio.Lock()
         self._begun = self._done = 0
-        self._found: Marker | None = None
+        self._found: EncryptionMarker | None = None
 
-    async def key_in_use(self) -> Marker | None:
+    async def key_in_use(self) -> EncryptionMarker | None:
         """The key of the first encrypted password; None if there is none."""
         called = self._begun
         async with self._turn:
@@ -68,15 +68,15 @@ class Search:
                 self._done = self._begun
             return self._found
 
-    async def _first(self) -> Marker | None:
+    async def _first(self) -> EncryptionMarker | None:
         async with contextlib.aclosing(_encrypted(self.store, self.keys)) as found:
             async for first in found:
-                return Marker(first.key_id)
+                return EncryptionMarker(first.key_id)
         return None
 
 
-async def judged(
-    search: Search,
+async def plan_passwords(
+    search: EncryptionSearch,
     ring: Keyring,
     tenant: Owner,
     before: Parts,
@@ -85,7 +85,7 @@ async def judged(
     refuse: bool = True,
     resent: Resent = NOTHING_RESENT,
     dry: bool = False,
-) -> Passwords:
+) -> PasswordPlan:
     """Raises `InvalidRequest` if a password would be added in clear text while others are
     encrypted, or under the key of another application. `refuse=False`: clear text is allowed.
     `resent`: these count as added, so that the answer is the same for a right and a wrong guess.
@@ -93,7 +93,7 @@ async def judged(
     clear = tuple(path for path in after if _added(path, before, after, "password", resent))
     sealed = [path for path in after if _added(path, before, after, "passwordEncrypted")]
     if not clear and not sealed:
-        return Passwords()
+        return PasswordPlan()
     store, keys = search.store, search.keys
     entry = (await store.read(key(keys.encryption))).first
     at = 0 if entry is None else entry.modified
@@ -124,7 +124,7 @@ async def judged(
                 f"{ring.current}, which may belong to another application: set {CURRENT[0]}"
             )
     if sealed and not problem and (known is None or ring.current in ours):
-        known = Marker(ring.current if ring.current in ours else next(iter(ours)))
+        known = EncryptionMarker(ring.current if ring.current in ours else next(iter(ours)))
     new = known is not None and known != there
     writes = (Put(keys.encryption, msgspec.json.encode(known)),) if new else ()
     checks = (unchanged(keys.encryption, at),) if clear or new else ()
@@ -133,12 +133,12 @@ async def judged(
             with contextlib.suppress(Conflict):  # another publisher marked it
                 await store.commit(*writes, require=checks)
         raise InvalidRequest(f"{named(tenant)}: {problem}")
-    return Passwords(clear, writes, checks)
+    return PasswordPlan(clear, writes, checks)
 
 
 async def _foreign_key(
-    store: Store, keys: Keys, ring: Keyring, known: Marker | None
-) -> Marker | None:
+    store: Store, keys: TenantKeys, ring: Keyring, known: EncryptionMarker | None
+) -> EncryptionMarker | None:
     """The key in use, if passwords are encrypted and none of our keys opens one."""
     if known is not None and known.key_id:
         return None if known.key_id in ring else known
@@ -148,11 +148,11 @@ async def _foreign_key(
             with contextlib.suppress(Undecipherable):
                 ring.unseal(each.text, each.key_id)
                 return None
-            foreign = foreign or Marker(each.key_id)
+            foreign = foreign or EncryptionMarker(each.key_id)
     return foreign
 
 
-async def _encrypted(store: Store, keys: Keys) -> AsyncGenerator[Sealed, None]:
+async def _encrypted(store: Store, keys: TenantKeys) -> AsyncGenerator[SealedPassword, None]:
     """The encrypted passwords of all tenants."""
     async with contextlib.aclosing(read_in_slices(store, keys.all)) as pieces:
         async for entries in pieces:
@@ -160,7 +160,7 @@ async def _encrypted(store: Store, keys: Keys) -> AsyncGenerator[Sealed, None]:
                 yield sealed
 
 
-def _sealed(entries: Iterable[Entry]) -> Iterator[Sealed]:
+def _sealed(entries: Iterable[Entry]) -> Iterator[SealedPassword]:
     for entry in entries:
         if _SEALED.search(entry.value):
             try:
@@ -169,7 +169,7 @@ def _sealed(entries: Iterable[Entry]) -> Iterator[Sealed]:
                 continue
             fields = value if isinstance(value, dict) else {}
             if text := fields.get("passwordEncrypted"):
-                yield Sealed(str(text), str(fields.get("passwordKeyId") or ""))
+                yield SealedPassword(str(text), str(fields.get("passwordKeyId") or ""))
 
 
 def _fields(parts: Parts, path: str) -> dict[str, object]:
@@ -187,11 +187,11 @@ def _added(
     return bool(value) and changed
 
 
-def _marker(raw: bytes) -> Marker:
+def _marker(raw: bytes) -> EncryptionMarker:
     try:
-        return msgspec.json.decode(raw, type=Marker)
+        return msgspec.json.decode(raw, type=EncryptionMarker)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Marker()
+        return EncryptionMarker()
 
 
 Progress = Callable[[int, int], None]
@@ -199,7 +199,7 @@ Publish = Callable[[Owner, Callable[[Parts], Parts]], Awaitable[bool]]
 """Publishes what the function returns for the stored parts; whether anything changed."""
 
 
-class Rekeyed(msgspec.Struct, frozen=True):
+class RekeyResult(msgspec.Struct, frozen=True):
     tenants: int
     """How many were changed."""
     entries: int
@@ -209,8 +209,8 @@ class Rekeyed(msgspec.Struct, frozen=True):
 
 
 async def rekey(
-    store: Store, keys: Keys, ring: Keyring, publish: Publish, progress: Progress
-) -> Rekeyed:
+    store: Store, keys: TenantKeys, ring: Keyring, publish: Publish, progress: Progress
+) -> RekeyResult:
     """One tenant after another; one that cannot be changed does not hold up the others."""
     ids = await _owners(store, keys)
     tenants = entries = 0
@@ -226,7 +226,7 @@ async def rekey(
             problems.append(str(error))
         entries += await _history(store, keys, ring, tenant, problems)
     progress(len(ids), len(ids))
-    return Rekeyed(tenants, entries, tuple(dict.fromkeys(problems)))
+    return RekeyResult(tenants, entries, tuple(dict.fromkeys(problems)))
 
 
 def _resealed(tenant: Owner, there: Parts, ring: Keyring, problems: list[str]) -> Parts:
@@ -240,7 +240,7 @@ def _resealed(tenant: Owner, there: Parts, ring: Keyring, problems: list[str]) -
 
 
 async def _history(
-    store: Store, keys: Keys, ring: Keyring, tenant: Owner, problems: list[str]
+    store: Store, keys: TenantKeys, ring: Keyring, tenant: Owner, problems: list[str]
 ) -> int:
     """Entry by entry; one that was trimmed meanwhile is no loss."""
     count = 0
@@ -263,7 +263,7 @@ async def _history(
     return count
 
 
-async def _owners(store: Store, keys: Keys) -> list[Owner]:
+async def _owners(store: Store, keys: TenantKeys) -> list[Owner]:
     """Those that have parts or a history: tenants, and what they share."""
     found = await asyncio.gather(
         store.read(keys.all, keys_only=True), store.read(keys.histories, keys_only=True)

@@ -24,8 +24,8 @@ from mooring.store.contract import (
 from mooring.tenants.keys import (
     IndexEntry,
     IndexKind,
-    Keys,
     Owner,
+    TenantKeys,
     kind_of,
     named,
 )
@@ -33,16 +33,16 @@ from mooring.tenants.model import encode
 from mooring.tenants.parts import (
     BYTES,
     Claim,
-    Difference,
+    PartDiff,
     Parts,
     StoredParts,
-    Unread,
+    UnreadablePart,
     _place,
     claims,
-    differences,
-    folded,
+    diff_parts,
     holder,
-    unclear,
+    normalized_key,
+    unclear_kinds,
 )
 
 ROOM = MAX_OPERATIONS - 8
@@ -53,7 +53,7 @@ class Unit(msgspec.Struct, frozen=True):
     """What must be written together: an object with what leads to it. The parts of a domain are
     one object, since a host may move from one to another."""
 
-    changes: tuple[Difference, ...]
+    changes: tuple[PartDiff, ...]
     writes: tuple[Write, ...]
     checks: tuple[Check, ...]
 
@@ -78,7 +78,7 @@ def _size(write: Write) -> int:
     return len(write.range.start) + len(write.range.end) + 64
 
 
-def raw_names(keys: Keys, *parts: Parts) -> set[bytes]:
+def unnormalized_keys(keys: TenantKeys, *parts: Parts) -> set[bytes]:
     """Where other publishers may have written the names of these: unescaped, or in their case."""
     return {
         keys.as_written(claim.kind, claim.name)
@@ -87,19 +87,19 @@ def raw_names(keys: Keys, *parts: Parts) -> set[bytes]:
     }
 
 
-def contested(
-    tenant: Owner, wanted: Mapping[bytes, Claim], keys: Keys, index: Mapping[bytes, Entry]
+def conflicting_claims(
+    tenant: Owner, wanted: Mapping[bytes, Claim], keys: TenantKeys, index: Mapping[bytes, Entry]
 ) -> list[tuple[Claim, Entry, int]]:
     """What is wanted and leads to another tenant at present, however it is written there."""
     alike: dict[bytes, list[Entry]] = {}
     for name, entry in index.items():
-        alike.setdefault(folded(keys, name), []).append(entry)
+        alike.setdefault(normalized_key(keys, name), []).append(entry)
     return [
         (claim, entry, other)
         for claim in wanted.values()
         for place in {
-            folded(keys, claim.key),
-            folded(keys, keys.as_written(claim.kind, claim.name)),
+            normalized_key(keys, claim.key),
+            normalized_key(keys, keys.as_written(claim.kind, claim.name)),
         }
         for entry in alike.get(place, ())
         if (other := holder(entry.value)) not in (0, tenant)
@@ -110,8 +110,8 @@ Guards: TypeAlias = "Mapping[bytes, Sequence[Check]]"
 """Under what else a claim may be laid, by its key."""
 
 
-def units(
-    keys: Keys,
+def plan_units(
+    keys: TenantKeys,
     tenant: Owner,
     had: StoredParts,
     wanted: Parts,
@@ -124,9 +124,11 @@ def units(
     claims, former and wanted. `claiming=False`: a claim that does not lead to the tenant yet is
     left alone."""
     former, now = claims(keys, tenant, had.parts), claims(keys, tenant, wanted)
-    blind = isinstance(wanted.get("meta"), Unread)  # what an index tells of it is more than we know
+    blind = isinstance(
+        wanted.get("meta"), UnreadablePart
+    )  # what an index tells of it is more than we know
     drafts: dict[str, _Draft] = {}
-    changed = {each.path: each for each in differences(had.parts, wanted, had.resent)}
+    changed = {each.path: each for each in diff_parts(had.parts, wanted, had.resent)}
     for each in changed.values():
         name = keys.part(tenant, each.path)
         draft = drafts.setdefault(_object(each.path), _Draft())
@@ -154,7 +156,7 @@ def units(
             draft.writes.append(Put(claim.key, claim.value))
     origins = _origins(keys, former, index)
     for name in _left(keys, tenant, former, wanted, index):
-        draft = drafts.setdefault(origins.get(folded(keys, name), name.decode()), _Draft())
+        draft = drafts.setdefault(origins.get(normalized_key(keys, name), name.decode()), _Draft())
         draft.writes.append(Delete(key(name)))
         draft.checks[unchanged(name, index[name].modified)] = None
     return [drafts[place].unit() for place in sorted(drafts, key=_place)]
@@ -164,7 +166,7 @@ class _Draft:
     """A unit in the making."""
 
     def __init__(self) -> None:
-        self.changes: list[Difference] = []
+        self.changes: list[PartDiff] = []
         self.writes: list[Write] = []
         self.checks: dict[Check, None] = {}
 
@@ -177,7 +179,7 @@ def _object(path: str) -> str:
 
 
 def _left(
-    keys: Keys,
+    keys: TenantKeys,
     tenant: Owner,
     former: Mapping[bytes, Claim],
     wanted: Parts,
@@ -187,9 +189,9 @@ def _left(
     stays beside ours for as long as it is right; and so does what may come from a part that cannot
     be understood, for as long as that part is there."""
     now = claims(keys, tenant, wanted)
-    right = {folded(keys, name) for name in now}
+    right = {normalized_key(keys, name) for name in now}
     right |= {keys.as_written(each.kind, each.name) for each in now.values()}
-    beyond_us = unclear(wanted)
+    beyond_us = unclear_kinds(wanted)
     return [
         name
         for name, entry in index.items()
@@ -197,34 +199,36 @@ def _left(
         and name not in now
         and (
             name in former
-            or (folded(keys, name) not in right and _kind(keys, name) not in beyond_us)
+            or (normalized_key(keys, name) not in right and _kind(keys, name) not in beyond_us)
         )
     ]
 
 
-def _kind(keys: Keys, name: bytes) -> IndexKind | None:
+def _kind(keys: TenantKeys, name: bytes) -> IndexKind | None:
     place = keys.understand(name)
     return place.kind if isinstance(place, IndexEntry) else None
 
 
 def _origins(
-    keys: Keys, former: Mapping[bytes, Claim], index: Mapping[bytes, Entry]
+    keys: TenantKeys, former: Mapping[bytes, Claim], index: Mapping[bytes, Entry]
 ) -> dict[bytes, str]:
     """The object that a key of an index goes with, by its folded key. A spelling of another
     publisher goes with the object if no key of ours leads to it. What none of the parts explains
     goes by itself: there may be more of it than one commit takes."""
     found = {
-        folded(keys, keys.as_written(claim.kind, claim.name)): _object(claim.path)
+        normalized_key(keys, keys.as_written(claim.kind, claim.name)): _object(claim.path)
         for claim in former.values()
         if claim.key not in index
     }
-    return found | {folded(keys, name): _object(claim.path) for name, claim in former.items()}
+    return found | {
+        normalized_key(keys, name): _object(claim.path) for name, claim in former.items()
+    }
 
 
-def _written(name: bytes, path: str, value: JSON | Unread) -> Write:
+def _written(name: bytes, path: str, value: JSON | UnreadablePart) -> Write:
     if value is None:
         return Delete(key(name))
-    return Put(name, value.raw if isinstance(value, Unread) else encode(path, value))
+    return Put(name, value.raw if isinstance(value, UnreadablePart) else encode(path, value))
 
 
 def batches(tenant: Owner, all_units: Sequence[Unit], *, room: int = ROOM) -> list[list[Unit]]:
@@ -248,13 +252,13 @@ def batches(tenant: Owner, all_units: Sequence[Unit], *, room: int = ROOM) -> li
     return found
 
 
-MOST = ROOM - 20
+MAX_STAGE_ALIASES = ROOM - 20
 """Aliases that one stage changes; the rest is for the other domains and the parts themselves."""
 
 _ALIASES = "domain/aliases"
 
 
-def stage(there: Parts, wanted: Parts, *, most: int = MOST) -> Parts:
+def next_stage(there: Parts, wanted: Parts, *, most: int = MAX_STAGE_ALIASES) -> Parts:
     """What is wanted, or where that is too much, what comes before it."""
     had, will = _listed(there), _listed(wanted)
     kept = {host.lower() for host in will}
@@ -273,26 +277,28 @@ def stage(there: Parts, wanted: Parts, *, most: int = MOST) -> Parts:
     return {**rest, _ALIASES: aliases} if aliases else rest
 
 
-def at_a_time(room: int) -> list[int]:
+def alias_limits(room: int) -> list[int]:
     """How many aliases one stage may change where a commit has this room: the most; and fewer, for
     where some are taken over from tenants that are gone, each under a condition more."""
-    most = max(room - (ROOM - MOST), 1)
+    most = max(room - (ROOM - MAX_STAGE_ALIASES), 1)
     return [most, max(most // 3, 1)]
 
 
 def check_stages(
-    keys: Keys, tenant: Owner, there: Parts, wanted: Parts, *, most: int, room: int
+    keys: TenantKeys, tenant: Owner, there: Parts, wanted: Parts, *, most: int, room: int
 ) -> None:
     """Go the whole way in thought. Raises `TooLarge` where a stage of it is more than one commit
     takes: better before the first of them than in the middle."""
     while True:
-        towards = stage(there, wanted, most=most)
+        towards = next_stage(there, wanted, most=most)
         leading = {
             name: Entry(name, claim.value, 1, 1, 1)
             for name, claim in claims(keys, tenant, there).items()
         }
         batches(
-            tenant, units(keys, tenant, StoredParts(dict(there), {}), towards, leading), room=room
+            tenant,
+            plan_units(keys, tenant, StoredParts(dict(there), {}), towards, leading),
+            room=room,
         )
         if towards is wanted:
             return
@@ -301,6 +307,6 @@ def check_stages(
 
 def _listed(parts: Parts) -> list[str]:
     found = parts.get(_ALIASES)
-    if isinstance(found, Unread) or not isinstance(found, list):
+    if isinstance(found, UnreadablePart) or not isinstance(found, list):
         return []
     return [host for host in found if isinstance(host, str)]

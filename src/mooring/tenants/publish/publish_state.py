@@ -12,21 +12,21 @@ from mooring.masking import cleartext_secrets_of, is_hidden
 from mooring.messages import Message, message
 from mooring.store.contract import Check, Write
 from mooring.tenants.keys import Owner, field_of, kind_of, named
-from mooring.tenants.parts import Difference, Parts, StoredParts, Unread
-from mooring.tenants.publish.encryption import Passwords
+from mooring.tenants.parts import PartDiff, Parts, StoredParts, UnreadablePart
+from mooring.tenants.publish.encryption import PasswordPlan
 from mooring.tenants.secrets import CURRENT
 from mooring.tenants.validation import FIELDS
 
 Require = Callable[[StoredParts], None]
 """Raises unless what the store has is what the caller expects."""
-Also = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
+ExtraWrites = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
 
 
-class Published(msgspec.Struct, frozen=True):
+class PublishResult(msgspec.Struct, frozen=True):
     """What a publish did."""
 
     tenant: Owner
-    changes: tuple[Difference, ...]
+    changes: tuple[PartDiff, ...]
     """Empty where everything was so already."""
     number: int = 0
     """Of its entry in the history."""
@@ -54,7 +54,7 @@ class Attempt(msgspec.Struct, frozen=True):
     """…and the page of that entry."""
     token: str
     """By which that page is known again."""
-    told: Sequence[Difference]
+    told: Sequence[PartDiff]
     closing: bool
     """Whether nothing comes after it."""
     since: int
@@ -73,17 +73,17 @@ class PublishState:
         tenant: Owner,
         action: str,
         note: str,
-        also: Also | None = None,
+        also: ExtraWrites | None = None,
         require: Require | None = None,
     ) -> None:
         self.tenant, self.action, self.note = tenant, action, note
         self.also, self.require = also, require
-        self.changes: list[Difference] = []
+        self.changes: list[PartDiff] = []
         self.number = self.page = self.transactions = self.aside = 0
         self._began = 0
         """The number of its first entry."""
         self.lost: tuple[str, ...] = ()
-        self.passwords = Passwords()
+        self.passwords = PasswordPlan()
         self.unsure: list[Attempt] = []
         """Commits whose answers were lost: each may have been written, or may be yet, for as long
         as its place in the history is free."""
@@ -91,7 +91,7 @@ class PublishState:
         self._attempts = 0
 
     def attempt(
-        self, last: int, told: Sequence[Difference], *, closing: bool, incomplete: bool = False
+        self, last: int, told: Sequence[PartDiff], *, closing: bool, incomplete: bool = False
     ) -> Attempt:
         """The next commit. `last` is the newest number of the history, and `incomplete` says
         whether that entry has more pages to come: if it is ours, this is the next one. If another
@@ -147,8 +147,8 @@ class PublishState:
                 fields = list(secrets) if any(secrets) else []
                 yield message("publish_clear_text", path=each.path, fields=fields)
 
-    def published(self) -> Published:
-        return Published(
+    def published(self) -> PublishResult:
+        return PublishResult(
             self.tenant,
             tuple(self.changes),
             self.number,
@@ -159,10 +159,10 @@ class PublishState:
         )
 
 
-def _in_clear_text(change: Difference) -> tuple[str, ...]:
+def _in_clear_text(change: PartDiff) -> tuple[str, ...]:
     """The secrets of a part that are never encrypted, by their fields."""
     value = change.after
-    if isinstance(value, Unread):
+    if isinstance(value, UnreadablePart):
         return ()
     if isinstance(value, dict):
         known = FIELDS.get(kind_of(change.path), {})  # a password that is encrypted, or a hash

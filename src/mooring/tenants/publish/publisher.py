@@ -13,27 +13,32 @@ from mooring.model import JSON
 from mooring.store.contract import Delete, Store, key
 from mooring.tenants import history as chronicle
 from mooring.tenants.document import Document
-from mooring.tenants.history import UNREADABLE, HistoryEntry, Undone, decode_entry
+from mooring.tenants.history import UNREADABLE, HistoryEntry, RollbackState, decode_entry
 from mooring.tenants.keys import (
     KEEP,
     KEEP_FOR,
     SENTINEL,
-    Keys,
     Owner,
+    TenantKeys,
     area_of,
     check_id,
     joined,
     named,
 )
-from mooring.tenants.model import Unreadable, decode
-from mooring.tenants.parts import NOTHING_RESENT, Difference, Parts, Resent, StoredParts, held
-from mooring.tenants.publish.commit_loop import TRIES, CommitLoop, Moved, lost
+from mooring.tenants.model import UnreadableValue, decode
+from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, stored_parts
+from mooring.tenants.publish.commit_loop import (
+    TRIES,
+    CommitLoop,
+    HistoryAdvanced,
+    too_many_conflicts,
+)
 from mooring.tenants.publish.commit_loop import Change as Change
-from mooring.tenants.publish.committer import Committer, resending, sign_of_life
+from mooring.tenants.publish.committer import Committer, sentinel_write, with_resent
 from mooring.tenants.publish.encryption import Progress, rekey
-from mooring.tenants.publish.encryption import Rekeyed as Rekeyed
+from mooring.tenants.publish.encryption import RekeyResult as RekeyResult
 from mooring.tenants.publish.merge import merged, merged_common, resealed
-from mooring.tenants.publish.publish_state import Also, Published, PublishState
+from mooring.tenants.publish.publish_state import ExtraWrites, PublishResult, PublishState
 from mooring.tenants.publish.publish_state import Require as Require
 from mooring.tenants.publish.retention import Sweeper
 from mooring.tenants.secrets import CURRENT, Keyring
@@ -60,14 +65,14 @@ def to_undo(
     return kept[-1], later
 
 
-def undone(there: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> Undone:
+def undone(there: Parts, entries: Sequence[HistoryEntry], ring: Keyring) -> RollbackState:
     """What a tenant was before these entries, with its passwords under the current key."""
-    found = chronicle.before(there, entries, ring)
+    found = chronicle.state_before(there, entries, ring)
     wanted = dict(found.parts)
     for path, value in wanted.items():
         with contextlib.suppress(Undecipherable):
             wanted[path] = resealed(path, value, ring) or value
-    return Undone(wanted, found.lost)
+    return RollbackState(wanted, found.lost)
 
 
 def _in_the_middle(tenant: Owner, number: int, allowed: Sequence[int]) -> NotConfigured:
@@ -103,7 +108,7 @@ class Publisher:
     def __init__(
         self,
         store: Store,
-        keys: Keys | None = None,
+        keys: TenantKeys | None = None,
         *,
         ring: Keyring | None = None,
         by: str = "",
@@ -112,7 +117,7 @@ class Publisher:
     ) -> None:
         if keep < 1:
             raise InvalidRequest(f"keep={keep}: a history has at least one entry")
-        self.keys: Keys = keys or Keys()
+        self.keys: TenantKeys = keys or TenantKeys()
         self._store = store
         self._ring = Keyring.from_environment() if ring is None else ring
         by = by or f"{_user()}@{socket.gethostname()}"
@@ -132,7 +137,7 @@ class Publisher:
     async def look(self, tenant: Owner) -> StoredParts:
         """The same, with its revisions."""
         entries = (await self._store.read(self.keys.parts(tenant))).entries
-        return held(self.keys, tenant, entries)
+        return stored_parts(self.keys, tenant, entries)
 
     async def diff(
         self,
@@ -140,17 +145,17 @@ class Publisher:
         *,
         require: Require | None = None,
         resent: Resent = NOTHING_RESENT,
-    ) -> list[Difference]:
+    ) -> list[PartDiff]:
         """What `apply` would change. Raises what it would raise. `resent`: see `change`."""
-        seen = resending(await self._committer.look(document.tenant), resent)
+        seen = with_resent(await self._committer.look(document.tenant), resent)
         if require is not None:
-            require(seen.held)
-        wanted = document.applied(seen.held.parts, self._ring, reseal=bool(resent))
+            require(seen.stored)
+        wanted = document.applied(seen.stored.parts, self._ring, reseal=bool(resent))
         return await self._commit_loop.would_change(document.tenant, seen, wanted, resent)
 
     async def apply(
         self, document: Document, *, note: str = "", require: Require | None = None
-    ) -> Published:
+    ) -> PublishResult:
         """Make a tenant what a document says. `require`: see `change`."""
         return await self.change(
             document.tenant,
@@ -159,7 +164,7 @@ class Publisher:
             require=require,
         )
 
-    async def put(self, tenant: int, path: str, value: JSON) -> Published:
+    async def put(self, tenant: int, path: str, value: JSON) -> PublishResult:
         """Write one part: `meta`, `domain/primary`, `database/SERVICE`, `ftp/USER`, `storage`…"""
 
         def change(there: Parts) -> Parts:
@@ -167,7 +172,7 @@ class Publisher:
 
         return await self.change(tenant, change)
 
-    async def remove(self, tenant: int, path: str) -> Published:
+    async def remove(self, tenant: int, path: str) -> PublishResult:
         """Remove one part, or all of a kind: `ftp/USER`, `domain`, `storage`…"""
         if path == "meta":
             raise InvalidRequest(
@@ -189,10 +194,10 @@ class Publisher:
         *,
         action: str = "publish",
         note: str = "",
-        also: Also | None = None,
+        also: ExtraWrites | None = None,
         require: Require | None = None,
         resent: Resent = NOTHING_RESENT,
-    ) -> Published:
+    ) -> PublishResult:
         """Make a tenant what `change` makes of what is there. It may be asked several times.
 
         `require` is called with what the store has before anything is written; what it raises ends
@@ -208,7 +213,7 @@ class Publisher:
 
     async def delete(
         self, tenant: int, *, note: str = "", require: Require | None = None
-    ) -> Published:
+    ) -> PublishResult:
         """Delete a tenant with all that leads to it: indexes first, its data last, in one commit
         where it fits. Its history stays. Raises `NotConfigured` where there is none. `require`:
         see `change`."""
@@ -234,7 +239,7 @@ class Publisher:
         note: str = "",
         require: Require | None = None,
         resent: Resent = NOTHING_RESENT,
-    ) -> Published:
+    ) -> PublishResult:
         """Write `common/resolver`, `common/storage-directory` or `platform/configs/KEY`, with an
         entry in the history of `common` or `platform`. See `change` for the rest."""
         self.keys.common_part(path)  # raises for any other
@@ -253,21 +258,21 @@ class Publisher:
         *,
         require: Require | None = None,
         resent: Resent = NOTHING_RESENT,
-    ) -> list[Difference]:
+    ) -> list[PartDiff]:
         """What `put_common` would change. Raises what it would raise."""
         self.keys.common_part(path)
         path = joined(path)
         area = area_of(path)
-        seen = resending(await self._committer.look(area), resent)
+        seen = with_resent(await self._committer.look(area), resent)
         if require is not None:
-            require(seen.held)
-        parts = seen.held.parts
+            require(seen.stored)
+        parts = seen.stored.parts
         wanted = {**parts, path: merged_common(path, parts.get(path), value)}
         return await self._commit_loop.would_change(area, seen, wanted)
 
     async def remove_common(
         self, path: str, *, note: str = "", require: Require | None = None
-    ) -> Published:
+    ) -> PublishResult:
         """Remove one of those. Raises `NotConfigured` if it is not there. `_health/sentinel` can be
         removed, too: it has no history."""
         path = joined(path)
@@ -282,37 +287,37 @@ class Publisher:
 
         return await self.change(area_of(path), change, action="delete", note=note, require=require)
 
-    async def _remove_sentinel(self, require: Require | None) -> Published:
+    async def _remove_sentinel(self, require: Require | None) -> PublishResult:
         if require is not None:
             require(await self.look("common"))
         if (await self._store.read(key(self.keys.sentinel))).first is None:
             raise NotConfigured(f"there is no {SENTINEL}")
         await self._store.commit(Delete(key(self.keys.sentinel)))
-        return Published("common", ())
+        return PublishResult("common", ())
 
     async def health(self) -> JSON:
         """What the health sentinel says; None if there is none."""
         there = (await self._store.read(key(self.keys.sentinel))).first
         try:
             return None if there is None else decode(SENTINEL, there.value)
-        except Unreadable:
+        except UnreadableValue:
             return None
 
     async def beat(self) -> None:
         """Say that publishers live: readers see when they last heard of one."""
-        await self._store.commit(sign_of_life(self.keys))
+        await self._store.commit(sentinel_write(self.keys))
 
     async def history(self, tenant: Owner) -> list[HistoryEntry]:
         """What is kept of a tenant's history, oldest first; also of one that was deleted. A publish
         is one entry, however many transactions it took."""
         found = await self._store.read(self.keys.history_of(tenant))
-        return chronicle.publishes(
+        return chronicle.merge_pages(
             decode_entry(entry) for entry in found.entries if self.keys.history_number(entry.key)
         )
 
     async def rollback(
         self, tenant: Owner, number: int, *, note: str = "", require: Require | None = None
-    ) -> Published:
+    ) -> PublishResult:
         """Make a tenant what it was after the entry `number` of its history; 0: before the first.
         What was not changed since stays as it is. Raises `NotConfigured` if that is not kept, or
         lies in the middle of a publish. `require`: see `change`."""
@@ -336,19 +341,19 @@ class Publisher:
                 return await self._commit_loop.change(
                     work, change, only_at=newest, resent=chronicle.resent(entries)
                 )
-            except Moved:
+            except HistoryAdvanced:
                 continue
-        raise lost(named(tenant))
+        raise too_many_conflicts(named(tenant))
 
-    async def diff_rollback(self, tenant: Owner, number: int) -> list[Difference]:
+    async def diff_rollback(self, tenant: Owner, number: int) -> list[PartDiff]:
         """What `rollback` would change. Raises what it would raise."""
         _, entries = to_undo(tenant, await self.history(tenant), number)
-        seen = resending(await self._committer.look(tenant), chronicle.resent(entries))
+        seen = with_resent(await self._committer.look(tenant), chronicle.resent(entries))
         return await self._commit_loop.would_change(
-            tenant, seen, undone(seen.held.parts, entries, self._ring).parts
+            tenant, seen, undone(seen.stored.parts, entries, self._ring).parts
         )
 
-    async def rekey(self, progress: Progress = lambda done, total: None) -> Rekeyed:
+    async def rekey(self, progress: Progress = lambda done, total: None) -> RekeyResult:
         """Seal every password with the current key: of tenants and of their histories."""
         if not self._ring.current:
             raise InvalidRequest(f"there is no key to seal with: set {CURRENT[0]}")

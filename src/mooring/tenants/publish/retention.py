@@ -17,7 +17,7 @@ from collections.abc import Callable
 from mooring.errors import Conflict, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.contract import Delete, Range, Store, Write, between, unchanged
 from mooring.tasks import Backoff
-from mooring.tenants.keys import Keys, Owner, is_area, is_id
+from mooring.tenants.keys import Owner, TenantKeys, is_area, is_id
 from mooring.tenants.publish.committer import Committer, StoredTenant
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _ROUND = 3600.0  # seconds between two rounds of `run`
 class Sweeper:
     """Sweeps the histories of one namespace."""
 
-    def __init__(self, store: Store, keys: Keys, committer: Committer) -> None:
+    def __init__(self, store: Store, keys: TenantKeys, committer: Committer) -> None:
         self._store, self._keys, self._committer = store, keys, committer
         # Publishers that live briefly begin anywhere, so that together they reach every tenant.
         self._after = f"{keys.namespace}/_history/{random.randrange(1, 10**6)}".encode()
@@ -103,7 +103,7 @@ class Sweeper:
 
     def _cut(self, owner: Owner, seen: StoredTenant, purge: bool) -> int:
         """The first number that stays."""
-        deleted = not is_area(owner) and not seen.held.revisions and not seen.held.strange
+        deleted = not is_area(owner) and not seen.stored.revisions and not seen.stored.strange
         cut = seen.last + 1 if purge else seen.aged + 1
         return cut if deleted else min(cut, seen.last)
 

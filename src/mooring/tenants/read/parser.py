@@ -12,8 +12,8 @@ from immutables import MapMutation
 from mooring.formatting import in_words
 from mooring.model import JSON, Time
 from mooring.store.contract import Entry
-from mooring.tenants.cooperative import Paced, at_once, slices
-from mooring.tenants.keys import PLATFORM, CommonPart, Keys, PartOf
+from mooring.tenants.cooperative import SlicedWork, run_now, slices
+from mooring.tenants.keys import PLATFORM, CommonPart, PartOf, TenantKeys
 from mooring.tenants.model import (
     KINDS,
     Extra,
@@ -22,12 +22,12 @@ from mooring.tenants.model import (
     Resolver,
     StorageDirectory,
     Tenant,
-    Unreadable,
+    UnreadableValue,
     decode,
-    record,
-    understand,
+    parse_part,
+    to_record,
 )
-from mooring.tenants.read.snapshot import Contest, Snapshot
+from mooring.tenants.read.snapshot import ClaimConflict, TenantSnapshot
 from mooring.tenants.secrets import Keyring
 
 KeyChange = tuple[bytes, Entry | None]
@@ -43,18 +43,18 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     after: Tenant | None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SnapshotUpdate(msgspec.Struct, frozen=True):
     """What changes of entries lead to."""
 
-    snapshot: Snapshot
+    snapshot: TenantSnapshot
     changes: tuple[Changed, ...] = ()
-    contests: tuple[Contest, ...] = ()
+    contests: tuple[ClaimConflict, ...] = ()
     problems: Mapping[str, str] = {}
     """Those that are new."""
     mended: Collection[str] = ()
     """Keys that were a problem."""
 
-    def onto(self, snapshot: Snapshot) -> Outcome:
+    def onto(self, snapshot: TenantSnapshot) -> SnapshotUpdate:
         """The same where all but the tenants is as in another snapshot: it changed meanwhile."""
         problems = snapshot.problems.mutate()
         for key in self.mended:
@@ -65,19 +65,19 @@ class Outcome(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, snapshot=changed)
 
 
-class Reading:
+class SnapshotParser:
     """Reads the entries below one namespace."""
 
-    def __init__(self, keys: Keys, ring: Keyring) -> None:
+    def __init__(self, keys: TenantKeys, ring: Keyring) -> None:
         self._keys, self._ring = keys, ring
 
-    def apply(self, snapshot: Snapshot, changes: Iterable[KeyChange]) -> Outcome:
+    def apply(self, snapshot: TenantSnapshot, changes: Iterable[KeyChange]) -> SnapshotUpdate:
         """Entries that changed together, each as it is now; None: it is gone."""
-        return at_once(self.applying(snapshot, [changes]))
+        return run_now(self.applying(snapshot, [changes]))
 
     def applying(
-        self, snapshot: Snapshot, changes: Iterable[Iterable[KeyChange]]
-    ) -> Paced[Outcome]:
+        self, snapshot: TenantSnapshot, changes: Iterable[Iterable[KeyChange]]
+    ) -> SlicedWork[SnapshotUpdate]:
         """The same in slices, of changes that come in such."""
         parts: dict[int, dict[str, Part | None]] = {}
         settings = _Settings(snapshot)
@@ -88,7 +88,7 @@ class Reading:
                 part = None if entry is None else self._understood(where, entry)
                 problems.note(key, part)
                 if isinstance(where, PartOf):
-                    readable = None if isinstance(part, Unreadable) else part
+                    readable = None if isinstance(part, UnreadableValue) else part
                     parts.setdefault(where.tenant, {})[where.path] = readable  # type: ignore[assignment]
                 elif isinstance(where, CommonPart):
                     settings.put(where.path, key, entry, part)
@@ -98,15 +98,17 @@ class Reading:
         changed = msgspec.structs.replace(
             changed, problems=problems.all.finish(), **settings.finish()
         )
-        return Outcome(changed, told, contests, problems.new, problems.mended)
+        return SnapshotUpdate(changed, told, contests, problems.new, problems.mended)
 
-    def anew(self, shown: Snapshot, entries: Mapping[bytes, Entry]) -> Paced[Outcome]:
+    def anew(
+        self, shown: TenantSnapshot, entries: Mapping[bytes, Entry]
+    ) -> SlicedWork[SnapshotUpdate]:
         """All that there is, whatever was made of it before. Of what is shown only the last good
         values stay; what is told is what differs from it."""
         kept: list[KeyChange] = [*shown.good.items()]
         kept += [(key, None) for key in shown.good if key not in entries]
         pieces: Iterable[Iterable[KeyChange]] = chain([kept], slices(entries.items()))
-        outcome = yield from self.applying(Snapshot(), pieces)
+        outcome = yield from self.applying(TenantSnapshot(), pieces)
         changes = yield from _differences(shown, outcome.snapshot)
         return msgspec.structs.replace(
             outcome,
@@ -124,22 +126,22 @@ class Reading:
                 value = decode(where.path, entry.value)
                 if entry.value.count(b"{") + entry.value.count(b"[") > 1:
                     value = _guarded(value)
-                return understand(where.tenant, where.path, value, self._ring)
+                return parse_part(where.tenant, where.path, value, self._ring)
             return _common(where.path, entry) if isinstance(where, CommonPart) else None
-        except Unreadable as error:
+        except UnreadableValue as error:
             return error
         except Exception:  # noqa: BLE001 - one bad value must not hide the good ones
-            return Unreadable("it cannot be understood")
+            return UnreadableValue("it cannot be understood")
 
 
 class _Problems:
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: TenantSnapshot) -> None:
         self.all: MapMutation[str, str] = snapshot.problems.mutate()
         self.new: dict[str, str] = {}
         self.mended: list[str] = []
 
     def note(self, key: bytes, part: object) -> None:
-        if isinstance(part, Unreadable):
+        if isinstance(part, UnreadableValue):
             name = key.decode()
             if self.all.get(name) != str(part):
                 self.all[name] = self.new[name] = str(part)
@@ -148,8 +150,8 @@ class _Problems:
 
 
 def _tenants(
-    snapshot: Snapshot, parts: Mapping[int, Mapping[str, Part | None]]
-) -> Paced[tuple[dict[int, Tenant | None], tuple[Changed, ...]]]:
+    snapshot: TenantSnapshot, parts: Mapping[int, Mapping[str, Part | None]]
+) -> SlicedWork[tuple[dict[int, Tenant | None], tuple[Changed, ...]]]:
     """The tenants that are not as they were, by their ids."""
     tenants: dict[int, Tenant | None] = {}
     told: list[Changed] = []
@@ -165,7 +167,7 @@ def _tenants(
     return tenants, tuple(told)
 
 
-def _differences(shown: Snapshot, after: Snapshot) -> Paced[tuple[Changed, ...]]:
+def _differences(shown: TenantSnapshot, after: TenantSnapshot) -> SlicedWork[tuple[Changed, ...]]:
     told: list[Changed] = []
     for some in slices(sorted({*shown.tenants, *after.tenants})):
         for id in some:
@@ -233,13 +235,13 @@ def _common(path: str, entry: Entry) -> object:
         return _Held(_guarded(value))
     assert isinstance(value, dict)
     if path == RESOLVER:
-        return record(Resolver, value)
+        return to_record(Resolver, value)
     if path == STORAGE_DIRECTORY:
-        return record(StorageDirectory, value)
+        return to_record(StorageDirectory, value)
     try:
         return msgspec.convert(value.get("updatedAt"), Time, strict=False)
     except msgspec.ValidationError as error:
-        raise Unreadable(in_words(error, "updatedAt")) from None
+        raise UnreadableValue(in_words(error, "updatedAt")) from None
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -251,7 +253,7 @@ class _Held(msgspec.Struct, frozen=True):
 class _Settings:
     """What is not of a tenant."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: TenantSnapshot) -> None:
         self._platform, self._good = snapshot.platform.mutate(), snapshot.good.mutate()
         self._fields: dict[str, object] = {}
 
@@ -259,7 +261,7 @@ class _Settings:
         if path in _DEFAULTS:
             self._configure(path, key, entry, part)
         elif path == "_health/sentinel":
-            self._fields["health"] = None if isinstance(part, Unreadable) else part
+            self._fields["health"] = None if isinstance(part, UnreadableValue) else part
         elif isinstance(part, _Held):
             self._platform[path.removeprefix(PLATFORM)] = part.value
         else:
@@ -272,7 +274,7 @@ class _Settings:
         if entry is None:
             self._fields[field] = default
             self._good.pop(key, None)
-        elif not isinstance(part, Unreadable):
+        elif not isinstance(part, UnreadableValue):
             self._fields[field] = part
             self._good[key] = entry
         elif key not in self._good:

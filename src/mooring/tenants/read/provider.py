@@ -15,44 +15,44 @@ from mooring.formatting import describe, quoted
 from mooring.mirror import Mirror, RangeFeed, Steps, Update
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Backoff, Tasks, cleanup
-from mooring.tenants.cooperative import in_turns, slices
-from mooring.tenants.keys import Keys
+from mooring.tenants.cooperative import run_cooperatively, slices
+from mooring.tenants.keys import TenantKeys
 from mooring.tenants.read.disk_copy import Copy, CopyFile
-from mooring.tenants.read.parser import KeyChange, Outcome, Reading
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.parser import KeyChange, SnapshotParser, SnapshotUpdate
+from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
 
 
-class PreparedFeed(msgspec.Struct, frozen=True):
+class PreparedUpdate(msgspec.Struct, frozen=True):
     """What an update will lead to that is not told yet."""
 
-    base: Snapshot
+    base: TenantSnapshot
     """What was shown when it was found out."""
     mark: int
-    outcome: Outcome
+    outcome: SnapshotUpdate
 
-    def fits(self, update: Update[bytes, Entry], snapshot: Snapshot) -> bool:
+    def fits(self, update: Update[bytes, Entry], snapshot: TenantSnapshot) -> bool:
         return update.resync and update.mark == self.mark and self.stands(snapshot)
 
-    def stands(self, snapshot: Snapshot) -> bool:
+    def stands(self, snapshot: TenantSnapshot) -> bool:
         """Whether the tenants are those of then; all else may have changed."""
         base = self.base
         return snapshot.tenants is base.tenants and snapshot.revision == base.revision
 
 
-class Prepared:
+class PreparedFeed:
     """A feed that finds out in slices what its snapshot leads to, so that it is shown at once."""
 
     def __init__(
         self,
         feed: RangeFeed,
-        reading: Reading,
+        reading: SnapshotParser,
         tenants: Tenants,
         held: Callable[[], Mapping[bytes, Entry]],
     ) -> None:
         self.name = feed.name
-        self.prepared: PreparedFeed | None = None
+        self.prepared: PreparedUpdate | None = None
         self._feed, self._reading, self._tenants, self._held = feed, reading, tenants, held
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
@@ -60,8 +60,8 @@ class Prepared:
         while True:
             base = self._tenants.snapshot
             changes = _differences(self._held(), items)
-            outcome = await in_turns(self._reading.applying(base, changes))
-            self.prepared = PreparedFeed(base, mark, outcome)
+            outcome = await run_cooperatively(self._reading.applying(base, changes))
+            self.prepared = PreparedUpdate(base, mark, outcome)
             if self.prepared.stands(self._tenants.snapshot):  # else the file stands in by now
                 return items, mark
 
@@ -106,7 +106,7 @@ class Provider:
     def __init__(
         self,
         store: Store,
-        keys: Keys,
+        keys: TenantKeys,
         ring: Keyring,
         *,
         file: Path | None = None,
@@ -117,9 +117,11 @@ class Provider:
         self._store = store
         self._name = f"tenants of {quoted(keys.namespace)} in {store.url}"
         self._wait = wait
-        self._reading = Reading(keys, ring)
+        self._reading = SnapshotParser(keys, ring)
         self._tenants = Tenants(age=self._age)
-        self._feed = Prepared(RangeFeed(store, keys.all), self._reading, self._tenants, self._held)
+        self._feed = PreparedFeed(
+            RangeFeed(store, keys.all), self._reading, self._tenants, self._held
+        )
         self._parts = Mirror(self._feed, wait=False, afresh=afresh)
         self._parts.subscribe(self._apply_parts)
         self._mirrors = {keys.all: self._parts}
@@ -217,7 +219,7 @@ class Provider:
         """Whether the copy may be used: it is not if the store answers by now, and is another."""
         known = await asyncio.to_thread(_by_range, copy, [*self._mirrors])
         changes = slices(known[0].items())
-        outcome = await in_turns(self._reading.applying(self._tenants.snapshot, changes))
+        outcome = await run_cooperatively(self._reading.applying(self._tenants.snapshot, changes))
         if self._store.identity and self._store.identity != copy.identity:
             self._warn_of_other_cluster(copy)
             return False
@@ -288,7 +290,7 @@ class Provider:
         self._verify_copy()
         self._apply(_news(update))  # a beat alone is not worth a copy
 
-    def _apply(self, changes: Iterable[KeyChange], known: Outcome | None = None) -> None:
+    def _apply(self, changes: Iterable[KeyChange], known: SnapshotUpdate | None = None) -> None:
         """`known`: what they lead to, where that was found out."""
         if self._missed is not None:
             self._missed.update(changes)
@@ -340,8 +342,8 @@ class Provider:
             entries |= mirror.items
         shown = self._tenants.snapshot
         if foreign:  # its last good values are not of this store
-            shown = msgspec.structs.replace(shown, good=Snapshot().good)
-        outcome = await in_turns(self._reading.anew(shown, entries))
+            shown = msgspec.structs.replace(shown, good=TenantSnapshot().good)
+        outcome = await run_cooperatively(self._reading.anew(shown, entries))
         if foreign is not self._foreign:  # the copy was discarded meanwhile
             return await self._start_over()
         self._show(outcome, revision)
@@ -354,7 +356,7 @@ class Provider:
             self._apply(missed.items())
         self._to_save()
 
-    def _show(self, outcome: Outcome, revision: int) -> None:
+    def _show(self, outcome: SnapshotUpdate, revision: int) -> None:
         snapshot = msgspec.structs.replace(outcome.snapshot, revision=revision)
         self._tenants.show(snapshot, outcome.changes)
         kept = {key.decode() for key in snapshot.good}

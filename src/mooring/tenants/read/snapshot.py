@@ -11,7 +11,7 @@ from immutables import Map, MapMutation
 from mooring.formatting import quoted
 from mooring.model import JSON, Time
 from mooring.store.contract import Entry
-from mooring.tenants.cooperative import Paced, at_once, slices
+from mooring.tenants.cooperative import SlicedWork, run_now, slices
 from mooring.tenants.model import (
     Ftp,
     Resolver,
@@ -19,13 +19,13 @@ from mooring.tenants.model import (
     Tenant,
 )
 
-Claim = tuple[str, int]
+NameClaim = tuple[str, int]
 """What is claimed, and by which tenant."""
 
 Contested = MapMutation[str, Map[int, None]]
 
 
-class Contest(msgspec.Struct, frozen=True):
+class ClaimConflict(msgspec.Struct, frozen=True):
     """A claim that stands against another."""
 
     kind: str
@@ -42,7 +42,7 @@ class Contest(msgspec.Struct, frozen=True):
         )
 
 
-class Claims(msgspec.Struct, frozen=True):
+class ClaimIndex(msgspec.Struct, frozen=True):
     """All claims of one kind."""
 
     kind: str
@@ -53,8 +53,8 @@ class Claims(msgspec.Struct, frozen=True):
     """All who claim it, of those with several."""
 
     def changing(
-        self, gone: Iterable[Claim], news: Iterable[Claim]
-    ) -> Paced[tuple[Claims, tuple[Contest, ...]]]:
+        self, gone: Iterable[NameClaim], news: Iterable[NameClaim]
+    ) -> SlicedWork[tuple[ClaimIndex, tuple[ClaimConflict, ...]]]:
         """The same with other claims, and those of the new ones that stand against another.
 
         What is `gone` must have been there, what is new must not.
@@ -64,18 +64,18 @@ class Claims(msgspec.Struct, frozen=True):
             for name, tenant in some:
                 _give_up(name, tenant, holders, contested)
             yield
-        clashes: list[Claim] = []
+        clashes: list[NameClaim] = []
         for some in slices(news):
             clashes += [each for each in some if _clashes(*each, holders, contested)]
             yield
-        told: list[Contest] = []
+        told: list[ClaimConflict] = []
         for some in slices(clashes):
             for name, tenant in some:
                 holder = holders[name]
                 rival = _rival(tenant, holder, contested[name])
-                told.append(Contest(self.kind, name, holder, rival))
+                told.append(ClaimConflict(self.kind, name, holder, rival))
             yield
-        return Claims(self.kind, holders.finish(), contested.finish()), tuple(told)
+        return ClaimIndex(self.kind, holders.finish(), contested.finish()), tuple(told)
 
 
 def _give_up(name: str, tenant: int, holders: MapMutation[str, int], contested: Contested) -> None:
@@ -112,18 +112,18 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class TenantSnapshot(msgspec.Struct, frozen=True):
     revision: int = 0
     """The store's revision that the tenants are of."""
     tenants: Map[int, Tenant] = Map()
     enabled: Map[int, bool] = Map()
     """The ids of those whose meta says that they are active."""
-    codes: Claims = Claims("code")
+    codes: ClaimIndex = ClaimIndex("code")
     """In lower case."""
-    names: Claims = Claims("name")
-    hosts: Claims = Claims("host")
+    names: ClaimIndex = ClaimIndex("name")
+    hosts: ClaimIndex = ClaimIndex("host")
     """In lower case."""
-    ftp_users: Claims = Claims("FTP user")
+    ftp_users: ClaimIndex = ClaimIndex("FTP user")
     ftp: Map[str, Ftp] = Map()
     """By user name, of whom the name leads to."""
     resolver: Resolver | None = Resolver()
@@ -146,14 +146,16 @@ class Snapshot(msgspec.Struct, frozen=True):
             f"platform at revision {self.revision}, {len(self.problems)} problems>"
         )
 
-    def changed(self, tenants: Mapping[int, Tenant | None]) -> tuple[Snapshot, tuple[Contest, ...]]:
+    def changed(
+        self, tenants: Mapping[int, Tenant | None]
+    ) -> tuple[TenantSnapshot, tuple[ClaimConflict, ...]]:
         """The same with other tenants, None for one that is gone; and the claims of theirs that
         stand against somebody else's."""
-        return at_once(self.changing(tenants))
+        return run_now(self.changing(tenants))
 
     def changing(
         self, tenants: Mapping[int, Tenant | None]
-    ) -> Paced[tuple[Snapshot, tuple[Contest, ...]]]:
+    ) -> SlicedWork[tuple[TenantSnapshot, tuple[ClaimConflict, ...]]]:
         """The same in slices."""
         if not tenants:
             return self, ()
@@ -168,12 +170,12 @@ class Snapshot(msgspec.Struct, frozen=True):
                 if active is not (before is not None and before.active):
                     _put(enabled, id, active or None)
             yield
-        contests: list[Contest] = []
-        claims: dict[str, Claims] = {}
+        contests: list[ClaimConflict] = []
+        claims: dict[str, ClaimIndex] = {}
         for field, (section, claimed) in _CLAIMED.items():
             gone, news = yield from _differences(pairs, section, claimed)
             if gone or news:
-                of_kind: Claims = getattr(self, field)
+                of_kind: ClaimIndex = getattr(self, field)
                 claims[field], told = yield from of_kind.changing(gone, news)
                 contests += told
         ftp, holders = self.ftp.mutate(), claims.get("ftp_users", self.ftp_users).holders
@@ -187,13 +189,13 @@ class Snapshot(msgspec.Struct, frozen=True):
         )
         return changed, tuple(contests)
 
-    def knows(self, contest: Contest) -> bool:
+    def knows(self, contest: ClaimConflict) -> bool:
         """Whether it stands already, and was told."""
         of_kind = (self.codes, self.names, self.hosts, self.ftp_users)
         (claims,) = [claims for claims in of_kind if claims.kind == contest.kind]
         return contest.claimant in claims.contested.get(contest.name, ())
 
-    def with_tenants(self, other: Snapshot) -> Snapshot:
+    def with_tenants(self, other: TenantSnapshot) -> TenantSnapshot:
         """The same with the tenants of another, and all that follows from them."""
         return msgspec.structs.replace(self, **{name: getattr(other, name) for name in _OF_TENANTS})
 
@@ -222,9 +224,9 @@ def _changed_users(pairs: Iterable[Pair]) -> Iterator[str]:
 
 def _differences(
     pairs: Iterable[Pair], section: str, claimed: Callable[[Tenant], Iterable[str]]
-) -> Paced[tuple[list[Claim], list[Claim]]]:
-    gone: list[Claim] = []
-    news: list[Claim] = []
+) -> SlicedWork[tuple[list[NameClaim], list[NameClaim]]]:
+    gone: list[NameClaim] = []
+    news: list[NameClaim] = []
     for some in slices(pairs):
         for before, after in some:
             if before is not None and getattr(before, section) is getattr(after, section, None):

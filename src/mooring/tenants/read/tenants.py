@@ -14,7 +14,7 @@ from mooring.mirror import STALE_AFTER
 from mooring.model import JSON, Time
 from mooring.store.contract import Query, Store, key
 from mooring.tenants.hosts import host_of
-from mooring.tenants.keys import IndexKind, Keys
+from mooring.tenants.keys import IndexKind, TenantKeys
 from mooring.tenants.model import (
     KINDS,
     Database,
@@ -26,12 +26,12 @@ from mooring.tenants.model import (
     Storage,
     StorageDirectory,
     Tenant,
-    Unreadable,
+    UnreadableValue,
     decode,
 )
 from mooring.tenants.parts import holder
 from mooring.tenants.read.parser import Changed
-from mooring.tenants.read.snapshot import Snapshot
+from mooring.tenants.read.snapshot import TenantSnapshot
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def _found(tenants: Tenants, tenant: int, value: T | None, what: str) -> T:
     raise NotConfigured(f"tenant {tenant} has no {what}")
 
 
-async def find(store: Store, keys: Keys, kind: IndexKind, name: str) -> int | None:
+async def find(store: Store, keys: TenantKeys, kind: IndexKind, name: str) -> int | None:
     """By code, name, FTP user or host. Another publisher may have written a name unescaped, and
     codes and hosts in their case. A host may be written as in a request."""
     normal = host_of(name) or name if kind == "host" else name
@@ -120,12 +120,12 @@ async def find(store: Store, keys: Keys, kind: IndexKind, name: str) -> int | No
     return None
 
 
-async def _is_called(store: Store, keys: Keys, tenant: int, name: str) -> bool:
+async def _is_called(store: Store, keys: TenantKeys, tenant: int, name: str) -> bool:
     """Whether a name that stands there unescaped is not another one, escaped."""
     entry = (await store.read(key(keys.part(tenant, "meta")))).first
     try:
         meta = decode("meta", entry.value) if entry is not None else None
-    except Unreadable:
+    except UnreadableValue:
         return False
     return isinstance(meta, dict) and meta.get("name") == name
 
@@ -142,15 +142,15 @@ class Tenants:
     None, or an empty collection. `mooring.tenants.read.tenants` has lookups that raise."""
 
     def __init__(
-        self, snapshot: Snapshot | None = None, *, age: Callable[[], float] = lambda: 0.0
+        self, snapshot: TenantSnapshot | None = None, *, age: Callable[[], float] = lambda: 0.0
     ) -> None:
-        self._snapshot = snapshot or Snapshot()
+        self._snapshot = snapshot or TenantSnapshot()
         self._age = age
         self._lock = threading.Lock()  # of those who subscribe; nobody who reads takes it
         self._callbacks: dict[int | None, tuple[tuple[Kind | None, Callback], ...]] = {}
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TenantSnapshot:
         """All that is known now; it stays as it is."""
         return self._snapshot
 
@@ -292,7 +292,7 @@ class Tenants:
 
         return end
 
-    def show(self, snapshot: Snapshot, changes: Iterable[Changed] = ()) -> None:
+    def show(self, snapshot: TenantSnapshot, changes: Iterable[Changed] = ()) -> None:
         """For who keeps it up to date: what readers see from now on, and what to tell them."""
         self._snapshot = snapshot
         if not self._callbacks:

@@ -17,7 +17,7 @@ from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.io.output import count_of, log_to_stderr, note, progress, show, show_json, warn
 from mooring.model import JSON
 from mooring.tasks import Tasks
-from mooring.tenants.keys import NAMESPACE, Keys
+from mooring.tenants.keys import NAMESPACE, TenantKeys
 
 if TYPE_CHECKING:
     from mooring.migrate.jxt.deletion import Verified
@@ -131,7 +131,7 @@ VerifiedOption = Annotated[
 
 
 def _verified_file(given: Path | None, namespace: str) -> Path:
-    return given or Path(f"{Keys(namespace).namespace.replace('/', '-')}.verified")
+    return given or Path(f"{TenantKeys(namespace).namespace.replace('/', '-')}.verified")
 
 
 @app.command()

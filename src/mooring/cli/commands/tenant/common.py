@@ -29,7 +29,7 @@ from mooring.model import JSON
 from mooring.tenants.diff import UNREADABLE
 from mooring.tenants.document import read_value
 from mooring.tenants.keys import AREAS, NAMESPACE, SENTINEL, Area, field_of
-from mooring.tenants.parts import StoredParts, Unread
+from mooring.tenants.parts import StoredParts, UnreadablePart
 from mooring.tenants.publish.publisher import Publisher
 
 HEALTH = "health"
@@ -187,8 +187,8 @@ def _typed(value: str) -> JSON:
     return read_value(text, of="standard input" if value == "-" else "VALUE")
 
 
-def _shown(path: str, value: JSON | Unread, reveal: bool) -> JSON:
-    if isinstance(value, Unread):
+def _shown(path: str, value: JSON | UnreadablePart, reveal: bool) -> JSON:
+    if isinstance(value, UnreadablePart):
         return UNREADABLE
     return value if reveal else masked_field(field_of(path), value)
 

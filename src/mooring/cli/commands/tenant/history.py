@@ -26,10 +26,10 @@ from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
 from mooring.cli.io.output import count_of, note, progress, show_json, warn
 from mooring.errors import NotConfigured
 from mooring.model import JSON
-from mooring.tenants.diff import records
-from mooring.tenants.history import HistoryEntry, differences
+from mooring.tenants.diff import changes_to_json
+from mooring.tenants.history import HistoryEntry, entry_diffs
 from mooring.tenants.keys import MAX_ID, NAMESPACE, Owner, named
-from mooring.tenants.publish.publisher import Publisher, Rekeyed
+from mooring.tenants.publish.publisher import Publisher, RekeyResult
 from mooring.tenants.secrets import FORMER, Keyring
 
 
@@ -93,7 +93,7 @@ def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_
     if as_json:
         show_json(_record(found[0], ring))
         return
-    changes = differences(found[0], ring)
+    changes = entry_diffs(found[0], ring)
     print_changes(changes)
     last = f"{found[0].action} by {found[0].by} at {found[0].at}"
     about = f": {found[0].note}" if found[0].note else ""
@@ -129,7 +129,7 @@ def _record(entry: HistoryEntry, ring: Keyring) -> Mapping[str, JSON]:
         "action": entry.action,
         "note": entry.note or None,
         "interrupted": entry.more,
-        "changes": records(differences(entry, ring)),
+        "changes": changes_to_json(entry_diffs(entry, ring)),
     }
 
 
@@ -207,6 +207,6 @@ def rekey(
     note(f"all passwords are under the current key: {FORMER} may go once nobody else needs it")
 
 
-async def _rekey(publisher: Publisher) -> Rekeyed:
+async def _rekey(publisher: Publisher) -> RekeyResult:
     with progress("rekeyed") as report:
         return await publisher.rekey(report)

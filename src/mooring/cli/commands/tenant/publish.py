@@ -38,12 +38,12 @@ from mooring.errors import (
 )
 from mooring.masking import is_secret
 from mooring.model import JSON
-from mooring.tenants.diff import records
+from mooring.tenants.diff import changes_to_json
 from mooring.tenants.document import SUFFIXES, Document, load_all, read_all
 from mooring.tenants.history import versions
 from mooring.tenants.keys import NAMESPACE, Owner, named
-from mooring.tenants.parts import Difference, Parts
-from mooring.tenants.publish.committer import Published
+from mooring.tenants.parts import PartDiff, Parts
+from mooring.tenants.publish.committer import PublishResult
 from mooring.tenants.publish.publisher import Publisher, Require
 from mooring.tenants.secrets import CURRENT, Keyring
 
@@ -77,13 +77,13 @@ def diff(
 
 async def _diff(
     documents: Sequence[NamedDocument], publisher: Publisher
-) -> list[tuple[Document, list[Difference]]]:
+) -> list[tuple[Document, list[PartDiff]]]:
     return [(each.document, await publisher.diff(each.document)) for each in documents]
 
 
-def show_differences(tenant: Owner, differences: Sequence[Difference], as_json: bool) -> None:
+def show_differences(tenant: Owner, differences: Sequence[PartDiff], as_json: bool) -> None:
     if as_json:
-        show_json({"tenant": tenant, "changes": records(differences)})
+        show_json({"tenant": tenant, "changes": changes_to_json(differences)})
     else:
         print_changes(differences)
         typer.echo(f"{named(tenant)}: {counted(differences)}")
@@ -139,11 +139,11 @@ class Batch:
     ) -> None:
         self._documents, self._text, self._require = documents, text, require
         self._dry_run = dry_run
-        self._done: dict[int, Published] = {}
+        self._done: dict[int, PublishResult] = {}
         self.failures: dict[int, MooringError] = {}
         """What went wrong, by the place of the document."""
 
-    def in_order(self) -> list[Published]:
+    def in_order(self) -> list[PublishResult]:
         return [self._done[place] for place in sorted(self._done)]
 
     async def run(self, publisher: Publisher, report: Callable[[int, int | None], None]) -> None:
@@ -191,11 +191,11 @@ class Batch:
         if stopped:
             raise stopped[0]
 
-    async def _one(self, publisher: Publisher, document: Document) -> Published:
+    async def _one(self, publisher: Publisher, document: Document) -> PublishResult:
         if not self._dry_run:
             return await publisher.apply(document, note=self._text, require=self._require)
         changes = await publisher.diff(document, require=self._require)
-        return Published(document.tenant, tuple(changes))
+        return PublishResult(document.tenant, tuple(changes))
 
 
 _OF_ONE_TENANT = (TenantError, InvalidRequest, TooLarge, Conflict, OutcomeUnknown)
@@ -207,14 +207,14 @@ async def _publish(batch: Batch, publisher: Publisher) -> None:
         await batch.run(publisher, report)
 
 
-def show_published(published: Published, as_json: bool) -> None:
+def show_published(published: PublishResult, as_json: bool) -> None:
     if as_json:
         show_json(
             {
                 "tenant": published.tenant,
                 "number": published.number or None,
                 "transactions": published.transactions + published.aside,
-                "changes": records(published.changes),
+                "changes": changes_to_json(published.changes),
                 "lost": list[JSON](published.lost),
             }
         )
@@ -299,7 +299,7 @@ def delete(
 
 async def _delete(
     tenant: int, base: str, text: str, publisher: Publisher
-) -> tuple[Published, int | None]:
+) -> tuple[PublishResult, int | None]:
     """What it did, and the version before it; None if that is not kept."""
     published = await publisher.delete(tenant, note=text, require=expecting(tenant, base))
     known = versions(await publisher.history(tenant))

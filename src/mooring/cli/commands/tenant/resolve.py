@@ -15,11 +15,11 @@ from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.store.contract import key
 from mooring.tenants.hosts import host_of
-from mooring.tenants.keys import NAMESPACE, IndexKind, Keys, is_id
-from mooring.tenants.model import Resolver, Unreadable, decode, record
-from mooring.tenants.parts import Parts, claims, held
+from mooring.tenants.keys import NAMESPACE, IndexKind, TenantKeys, is_id
+from mooring.tenants.model import Resolver, UnreadableValue, decode, to_record
+from mooring.tenants.parts import Parts, claims, stored_parts
 from mooring.tenants.read.tenants import find
-from mooring.tenants.resolver import REFUSED, Refusal, wanted
+from mooring.tenants.resolver import REFUSED, TenantRejection, tenant_reference
 
 By = Literal["id", "code", "host", "name", "ftp-user"]
 _INDEXES: dict[By, IndexKind] = {
@@ -80,7 +80,7 @@ def resolve(
         if not known:
             raise typer.BadParameter(f"{quoted(host)} is no host", param_hint="HOST")
         given = [("host", known)]
-    found = run_command(_resolve(given, request, Keys(namespace), store))
+    found = run_command(_resolve(given, request, TenantKeys(namespace), store))
     if as_json:
         show_json(
             {
@@ -118,20 +118,20 @@ def _request(url: str, headers: list[str]) -> TypedRequest:
 
 
 async def _resolve(
-    given: list[tuple[By, str]], request: TypedRequest | None, keys: Keys, store: str
+    given: list[tuple[By, str]], request: TypedRequest | None, keys: TenantKeys, store: str
 ) -> Resolution:
     async with open_hub(store, "tree") as hub:
         if request is None:
             ((by, name),) = given
             return await _looked_up(hub, keys, by, name)
         resolver = await _resolver(hub, keys)
-        named = wanted(resolver, request)
-        if isinstance(named, Refusal):
+        named = tenant_reference(resolver, request)
+        if isinstance(named, TenantRejection):
             return Resolution(None, None, "", f"{named.message} ({named.status})")
         return await _looked_up(hub, keys, named.by, named.name)
 
 
-async def _resolver(hub: Hub, keys: Keys) -> Resolver:
+async def _resolver(hub: Hub, keys: TenantKeys) -> Resolver:
     path = "common/resolver"
     entry = (await hub.store.read(key(keys.common_part(path)))).first
     if entry is None:
@@ -139,15 +139,15 @@ async def _resolver(hub: Hub, keys: Keys) -> Resolver:
     try:
         value = decode(path, entry.value)
         assert isinstance(value, dict)
-        return record(Resolver, value)
-    except Unreadable as error:
+        return to_record(Resolver, value)
+    except UnreadableValue as error:
         raise TenantError(
             f"{path} cannot be understood, so that requests are turned away with 503 by whoever "
             f"never knew a good one: {error}"
         ) from None
 
 
-async def _looked_up(hub: Hub, keys: Keys, by: By, name: str) -> Resolution:
+async def _looked_up(hub: Hub, keys: TenantKeys, by: By, name: str) -> Resolution:
     what = f"{'FTP user' if by == 'ftp-user' else by} {quoted(name)}"
     if by == "id":
         parts = await _parts(hub, keys, int(name)) if is_id(name) else {}
@@ -166,8 +166,8 @@ async def _looked_up(hub: Hub, keys: Keys, by: By, name: str) -> Resolution:
     return Resolution(tenant, by, name, f"{place.decode()} leads to it", _status(parts))
 
 
-async def _parts(hub: Hub, keys: Keys, tenant: int) -> Parts:
-    return held(keys, tenant, (await hub.store.read(keys.parts(tenant))).entries).parts
+async def _parts(hub: Hub, keys: TenantKeys, tenant: int) -> Parts:
+    return stored_parts(keys, tenant, (await hub.store.read(keys.parts(tenant))).entries).parts
 
 
 def _status(parts: Parts) -> str:

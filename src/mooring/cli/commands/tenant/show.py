@@ -32,11 +32,11 @@ from mooring.masking import cleartext_secrets, is_hidden, is_split_key, masked
 from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.diff import UNREADABLE, Action, FieldChange, action_of, changed_fields
-from mooring.tenants.document import JSON_SUFFIXES, written
-from mooring.tenants.history import is_closed
-from mooring.tenants.keys import MAX_ID, NAMESPACE, Keys, PartOf, field_of, kind_of, name_of
-from mooring.tenants.model import Part, Tenant, Unreadable, decode, understand
-from mooring.tenants.parts import Difference, Parts, StoredParts, Unread, held
+from mooring.tenants.document import JSON_SUFFIXES, to_document
+from mooring.tenants.history import is_sealed
+from mooring.tenants.keys import MAX_ID, NAMESPACE, PartOf, TenantKeys, field_of, kind_of, name_of
+from mooring.tenants.model import Part, Tenant, UnreadableValue, decode, parse_part
+from mooring.tenants.parts import PartDiff, Parts, StoredParts, UnreadablePart, stored_parts
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import IDENTITY
 
@@ -55,7 +55,7 @@ _SENSITIVE: dict[Action, str] = {
 _CLOSED = "(sensitive value, which may have changed: its key is not known here)"
 
 
-def lines(difference: Difference) -> Iterator[tuple[Action, str]]:
+def lines(difference: PartDiff) -> Iterator[tuple[Action, str]]:
     """What to print of a difference: a line for each field that changes, or for a whole part."""
     path, before, after = difference.path, difference.before, difference.after
     action = action_of(before, after)
@@ -78,7 +78,7 @@ def lines(difference: Difference) -> Iterator[tuple[Action, str]]:
 
 
 def _told(change: FieldChange) -> str:
-    if is_closed(change.before) or is_closed(change.after):
+    if is_sealed(change.before) or is_sealed(change.after):
         return _CLOSED if change.action == "change" else _SENSITIVE[change.action]
     if change.secret:
         return _SENSITIVE[change.action]
@@ -87,11 +87,11 @@ def _told(change: FieldChange) -> str:
 
 
 def _shown(name: str, value: JSON) -> str:
-    return "(sensitive value)" if is_hidden(name) or is_closed(value) else _text(value)
+    return "(sensitive value)" if is_hidden(name) or is_sealed(value) else _text(value)
 
 
-def _text(value: JSON | Unread) -> str:
-    if isinstance(value, Unread):
+def _text(value: JSON | UnreadablePart) -> str:
+    if isinstance(value, UnreadablePart):
         return UNREADABLE
     return "(none)" if value is None else json.dumps(masked(value), ensure_ascii=False)
 
@@ -101,7 +101,7 @@ def _repeats(path: str, field: str) -> bool:
     return field in IDENTITY and not (kind_of(path) == "database" and field == "username")
 
 
-def counted(differences: Iterable[Difference], *, done: bool = False) -> str:
+def counted(differences: Iterable[PartDiff], *, done: bool = False) -> str:
     """`3 to add, 1 to change`, or `3 added, 1 changed`."""
     counts: dict[Action, int] = {"add": 0, "change": 0, "remove": 0}
     for each in differences:
@@ -114,7 +114,7 @@ def counted(differences: Iterable[Difference], *, done: bool = False) -> str:
     )
 
 
-def print_changes(differences: Sequence[Difference]) -> None:
+def print_changes(differences: Sequence[PartDiff]) -> None:
     for difference in differences:
         for action, line in lines(difference):
             sign, colour = _SIGNS[action]
@@ -137,7 +137,7 @@ def list_tenants(
     """List the tenants, by id."""
     if status not in ("", *_STATUSES):
         raise typer.BadParameter(f"{quoted(status)} is none of {', '.join(_STATUSES)}")
-    found = run_command(_all(Keys(namespace), store))
+    found = run_command(_all(TenantKeys(namespace), store))
     printing.show(
         [tenant for tenant in found if status in ("", _status(tenant))],
         {
@@ -155,7 +155,7 @@ def list_tenants(
     )
 
 
-async def _all(keys: Keys, store: str) -> list[Tenant]:
+async def _all(keys: TenantKeys, store: str) -> list[Tenant]:
     async with open_hub(store, "tree") as hub:
         entries = (await hub.store.read(keys.all)).entries
     parts: dict[int, list[tuple[str, Part]]] = {}
@@ -170,8 +170,8 @@ async def _all(keys: Keys, store: str) -> list[Tenant]:
 def _understood(place: PartOf, entry: Entry) -> Part | None:
     try:
         value = decode(place.path, entry.value)
-        return understand(place.tenant, place.path, value, Keyring([]))
-    except Unreadable as error:
+        return parse_part(place.tenant, place.path, value, Keyring([]))
+    except UnreadableValue as error:
         warn(f"tenant {place.tenant}: {place.path} cannot be understood: {error}")
         return None
 
@@ -215,17 +215,17 @@ def show(
     if as_yaml and (reveal or as_json):
         raise typer.BadParameter("--yaml goes neither with --reveal nor with --json")
     ring = Keyring.from_environment() if reveal else Keyring([])
-    found = run_command(_one(tenant, Keys(namespace), store))
+    found = run_command(_one(tenant, TenantKeys(namespace), store))
     parts = found.parts
     if as_yaml:
         warn_of_unreadable(parts)
         typer.echo(f"# revision: {found.revision}")
-        typer.echo(as_document(written(tenant, parts)), nl=False)
+        typer.echo(as_document(to_document(tenant, parts)), nl=False)
         return
     problems: list[str] = []
     shown: dict[str, JSON] = {}
     for path, value in parts.items():
-        if isinstance(value, Unread):
+        if isinstance(value, UnreadablePart):
             shown[path] = UNREADABLE
         else:
             shown[path] = _revealed(path, value, ring, problems) if reveal else masked(value)
@@ -258,10 +258,10 @@ def as_document(document: dict[str, JSON]) -> str:
     return str(yaml.dump(document, Dumper=_DUMPER, sort_keys=False))
 
 
-async def _one(tenant: int, keys: Keys, store: str) -> StoredParts:
+async def _one(tenant: int, keys: TenantKeys, store: str) -> StoredParts:
     async with open_hub(store, "tree") as hub:
         entries = (await hub.store.read(keys.parts(tenant))).entries
-    found = held(keys, tenant, entries)
+    found = stored_parts(keys, tenant, entries)
     for strange in found.strange:
         warn(f"{strange.decode(errors='backslashreplace')} is no part of a tenant")
     if not found.parts:
@@ -271,7 +271,7 @@ async def _one(tenant: int, keys: Keys, store: str) -> StoredParts:
 
 def warn_of_unreadable(parts: Parts) -> None:
     for path, value in parts.items():
-        if isinstance(value, Unread):
+        if isinstance(value, UnreadablePart):
             warn(f"{path} cannot be understood and is left out: to publish this may remove it")
 
 
@@ -332,15 +332,15 @@ def export(
     """
     target = None if file == Path("-") else file
     lines = as_json or (target is not None and target.suffix in JSON_SUFFIXES)
-    entries = run_command(_read(Keys(namespace), store, tenants or []))
-    found = _grouped(Keys(namespace), entries)
+    entries = run_command(_read(TenantKeys(namespace), store, tenants or []))
+    found = _grouped(TenantKeys(namespace), entries)
     for tenant in tenants or []:
         if tenant not in found:
             raise NotConfigured(f"there is no tenant {tenant}")
     with open_output(target, mode=0o600) as output, progress("exported") as report:
         for number, (tenant, there) in enumerate(sorted(found.items())):
             report(number, len(found))
-            document = written(tenant, there.parts, secrets=True)
+            document = to_document(tenant, there.parts, secrets=True)
             if lines:
                 output.write(f"{json.dumps(document, ensure_ascii=False)}\n")
             else:
@@ -353,16 +353,16 @@ def export(
         raise typer.Exit(1)
 
 
-async def _read(keys: Keys, store: str, tenants: list[int]) -> list[Entry]:
+async def _read(keys: TenantKeys, store: str, tenants: list[int]) -> list[Entry]:
     async with open_hub(store, "tree") as hub:
         ranges = [keys.parts(tenant) for tenant in dict.fromkeys(tenants)] or [keys.all]
         return [entry for each in ranges for entry in (await hub.store.read(each)).entries]
 
 
-def _grouped(keys: Keys, entries: list[Entry]) -> dict[int, StoredParts]:
+def _grouped(keys: TenantKeys, entries: list[Entry]) -> dict[int, StoredParts]:
     found: dict[int, StoredParts] = {}
     for tenant, group in groupby(entries, lambda entry: keys.tenant(entry.key)):
-        there = held(keys, tenant, group)
+        there = stored_parts(keys, tenant, group)
         if tenant and there.parts:
             found[tenant] = there
     return found
@@ -373,14 +373,14 @@ def _clear_secrets(there: StoredParts) -> int:
     return sum(field not in ("passwordEncrypted", "passwordHash") for field in fields)
 
 
-def _clear(value: JSON | Unread) -> Iterator[str]:
-    return iter(()) if isinstance(value, Unread) else cleartext_secrets(value)
+def _clear(value: JSON | UnreadablePart) -> Iterator[str]:
+    return iter(()) if isinstance(value, UnreadablePart) else cleartext_secrets(value)
 
 
 def _warned(tenant: int, there: StoredParts) -> bool:
     for strange in there.strange:
         warn(f"{strange.decode(errors='backslashreplace')} is no part of a tenant: left out")
-    unread = any(isinstance(value, Unread) for value in there.parts.values())
+    unread = any(isinstance(value, UnreadablePart) for value in there.parts.values())
     if unread:
         warn(f"tenant {tenant} is not exported in full:")
         warn_of_unreadable(there.parts)
