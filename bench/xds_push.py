@@ -20,7 +20,7 @@ from bench.processes import script
 from bench.roles.answerer import LISTEN, SEND
 from mooring import Instance, connect
 from mooring.xds import proto
-from mooring.xds.resources import Client, endpoints
+from mooring.xds.resources import XdsClient, endpoints
 
 SUBSCRIBERS = 200
 INSTANCES = 20
@@ -130,7 +130,7 @@ class _Subscriber:
 
 def _count(response: Any) -> int:
     (found,) = response.resources
-    told = proto.reading("ClusterLoadAssignment")(getattr(found, "resource", found).value)
+    told = proto.parser("ClusterLoadAssignment")(getattr(found, "resource", found).value)
     return sum(len(locality.lb_endpoints) for locality in told.endpoints)
 
 
@@ -140,8 +140,8 @@ async def _subscriber(address: str, incremental: bool) -> AsyncIterator[_Subscri
     async with _channel(address) as channel:
         stream = channel.stream_stream(
             proto.DELTA if incremental else proto.STREAM,
-            request_serializer=proto.writing(f"{prefix}DiscoveryRequest"),
-            response_deserializer=proto.reading(f"{prefix}DiscoveryResponse"),
+            request_serializer=proto.serializer(f"{prefix}DiscoveryRequest"),
+            response_deserializer=proto.parser(f"{prefix}DiscoveryResponse"),
         )()
         subscriber = _Subscriber(stream, f"{prefix}DiscoveryRequest", incremental)
         name = "resource_names_subscribe" if incremental else "resource_names"
@@ -155,8 +155,8 @@ async def _subscriber(address: str, incremental: bool) -> AsyncIterator[_Subscri
 @asynccontextmanager
 async def _bare() -> AsyncIterator[Side]:
     instances = [Instance(SERVICE, host="127.0.0.1", port=n + 1) for n in range(INSTANCES)]
-    body = endpoints(SERVICE, instances, Client("grpc")).body
-    message = proto.writing("DiscoveryResponse")(
+    body = endpoints(SERVICE, instances, XdsClient("grpc")).body
+    message = proto.serializer("DiscoveryResponse")(
         proto.message("DiscoveryResponse", resources=[body], type_url=proto.ENDPOINTS)
     )
     async with script("bench.roles.answerer") as server, AsyncExitStack() as stack:

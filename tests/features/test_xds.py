@@ -23,7 +23,7 @@ from mooring.store.etcd.grpc_shutdown import settled
 from mooring.testing.servers import free_port
 from mooring.xds import ControlPlane, ServerTLS, proto
 from mooring.xds.bootstrap import Identity, for_grpc
-from mooring.xds.streams import REFUSED
+from mooring.xds.server import REFUSED
 from tests.features.xds_caller import Caller, answering
 from tests.silent_connections import connected, still_open
 from tests.waiting import eventually
@@ -253,8 +253,8 @@ class Subscriber:
     async def __aenter__(self) -> Subscriber:
         self._stream = self._channel.stream_stream(
             self._method,
-            request_serializer=proto.writing(f"{self._prefix}DiscoveryRequest"),
-            response_deserializer=proto.reading(f"{self._prefix}DiscoveryResponse"),
+            request_serializer=proto.serializer(f"{self._prefix}DiscoveryRequest"),
+            response_deserializer=proto.parser(f"{self._prefix}DiscoveryResponse"),
         )()
         return self
 
@@ -278,7 +278,7 @@ def ports(response: Any) -> list[int]:
     """The endpoints of the only resource of a response."""
     (found,) = response.resources
     body = found.resource if hasattr(found, "resource") else found
-    told = proto.reading("ClusterLoadAssignment")(body.value)
+    told = proto.parser("ClusterLoadAssignment")(body.value)
     return sorted(
         each.endpoint.address.socket_address.port_value
         for locality in told.endpoints
@@ -342,7 +342,7 @@ async def test_a_refusal_is_counted_and_told_and_holds_nothing_up(
                 response_nonce=first.nonce,
                 error="it smells",
             )
-            await eventually(lambda: "refuses ClusterLoadAssignment: 'it smells'" in caplog.text)
+            await eventually(lambda: "rejects ClusterLoadAssignment: 'it smells'" in caplog.text)
         assert refused() == 1
         async with hub.register(mooring.Instance("echo", host="127.0.0.1", port=1)):
             assert ports(await client.hear()) == [1]
@@ -354,7 +354,7 @@ async def test_all_services_and_those_that_come_later(
 ):
     def names(response: Any) -> list[str]:
         bodies = [getattr(each, "resource", each) for each in response.resources]
-        return [proto.reading("Cluster")(body.value).name for body in bodies]
+        return [proto.parser("Cluster")(body.value).name for body in bodies]
 
     async with (
         hub.register(mooring.Instance("a", host="127.0.0.1", port=1)),
@@ -397,7 +397,7 @@ async def test_a_name_is_answered_as_it_was_asked(hub: Hub, plane: ControlPlane)
     ):
         await client.ask(proto.ENDPOINTS, resource_names=["default/echo"])
         (found,) = (await client.hear()).resources
-        told = proto.reading("ClusterLoadAssignment")(found.value)
+        told = proto.parser("ClusterLoadAssignment")(found.value)
         assert told.cluster_name == "default/echo"
         assert len(told.endpoints) == 1
 
@@ -431,5 +431,5 @@ async def test_nothing_is_followed_for_clients_that_went(hub: Hub, plane: Contro
         await client.ask(proto.CLUSTER)
         await client.ask(proto.ENDPOINTS, resource_names=["echo"])
         await client.hear()
-        await eventually(lambda: "echo" in catalogue._followed)
-    await eventually(lambda: not catalogue._followed and catalogue._listing is None)
+        await eventually(lambda: "echo" in catalogue._entries)
+    await eventually(lambda: not catalogue._entries and catalogue._listing is None)

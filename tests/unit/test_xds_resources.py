@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mooring.model import Config, Instance, Status, applied
 from mooring.xds import proto, resources
-from mooring.xds.resources import PLAIN, Client
+from mooring.xds.resources import HTTP_SUFFIX, XdsClient
 
-GRPC, ENVOY = Client("grpc"), Client("envoy")
+GRPC, ENVOY = XdsClient("grpc"), XdsClient("envoy")
 
 
 def instance(last: int, **fields: Any) -> Instance:
@@ -21,11 +21,11 @@ def instance(last: int, **fields: Any) -> Instance:
 
 
 def read(resource: resources.Resource, kind: str) -> Any:
-    return proto.reading(kind)(resource.body.value)
+    return proto.parser(kind)(resource.body.value)
 
 
 def localities(
-    instances: Sequence[Instance], client: Client, name: str = "echo"
+    instances: Sequence[Instance], client: XdsClient, name: str = "echo"
 ) -> list[tuple[int, str, int, list[tuple[str, int]]]]:
     """Priority, zone, weight, and the endpoints with their weights."""
     told = read(resources.endpoints(name, instances, client), "ClusterLoadAssignment")
@@ -46,7 +46,7 @@ def _address(endpoint: Any) -> str:
     return f"{where.address}:{where.port_value}"
 
 
-def addresses(instances: Sequence[Instance], client: Client, name: str = "echo") -> list[str]:
+def addresses(instances: Sequence[Instance], client: XdsClient, name: str = "echo") -> list[str]:
     there = localities(instances, client, name)
     return sorted(address for *_, endpoints in there for address, _ in endpoints)
 
@@ -76,7 +76,7 @@ def test_each_zone_is_a_locality_for_envoy():
 )
 def test_the_clients_own_zone_comes_first(kind: Any, zone: str, priorities: dict[str, int]):
     there = [instance(1, zone="a"), instance(2, zone="b"), instance(3)]
-    told = localities(there, Client(kind, zone))
+    told = localities(there, XdsClient(kind, zone))
     assert {zone: priority for priority, zone, *_ in told} == priorities
 
 
@@ -93,7 +93,7 @@ def test_the_clients_own_zone_comes_first(kind: Any, zone: str, priorities: dict
     ],
     ids=["no weight", "disabled", "draining", "down", "disabled by an operator", "a name"],
 )
-def test_who_may_never_be_called_is_left_out(client: Client, out: Instance):
+def test_who_may_never_be_called_is_left_out(client: XdsClient, out: Instance):
     assert addresses([instance(1), out], client) == ["10.0.0.1:80"]
 
 
@@ -119,7 +119,7 @@ def test_grpc_is_not_told_of_the_unhealthy_while_half_of_them_are_well():
 
 
 @pytest.mark.parametrize("client", [GRPC, ENVOY])
-def test_those_that_drain_are_called_if_there_is_no_other(client: Client):
+def test_those_that_drain_are_called_if_there_is_no_other(client: XdsClient):
     leaving = instance(2, status=Status("draining"))
     assert addresses([instance(1, enabled=False), leaving], client) == ["10.0.0.2:80"]
 
@@ -133,7 +133,7 @@ def test_grpc_is_given_a_part_of_other_zones_if_few_of_its_own_are_healthy():
 def shares(there: list[Instance], zone: str) -> dict[str, float]:
     """The share of calls that each zone gets of a gRPC client; all are of one priority."""
     weights: dict[str, int] = {}
-    for priority, of, weight, _ in localities(there, Client("grpc", zone)):
+    for priority, of, weight, _ in localities(there, XdsClient("grpc", zone)):
         assert priority == 0
         weights[of] = weights.get(of, 0) + weight
     return {of: weight / sum(weights.values()) for of, weight in weights.items()}
@@ -142,7 +142,7 @@ def shares(there: list[Instance], zone: str) -> dict[str, float]:
 def test_grpc_is_not_told_of_the_unhealthy_while_another_zone_is_healthy():
     near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 11))]
     far = [instance(last, zone="b") for last in range(11, 18)]
-    assert len(addresses(near + far, Client("grpc", "a"))) == 8
+    assert len(addresses(near + far, XdsClient("grpc", "a"))) == 8
     assert shares(near + far, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
 
 
@@ -155,20 +155,20 @@ def test_grpc_is_given_a_part_of_other_zones_while_most_of_its_own_drain():
     draining = (instance(last, zone="a", status=Status("draining")) for last in range(2, 11))
     far = [instance(last, zone="b") for last in range(11, 21)]
     there = [instance(1, zone="a"), *draining, *far]
-    assert len(addresses(there, Client("grpc", "a"))) == 11
+    assert len(addresses(there, XdsClient("grpc", "a"))) == 11
     assert shares(there, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
 
 
 def test_envoy_itself_lets_calls_spill_over_to_the_second_priority():
     near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 5))]
     far = [instance(last, zone="b") for last in range(5, 10)]
-    told = localities(near + far, Client("envoy", "a"))
+    told = localities(near + far, XdsClient("envoy", "a"))
     assert {zone: priority for priority, zone, *_ in told} == {"a": 0, "b": 1}
 
 
 def test_an_unhealthy_zone_leaves_no_gap_in_the_priorities():
     there = [unhealthy(1, zone="a"), instance(2, zone="b"), instance(3, zone="b")]
-    assert [priority for priority, *_ in localities(there, Client("grpc", "a"))] == [0]
+    assert [priority for priority, *_ in localities(there, XdsClient("grpc", "a"))] == [0]
 
 
 def test_two_at_one_address_are_one_and_rather_the_one_that_is_well():
@@ -181,14 +181,14 @@ def test_two_at_one_address_are_one_and_rather_the_one_that_is_well():
 
 def test_http_and_grpc_go_to_their_own_ports():
     there = [instance(1, ports={"http": 8080}), instance(2)]
-    assert resources.has_plain(there)
-    assert not resources.has_plain([instance(2)])
+    assert resources.has_separate_http(there)
+    assert not resources.has_separate_http([instance(2)])
     assert addresses(there, ENVOY) == ["10.0.0.1:80", "10.0.0.2:80"]
-    assert addresses(there, ENVOY, "echo" + PLAIN) == ["10.0.0.1:8080", "10.0.0.2:80"]
-    (host,) = read(resources.table({"echo": True}), "RouteConfiguration").virtual_hosts
+    assert addresses(there, ENVOY, "echo" + HTTP_SUFFIX) == ["10.0.0.1:8080", "10.0.0.2:80"]
+    (host,) = read(resources.route_table({"echo": True}), "RouteConfiguration").virtual_hosts
     assert [(each.match.HasField("grpc"), each.route.cluster) for each in host.routes] == [
         (True, "echo"),
-        (False, "echo" + PLAIN),
+        (False, "echo" + HTTP_SUFFIX),
     ]
 
 
@@ -201,7 +201,7 @@ WEIGHTS = st.lists(st.floats(min_value=1e-300, max_value=1e300), min_size=1, max
 
 @given(WEIGHTS)
 def test_weights_become_whole_numbers_in_proportion(weights: list[float]):
-    made = resources.whole(weights)
+    made = resources.integer_weights(weights)
     assert all(weight >= 1 for weight in made)
     assert sum(made) < 2**32
     largest = max(weights)
@@ -210,8 +210,8 @@ def test_weights_become_whole_numbers_in_proportion(weights: list[float]):
 
 
 def test_whole_weights_stay_as_they_are():
-    assert resources.whole([5, 3.0, 2]) == [5, 3, 2]
-    assert resources.whole([]) == []
+    assert resources.integer_weights([5, 3.0, 2]) == [5, 3, 2]
+    assert resources.integer_weights([]) == []
 
 
 INSTANCES = st.lists(
@@ -238,7 +238,7 @@ INSTANCES = st.lists(
 def test_what_grpc_and_envoy_would_refuse_is_never_made(there: Any, kind: Any, zone: str):
     """Gaps in the priorities, a locality twice in one, an address twice, weights of nothing or of
     more than 32 bits."""
-    told = read(resources.endpoints("echo", there, Client(kind, zone)), "ClusterLoadAssignment")
+    told = read(resources.endpoints("echo", there, XdsClient(kind, zone)), "ClusterLoadAssignment")
     priorities = {each.priority for each in told.endpoints}
     assert priorities == set(range(len(priorities)))
     places = [
@@ -264,7 +264,7 @@ def test_the_order_of_instances_makes_no_version(there: list[Instance]):
 
 
 def test_hosts_of_services():
-    assert resources.hosts_of(["echo", "Common/Auth", "a b", "*", "x:y"]) == {
+    assert resources.hosts_by_service(["echo", "Common/Auth", "a b", "*", "x:y"]) == {
         "echo": "echo",
         "Common/Auth": "auth.common",
     }
@@ -272,12 +272,15 @@ def test_hosts_of_services():
 
 def test_a_host_is_one_services_alone():
     """Envoy would refuse the whole table."""
-    assert list(resources.hosts_of(["echo", "ECHO", "b/a", "a.b"]).values()) == ["echo", "a.b"]
+    assert list(resources.hosts_by_service(["echo", "ECHO", "b/a", "a.b"]).values()) == [
+        "echo",
+        "a.b",
+    ]
 
 
 @given(st.lists(st.text(min_size=1), unique=True))
 def test_hosts_are_never_twice(names: list[str]):
-    hosts = list(resources.hosts_of(names).values())
+    hosts = list(resources.hosts_by_service(names).values())
     assert len({host.lower() for host in hosts}) == len(hosts)
 
 
@@ -287,9 +290,9 @@ def test_who_asks_is_told_by_its_own_words():
             "Node", user_agent_name=agent, locality=proto.message("Locality", zone="a")
         )
 
-    assert resources.client_of(node("gRPC C-core linux")) == Client("grpc", "a")
+    assert resources.client_of(node("gRPC C-core linux")) == XdsClient("grpc", "a")
     assert resources.client_of(node("gRPC Go")).kind == "grpc"
-    assert resources.client_of(node("envoy")) == Client("envoy", "a")
+    assert resources.client_of(node("envoy")) == XdsClient("envoy", "a")
 
 
 def test_bounds_on_calls_under_way_are_lifted():

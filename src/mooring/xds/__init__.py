@@ -3,9 +3,9 @@
     async with mooring.connect("etcd://127.0.0.1:2379") as hub, mooring.xds.ControlPlane(hub):
         ...
 
-`resources` says what a service is in the words of xDS, `subscriptions` what a client must be told
-next, both without I/O; `catalogue` follows the registry, `streams` and `server` talk to clients,
-and `bootstrap` writes the files that clients start with.
+`resources` (a service as xDS resources) and `subscriptions` (what to send to a client next) do no
+I/O. `catalogue` follows the registry, `server` serves clients, and `bootstrap` creates the
+configuration that clients start with.
 """
 
 from __future__ import annotations

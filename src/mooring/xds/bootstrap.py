@@ -1,4 +1,4 @@
-"""The files that clients start with: where the control plane is, and who they are. Pure."""
+"""Bootstrap configuration for gRPC and Envoy: the control plane's address and the client's node."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.names import join_service, split_service
 from mooring.xds.proto import HTTP_CONNECTION_MANAGER, HTTP_PROTOCOL_OPTIONS, ROUTER
-from mooring.xds.resources import TABLE
+from mooring.xds.resources import ROUTE_TABLE
 
 SERVER = "127.0.0.1:18000"
-"""Where the control plane is unless it is said."""
+"""Default address of the control plane."""
 
 LISTEN = "127.0.0.1:10000"
-"""Where Envoy takes calls unless it is said."""
+"""Default address at which Envoy accepts calls."""
 
-_CONTROL_PLANE = "//mooring"  # no service can be called so
+_CONTROL_PLANE = "//mooring"  # not a valid service name
 _TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a client is, and how it knows the control plane."""
+    """The node of a client, and its credentials for the control plane."""
 
     node: str = "mooring"
     zone: str = ""
-    """Its own zone: instances there are called first."""
+    """The client's zone: it calls instances there first."""
     tls: bool = False
     ca: str = ""
-    """A file; empty: the authorities that the machine trusts."""
+    """A file with CA certificates; empty: the system's CAs."""
     cert: str = ""
     key: str = ""
 
@@ -43,7 +43,7 @@ class Identity:
 
 
 def for_grpc(server: str, identity: Identity) -> dict[str, Any]:
-    """What `GRPC_XDS_BOOTSTRAP` names, as JSON."""
+    """The content of the JSON file that `GRPC_XDS_BOOTSTRAP` points to."""
     addresses.split(server)
     credentials: dict[str, Any] = {"type": "tls" if identity.tls else "insecure"}
     files = {
@@ -51,8 +51,8 @@ def for_grpc(server: str, identity: Identity) -> dict[str, Any]:
         "certificate_file": identity.cert,
         "private_key_file": identity.key,
     }
-    if told := {name: path for name, path in files.items() if path}:
-        credentials["config"] = told
+    if config := {name: path for name, path in files.items() if path}:
+        credentials["config"] = config
     return {
         "xds_servers": [
             {
@@ -74,21 +74,21 @@ def for_envoy(
     service: str = "",
     incremental: bool = True,
 ) -> dict[str, Any]:
-    """A whole configuration for `envoy -c`. It takes calls at `listen` (`HOST:PORT`, or
-    `unix:/path`): to the service whose host is called, or all to one `service`. With `admin` its
-    console listens there."""
-    routes = join_service(*split_service(service)) if service else TABLE
+    """A complete configuration for `envoy -c`. Envoy accepts calls at `listen` (`HOST:PORT` or
+    `unix:/path`) and routes them by host, or all of them to one `service`. `admin` is the address
+    of Envoy's admin interface."""
+    routes = join_service(*split_service(service)) if service else ROUTE_TABLE
     manager = {
         "@type": HTTP_CONNECTION_MANAGER,
         "stat_prefix": "services",
         "rds": {"route_config_name": routes, "config_source": _over_ads()},
-        # Streams may be silent for as long as they like.
+        # Idle streams are never closed.
         "stream_idle_timeout": "0s",
         "upgrade_configs": [{"upgrade_type": "websocket"}],
         "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {"@type": ROUTER}}],
     }
     filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "node": identity.described(),
         "dynamic_resources": {
             "ads_config": {
@@ -99,7 +99,7 @@ def for_envoy(
                     {
                         "envoy_grpc": {
                             "cluster_name": _CONTROL_PLANE,
-                            # It is there again soon after the control plane is.
+                            # Reconnect soon after the control plane is back.
                             "retry_policy": {
                                 "retry_back_off": {"base_interval": "0.25s", "max_interval": "2s"}
                             },
@@ -114,19 +114,19 @@ def for_envoy(
             "listeners": [
                 {
                     "name": "services",
-                    "address": _listening(listen),
+                    "address": _listener_address(listen),
                     "filter_chains": [{"filters": filters}],
                 }
             ],
         },
     }
     if admin:
-        told["admin"] = {"address": _listening(admin)}
-    return told
+        config["admin"] = {"address": _listener_address(admin)}
+    return config
 
 
 def _over_ads() -> dict[str, Any]:
-    # No fetch timeout: Envoy takes calls once it knows where they go, and not before.
+    # No fetch timeout: Envoy accepts calls only after it has received its routes.
     return {"ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"}
 
 
@@ -166,7 +166,7 @@ def _tls(identity: Identity, host: str) -> dict[str, Any]:
         "alpn_protocols": ["h2"],
         "validation_context": {
             "trusted_ca": {"filename": trusted},
-            # Of itself Envoy takes any certificate of the authority, whosever it is.
+            # By default, Envoy accepts any certificate that the CA has issued.
             "match_typed_subject_alt_names": [{"san_type": kind, "matcher": {"exact": host}}],
         },
     }
@@ -185,8 +185,8 @@ def _address(text: str) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
-def _listening(text: str) -> dict[str, Any]:
-    """Where Envoy listens: it takes IP addresses, and all of a machine's at once too."""
+def _listener_address(text: str) -> dict[str, Any]:
+    """Envoy listens at an IP address, which may be a wildcard, or at a Unix socket."""
     if text.startswith("unix:"):
         return {"pipe": {"path": text.removeprefix("unix:")}}
     host, colon, port = text.rpartition(":")
@@ -196,7 +196,7 @@ def _listening(text: str) -> dict[str, Any]:
         address = None
     if address is None or not colon or not port.isdecimal():
         raise InvalidRequest(
-            f"{quoted(text)} is no address to listen at: write it like 127.0.0.1:10000, with an IP "
+            f"{quoted(text)} is not a listen address: use the form 127.0.0.1:10000, with an IP "
             "address, or unix:/path"
         )
     addresses.check_port(int(port))

@@ -1,4 +1,4 @@
-"""The services of the registry for xDS clients: followed once, with host names resolved."""
+"""The services of the registry as xDS resources, shared by all clients, with resolved hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -21,127 +21,124 @@ from mooring.model import Instance
 from mooring.registry.contract import Registry
 from mooring.tasks import Tasks
 from mooring.xds import proto, resources
-from mooring.xds.resources import PLAIN, TABLE, Client, Resource
-from mooring.xds.subscriptions import Found
+from mooring.xds.resources import HTTP_SUFFIX, ROUTE_TABLE, Resource, XdsClient
+from mooring.xds.subscriptions import Lookup
 
 log = logging.getLogger(__name__)
 
-RESOLVE_AGAIN = 30.0
-"""Seconds after which a name is resolved again."""
+RESOLVE_INTERVAL = 30.0
+"""Seconds after which a host is resolved again."""
 
-_PATIENCE = 2.0
-_REMEMBERED = 10_000
+_RESOLVE_TIMEOUT = 2.0
+_CACHED_HOSTS = 10_000
 
 
 class HostResolver:
-    """Resolves names, and keeps the last result while the name server is unavailable."""
+    """Resolves hosts, and keeps the last result while the name server is unavailable."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[str, float]] = {}
+        self._resolved: dict[str, tuple[str, float]] = {}
 
-    async def resolved(self, instances: Iterable[Instance]) -> tuple[Instance, ...]:
+    async def resolve(self, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
         """The instances with IP addresses as hosts, without those whose host was never resolved."""
-        there = tuple(instances)
-        names = {each.host for each in there if not is_ip(each.host)}
+        names = {instance.host for instance in instances if not is_ip(instance.host)}
         if not names:
-            return there
+            return instances
         await asyncio.gather(*(self._resolve(name) for name in names))
         return tuple(
-            each if each.host not in names else msgspec.structs.replace(each, host=address)
-            for each in there
-            if each.host not in names or (address := self._found[each.host][0])
+            one if one.host not in names else msgspec.structs.replace(one, host=address)
+            for one in instances
+            if one.host not in names or (address := self._resolved[one.host][0])
         )
 
     async def _resolve(self, name: str) -> None:
-        address, when = self._found.get(name, ("", float("-inf")))
-        if time.monotonic() - when < RESOLVE_AGAIN / 2:
+        address, when = self._resolved.get(name, ("", float("-inf")))
+        if time.monotonic() - when < RESOLVE_INTERVAL / 2:
             return
-        if len(self._found) > _REMEMBERED:
-            self._found.clear()
+        if len(self._resolved) > _CACHED_HOSTS:
+            self._resolved.clear()
         try:
-            async with asyncio.timeout(_PATIENCE):
-                found = await asyncio.get_running_loop().getaddrinfo(
+            async with asyncio.timeout(_RESOLVE_TIMEOUT):
+                infos = await asyncio.get_running_loop().getaddrinfo(
                     name, None, type=socket.SOCK_STREAM
                 )
-            address = str(found[0][4][0])
+            address = str(infos[0][4][0])
         except (OSError, UnicodeError) as error:
             if when == float("-inf"):
-                log.warning(
-                    "the host %s cannot be resolved; its instances are left out: %s", name, error
-                )
-        self._found[name] = (address, time.monotonic())
+                log.warning("cannot resolve the host %s; omitting its instances: %s", name, error)
+        self._resolved[name] = (address, time.monotonic())
 
 
 INTERVAL = 1.0
-"""Seconds between two looks at the list of services."""
+"""Seconds between two reads of the list of services."""
 
 LINGER = 60.0
-"""Seconds that a service is still listed after it went: it may be about to come back."""
+"""Seconds for which a removed service is still listed, because it may come back."""
 
-_LATE = 5.0  # seconds that one service may keep the list of all from being told
-_SHARE = 20  # the list is looked at again after so many times the time that it took
+_LOAD_TIMEOUT = 5.0  # seconds for which one service may delay the list of all
+_LIST_SHARE = 20  # the pause before the next read, as a multiple of the last read's duration
 _CACHED = 1000
 
 
-class Listener(Protocol):
-    """Who wants to know of changes. Neither may block."""
+class CatalogueListener(Protocol):
+    """Receives changes. Its methods must not block."""
 
-    def changed(self, service: str) -> None: ...
+    def service_changed(self, service: str) -> None: ...
 
-    def relisted(self) -> None: ...
+    def list_changed(self) -> None: ...
 
 
-class Followed:
-    """One service and those who ask for it."""
+class CatalogueEntry:
+    """One service and the streams that listen to it."""
 
     def __init__(
         self,
         registry: Registry,
         service: str,
         hosts: HostResolver,
-        told: Callable[[Followed, bool], None],
+        notify: Callable[[CatalogueEntry, bool], None],
     ) -> None:
         self.service = service
         self.since = time.monotonic()
         self.instances: tuple[Instance, ...] | None = None
-        """None before they are known."""
-        self.plain = False
-        self.listeners: set[Listener] = set()
+        """None until they are known."""
+        self.separate_http = False
+        self.listeners: set[CatalogueListener] = set()
         self.listed = False
-        self.cache: dict[tuple[str, str, Client], Resource] = {}
-        self._essence: list[tuple[object, ...]] = []
-        self._hosts, self._told = hosts, told
-        self._turn = asyncio.Event()
+        self.cache: dict[tuple[str, str, XdsClient], Resource] = {}
+        self._inputs: list[tuple[object, ...]] = []
+        self._hosts, self._notify = hosts, notify
+        self._updated = asyncio.Event()
         self._mirror: Mirror[str, Instance] = Mirror(
             RetainedFeed(registry.follow(service)), wait=False
         )
         self._tasks = Tasks()
 
     def start(self) -> None:
-        self._mirror.subscribe(lambda _: self._turn.set())
+        self._mirror.subscribe(lambda _: self._updated.set())
         self._mirror.start()
         self._tasks.start(self._publish(), name=f"{self.service} for xDS")
 
     async def _publish(self) -> None:
-        named = False
+        has_names = False
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RESOLVE_AGAIN if named else None):
-                    await self._turn.wait()
-            self._turn.clear()
-            there = tuple(self._mirror.items.values())
-            named = not all(is_ip(each.host) for each in there)
-            self._take(await self._hosts.resolved(there))
+                async with asyncio.timeout(RESOLVE_INTERVAL if has_names else None):
+                    await self._updated.wait()
+            self._updated.clear()
+            instances = tuple(self._mirror.items.values())
+            has_names = not all(is_ip(instance.host) for instance in instances)
+            self._update(await self._hosts.resolve(instances))
 
-    def _take(self, instances: tuple[Instance, ...]) -> None:
-        essence = [resources.essence(each) for each in instances]
-        if self.instances is not None and essence == self._essence:
+    def _update(self, instances: tuple[Instance, ...]) -> None:
+        inputs = [resources.resource_inputs(instance) for instance in instances]
+        if self.instances is not None and inputs == self._inputs:
             return
-        before = None if self.instances is None else self.plain
-        self._essence, self.instances = essence, instances
-        self.plain = resources.has_plain(instances)
+        before = None if self.instances is None else self.separate_http
+        self._inputs, self.instances = inputs, instances
+        self.separate_http = resources.has_separate_http(instances)
         self.cache.clear()
-        self._told(self, self.plain != before)
+        self._notify(self, self.separate_http != before)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -153,24 +150,24 @@ class Catalogue:
         self._registry, self._interval = registry, interval
         self._hosts = HostResolver()
         self._services: dict[str, str] = {}
-        self._followed: dict[str, Followed] = {}
-        self._lists: set[Listener] = set()
+        self._entries: dict[str, CatalogueEntry] = {}
+        self._list_listeners: set[CatalogueListener] = set()
         self._listed: dict[str, float] | None = None
-        """When each service was last in the list; None before it was read."""
+        """When each service was last in the list; None until it is read."""
         self._loading: set[str] = set()
-        self._table: Resource | None = None
-        self._plain: dict[str, bool] | None = None
-        """The services as they were last told, and which have HTTP ports of their own."""
+        self._route_table: Resource | None = None
+        self._published: dict[str, bool] | None = None
+        """The services in the last published list, and whether each has separate HTTP ports."""
         self._failing = False
         self._listing: asyncio.Task[object] | None = None
         self._tasks = Tasks()
 
     def service_of(self, name: str) -> str:
-        """The service that a resource is of; empty where there can be none of that name."""
+        """The service of a resource; empty if the name is invalid."""
         service = self._services.get(name)
         if service is None:
             try:
-                service = self._registry.canonical(name.removesuffix(PLAIN))
+                service = self._registry.canonical(name.removesuffix(HTTP_SUFFIX))
             except InvalidRequest:
                 service = ""
             if len(self._services) > 10 * _CACHED:
@@ -178,153 +175,153 @@ class Catalogue:
             self._services[name] = service
         return service
 
-    def follow(self, service: str, listener: Listener) -> None:
-        """Tell a listener of changes to a service, until it leaves."""
-        self._follow(service).listeners.add(listener)
+    def follow(self, service: str, listener: CatalogueListener) -> None:
+        self._entry(service).listeners.add(listener)
 
-    def leave(self, service: str, listener: Listener) -> None:
-        if (followed := self._followed.get(service)) is not None:
-            followed.listeners.discard(listener)
-            self._forget_unused(followed)
+    def unfollow(self, service: str, listener: CatalogueListener) -> None:
+        if (entry := self._entries.get(service)) is not None:
+            entry.listeners.discard(listener)
+            self._remove_unused(entry)
 
-    def follow_list(self, listener: Listener) -> None:
-        """Tell a listener of services that come and go, until it leaves."""
-        self._lists.add(listener)
+    def follow_list(self, listener: CatalogueListener) -> None:
+        """Notify a listener of added and removed services."""
+        self._list_listeners.add(listener)
         if self._listing is None:
             self._listing = self._tasks.start(self._list(), name="services for xDS")
 
-    def leave_list(self, listener: Listener) -> None:
-        self._lists.discard(listener)
-        if self._lists or self._listing is None:
+    def unfollow_list(self, listener: CatalogueListener) -> None:
+        self._list_listeners.discard(listener)
+        if self._list_listeners or self._listing is None:
             return
         self._listing.cancel()
-        self._listing = self._listed = self._table = self._plain = None
+        self._listing = self._listed = self._route_table = self._published = None
         self._loading.clear()
-        for followed in list(self._followed.values()):
-            followed.listed = False
-            self._forget_unused(followed)
+        for entry in list(self._entries.values()):
+            entry.listed = False
+            self._remove_unused(entry)
 
-    def _follow(self, service: str) -> Followed:
-        followed = self._followed.get(service)
-        if followed is None:
-            followed = Followed(self._registry, service, self._hosts, self._changed)
-            self._followed[service] = followed
-            followed.start()
-        return followed
+    def _entry(self, service: str) -> CatalogueEntry:
+        entry = self._entries.get(service)
+        if entry is None:
+            entry = CatalogueEntry(self._registry, service, self._hosts, self._entry_changed)
+            self._entries[service] = entry
+            entry.start()
+        return entry
 
-    def _forget_unused(self, followed: Followed) -> None:
-        if not followed.listeners and not followed.listed:
-            del self._followed[followed.service]
-            self._tasks.start(followed.aclose(), name=f"{followed.service} is left")
+    def _remove_unused(self, entry: CatalogueEntry) -> None:
+        if not entry.listeners and not entry.listed:
+            del self._entries[entry.service]
+            self._tasks.start(entry.aclose(), name=f"close {entry.service} for xDS")
 
-    def _changed(self, followed: Followed, routes: bool) -> None:
-        """`routes`: its HTTP ports came or went, so that it has other clusters and routes."""
-        for listener in followed.listeners:
-            listener.changed(followed.service)
-        if followed.listed and routes:
-            self._loading.discard(followed.service)
-            self._relist()
+    def _entry_changed(self, entry: CatalogueEntry, routes: bool) -> None:
+        """`routes`: its clusters and routes changed too, because its ports did."""
+        for listener in entry.listeners:
+            listener.service_changed(entry.service)
+        if entry.listed and routes:
+            self._loading.discard(entry.service)
+            self._publish_list()
 
-    def _relist(self) -> None:
-        """Tell of the services and their clusters, where these are others than before."""
+    def _publish_list(self) -> None:
+        """Notify the listeners if the services or their clusters have changed."""
         if self._loading or self._listed is None:
             return
-        plain = {name: self._followed[name].plain for name in self._listed}
-        if plain == self._plain:
+        services = {name: self._entries[name].separate_http for name in self._listed}
+        if services == self._published:
             return
-        hosts = resources.hosts_of(plain)
-        for name in sorted(plain.keys() - hosts.keys() - (self._plain or {}).keys()):
-            log.warning("%s has no host to be called by through Envoy: see its name", name)
-        self._plain, self._table = plain, resources.table(plain)
-        for listener in self._lists:
-            listener.relisted()
+        hosts = resources.hosts_by_service(services)
+        for name in sorted(services.keys() - hosts.keys() - (self._published or {}).keys()):
+            log.warning("Envoy cannot route calls to %s: its name is not a valid host", name)
+        self._published, self._route_table = services, resources.route_table(services)
+        for listener in self._list_listeners:
+            listener.list_changed()
 
     async def _list(self) -> None:
         while True:
             began = time.monotonic()
             try:
-                found = await self._registry.names()
+                names = await self._registry.names()
             except (StoreError, InvalidRequest) as error:
                 if not self._failing:
-                    log.warning("services cannot be listed, the last list is kept: %s", error)
+                    log.warning("cannot list the services, keeping the last list: %s", error)
                 self._failing = True
             else:
                 self._failing = False
-                names = {name for name in found if resources.is_name(name)}
-                self._found(names, time.monotonic())
+                self._set_listed(
+                    {name for name in names if resources.is_addressable(name)}, time.monotonic()
+                )
             took = time.monotonic() - began
-            await asyncio.sleep(max(self._interval, took * _SHARE))
+            await asyncio.sleep(max(self._interval, took * _LIST_SHARE))
 
-    def _found(self, names: Collection[str], now: float) -> None:
+    def _set_listed(self, names: Collection[str], now: float) -> None:
         known = self._listed or {}
         self._listed = {name: when for name, when in known.items() if now - when < LINGER}
         self._listed.update(dict.fromkeys(names, now))
         for name in self._listed:
-            followed = self._follow(name)
-            if not followed.listed:
-                followed.listed = True
-                if followed.instances is None:
+            entry = self._entry(name)
+            if not entry.listed:
+                entry.listed = True
+                if entry.instances is None:
                     self._loading.add(name)
         for name in known.keys() - self._listed.keys():
-            followed = self._followed[name]
-            followed.listed = False
-            self._forget_unused(followed)
+            entry = self._entries[name]
+            entry.listed = False
+            self._remove_unused(entry)
         self._loading = {
             name
             for name in self._loading & self._listed.keys()
-            if now - self._followed[name].since < _LATE
+            if now - self._entries[name].since < _LOAD_TIMEOUT
         }
-        self._relist()
+        self._publish_list()
 
-    def listed(self, kind: str, client: Client) -> Collection[str] | None:
-        """The names that a wildcard means; None where they are not known yet. No listeners: those
-        of Envoy are in its own file."""
+    def listed(self, kind: str) -> Collection[str] | None:
+        """The names of a wildcard subscription; None if not known yet. No listeners: Envoy's are
+        in its own configuration."""
         if kind != proto.CLUSTER:
             return ()
-        if self._plain is None:
+        if self._published is None:
             return None
         return [
             name
-            for service, plain in self._plain.items()
-            for name in (service, service + PLAIN)[: 1 + plain]
+            for service, separate_http in self._published.items()
+            for name in (service, service + HTTP_SUFFIX)[: 1 + separate_http]
         ]
 
-    def find(self, kind: str, name: str, client: Client) -> Found:
-        """A resource of a type by its name.
+    def find(self, client: XdsClient, kind: str, name: str) -> Lookup:
+        """A resource for a client, by type and name.
 
-        A service that nobody offers has all of them, and no endpoints; for gRPC, so has a name
-        that no service can have. Calls then fail at once, where a client that hears of no such
-        resource would let them wait for 15 seconds.
+        A service without instances has all resources, but no endpoints; for gRPC, so has an
+        invalid name. Calls to it fail immediately; without the resources, a client would let them
+        wait for 15 seconds.
         """
-        if kind == proto.ROUTES and name == TABLE and client.kind == "envoy":
-            return self._table or "unknown"
+        if kind == proto.ROUTES and name == ROUTE_TABLE and client.kind == "envoy":
+            return self._route_table or "unknown"
         service = self.service_of(name)
         if not service and client.kind == "envoy":
             return "absent"
         if kind == proto.LISTENER:
             return _listener(name) if client.kind == "grpc" else "absent"
         if kind == proto.CLUSTER:
-            return _cluster(name, Client(client.kind))
+            return _cluster(name, XdsClient(client.kind))
         if kind == proto.ROUTES and client.kind == "grpc":
             return _routes(name, False)
         if not service:
             return resources.endpoints(name, (), client)
-        followed = self._followed.get(service)
-        if followed is None or followed.instances is None:
+        entry = self._entries.get(service)
+        if entry is None or entry.instances is None:
             return "unknown"
         if kind == proto.ROUTES:
-            return _routes(name, followed.plain)
+            return _routes(name, entry.separate_http)
         key = (kind, name, client)
-        if (cached := followed.cache.get(key)) is None:
-            if len(followed.cache) > _CACHED:
-                followed.cache.clear()
-            cached = resources.endpoints(name, followed.instances, client)
-            followed.cache[key] = cached
+        if (cached := entry.cache.get(key)) is None:
+            if len(entry.cache) > _CACHED:
+                entry.cache.clear()
+            cached = resources.endpoints(name, entry.instances, client)
+            entry.cache[key] = cached
         return cached
 
     async def aclose(self) -> None:
-        for followed in self._followed.values():
-            await followed.aclose()
+        for entry in self._entries.values():
+            await entry.aclose()
         await self._tasks.aclose()
 
 
@@ -334,10 +331,10 @@ def _listener(name: str) -> Resource:
 
 
 @functools.lru_cache(4 * _CACHED)
-def _cluster(name: str, client: Client) -> Resource:
+def _cluster(name: str, client: XdsClient) -> Resource:
     return resources.cluster(name, client)
 
 
 @functools.lru_cache(_CACHED)
-def _routes(name: str, plain: bool) -> Resource:
-    return resources.routes(name, plain=plain)
+def _routes(name: str, separate_http: bool) -> Resource:
+    return resources.routes(name, separate_http=separate_http)

@@ -1,8 +1,7 @@
-"""The part of the xDS v3 wire format that we speak.
+"""The subset of the xDS v3 wire format that the control plane uses.
 
-The messages are of a package of our own, with Envoy's field numbers; what tells clients which of
-Envoy's messages a resource is, is the type URL beside it. A field that we never set or read is not
-here.
+The messages belong to a private protobuf package and use Envoy's field numbers; the type URL next
+to a resource identifies the Envoy message. Fields that are never set or read are omitted.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ENDPOINTS = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 TYPES = (CLUSTER, ENDPOINTS, LISTENER, ROUTES)
-"""In the order in which changes are told: what is referred to comes before who refers to it."""
+"""In the order of sending: a resource is sent before the resources that refer to it."""
 
-WHOLE = (LISTENER, CLUSTER)
-"""Those of which a state of the world is complete: what it leaves out does not exist."""
+COMPLETE_TYPES = (LISTENER, CLUSTER)
+"""A state-of-the-world response of these types is complete: it deletes what it leaves out."""
 
 HTTP_CONNECTION_MANAGER = (
     "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3"
@@ -32,10 +31,11 @@ PREVIOUS_HOSTS = (
     "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
 )
 
-STREAM = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
-DELTA = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
+SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+STREAM = f"/{SERVICE}/StreamAggregatedResources"
+DELTA = f"/{SERVICE}/DeltaAggregatedResources"
 
-# A map is a list of its entries on the wire.
+# On the wire, a map is a list of entries.
 _MESSAGES = {
     "Any": "type_url=1:string value=2:bytes",
     "UInt32": "value=1:uint32",
@@ -97,27 +97,26 @@ _MESSAGES = {
 
 _classes = build("mooring.xds", _MESSAGES)
 
-EDS = 3  # of a cluster's types
-V3 = 2  # of the versions of resources
+EDS = 3  # cluster discovery type
+V3 = 2  # resource API version
 HEALTHY, UNHEALTHY = 1, 2
 
 
 def message(kind: str, /, **fields: Any) -> Any:
-    """A message of the table by its name."""
     return _classes[kind](**fields)
 
 
-def written(url: str, kind: str, /, **fields: Any) -> Any:
-    """A message of the table in an `Any`, under a type URL."""
+def packed(url: str, kind: str, /, **fields: Any) -> Any:
+    """A message packed in an `Any` with this type URL."""
     value = _classes[kind](**fields).SerializeToString(deterministic=True)
     return _classes["Any"](type_url=url, value=value)
 
 
-def reading(kind: str) -> Any:
-    """How a message of that name is read."""
+def parser(kind: str) -> Any:
+    """The function that parses a message."""
     return _classes[kind].FromString
 
 
-def writing(kind: str) -> Any:
-    """How a message of that name is written."""
+def serializer(kind: str) -> Any:
+    """The function that serializes a message."""
     return _classes[kind].SerializeToString

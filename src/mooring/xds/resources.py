@@ -1,19 +1,20 @@
-"""What a service is in the words of xDS. Pure: instances in, messages out.
+"""Services as xDS resources. Pure: instances in, messages out.
 
-There are two kinds of client. **gRPC** (`xds:///service`) asks for a listener by the service's
-name, and from there for routes, a cluster and its endpoints of the same name. Its round robin
-knows no weights of endpoints, only of localities, so that each weight is a locality of its own.
-**Envoy** takes all clusters, and one table of routes that finds the service by the host that is
-called; it weighs endpoints, and its localities are the zones.
+There are two kinds of client. **gRPC** (`xds:///service`) requests a listener by the name of the
+service, and then routes, a cluster and endpoints of the same name. Its round robin supports weights
+for localities only, so each weight becomes a locality. **Envoy** subscribes to all clusters and to
+one route table that maps hosts to services; it supports weighted endpoints, and its localities are
+the zones.
 
-Who may never be called (disabled, down, without weight) is left out, and so is who drains unless
-there is no other. Envoy is told who is unhealthy and decides by its panic threshold, which we set
-to our own; gRPC has none, so that it is decided here. The client's own zone is the first priority,
-all others are the second; a priority without endpoints is never sent, for gRPC refuses gaps.
+Instances that must not be called (disabled, down, weight 0) are omitted, and so are draining ones
+unless no others remain. Envoy receives unhealthy instances too and applies its panic threshold,
+which is set to Mooring's; gRPC has none, so the threshold is applied here. The client's zone has
+the first priority, all other zones the second. A priority without endpoints is never sent, because
+gRPC rejects gaps.
 
-If too few instances of the client's zone are healthy, Envoy lets calls spill over from the first
-priority to the second. gRPC calls the second only if the first is not reachable at all: for it,
-both become one priority, and the weights of the localities split the calls.
+If too few instances in the client's zone are healthy, Envoy lets calls spill over from the first
+priority to the second. gRPC uses the second priority only if the first is unreachable, so for gRPC
+both become one priority and the locality weights split the calls.
 """
 
 from __future__ import annotations
@@ -30,24 +31,23 @@ from mooring.discovery.resilience import Resilience
 from mooring.discovery.zones import Part, Sides
 from mooring.model import Instance
 from mooring.xds import proto
-from mooring.xds.proto import message, written
+from mooring.xds.proto import message, packed
 
-TABLE = "//services"
-"""The name of the routes to all services, for Envoy. No service can be called so: a part of a
-service's name is never empty."""
+ROUTE_TABLE = "//services"
+"""The name of Envoy's routes to all services. It is not a valid service name."""
 
-PLAIN = "//http"
-"""What is added to a service's name for the cluster of its HTTP ports."""
+HTTP_SUFFIX = "//http"
+"""Appended to the name of a service for the cluster of its HTTP ports."""
 
 _SETTINGS = Resilience()
-_MOST = 2**31  # what all weights of a service may add up to; xDS has 32 bits for it
-_FINE = 1_000_000  # what the largest weight becomes where they are no whole numbers
-_UNBOUNDED = 2**31  # more requests than ever are under way
+_MAX_TOTAL_WEIGHT = 2**31  # xDS has 32 bits for the sum of all weights
+_WEIGHT_SCALE = 1_000_000  # the largest weight, if the weights are not integers
+_UNBOUNDED = 2**31  # more than the requests in flight will ever be
 _HOST = re.compile(r"[^\s*:/?#@\[\]\\]+")
 
 
-class Client(NamedTuple):
-    """What resources depend on, of who asks."""
+class XdsClient(NamedTuple):
+    """The properties of a client that resources depend on."""
 
     kind: Literal["grpc", "envoy"]
     zone: str = ""
@@ -55,24 +55,23 @@ class Client(NamedTuple):
 
 class Resource(NamedTuple):
     version: str
-    """Changes with the content, and with nothing else: it outlives a restart."""
+    """A hash of the content, so it survives a restart."""
     body: Any
-    """The message, in an `Any`."""
+    """The message, packed in an `Any`."""
 
 
-def client_of(node: Any) -> Client:
-    """Who asks, by what a node says of itself."""
+def client_of(node: Any) -> XdsClient:
     grpc = node.user_agent_name.casefold().startswith("grpc")
-    return Client("grpc" if grpc else "envoy", node.locality.zone)
+    return XdsClient("grpc" if grpc else "envoy", node.locality.zone)
 
 
 def _resource(url: str, kind: str, /, **fields: Any) -> Resource:
-    body = written(url, kind, **fields)
+    body = packed(url, kind, **fields)
     return Resource(blake2b(body.value, digest_size=8).hexdigest(), body)
 
 
 def _over_ads() -> Any:
-    # No fetch timeout: without an answer a client waits, and goes on with what it has.
+    # No fetch timeout: until the response arrives, a client uses the resources that it has.
     return message(
         "ConfigSource",
         ads=message("Nothing"),
@@ -82,14 +81,14 @@ def _over_ads() -> Any:
 
 
 def listener(service: str) -> Resource:
-    """What `xds:///service` asks for first."""
-    manager = written(
+    """The first resource that `xds:///service` requests."""
+    manager = packed(
         proto.HTTP_CONNECTION_MANAGER,
         "HttpConnectionManager",
         stat_prefix=service,
         rds=message("Rds", config_source=_over_ads(), route_config_name=service),
         http_filters=[
-            message("HttpFilter", name="router", typed_config=written(proto.ROUTER, "Nothing"))
+            message("HttpFilter", name="router", typed_config=packed(proto.ROUTER, "Nothing"))
         ],
     )
     return _resource(
@@ -100,70 +99,73 @@ def listener(service: str) -> Resource:
     )
 
 
-def routes(service: str, *, plain: bool) -> Resource:
-    """All calls to one service. `plain`: it has HTTP ports of its own, for what is no gRPC."""
-    host = message("VirtualHost", name=service, domains=["*"], routes=_routes(service, plain=plain))
+def routes(service: str, *, separate_http: bool) -> Resource:
+    """Routes for all calls to one service. `separate_http`: its HTTP ports differ from its gRPC
+    ports."""
+    host = message(
+        "VirtualHost", name=service, domains=["*"], routes=_routes(service, separate_http)
+    )
     return _resource(proto.ROUTES, "RouteConfiguration", name=service, virtual_hosts=[host])
 
 
-def table(services: Mapping[str, bool]) -> Resource:
-    """For each service the calls to its host. `services` says which have HTTP ports of their
-    own."""
+def route_table(services: Mapping[str, bool]) -> Resource:
+    """Routes by host for all services. The values of `services` are as `separate_http` in
+    `routes`."""
     hosts = [
         message(
             "VirtualHost",
             name=service,
             domains=[host],
-            routes=_routes(service, plain=services[service]),
+            routes=_routes(service, services[service]),
         )
-        for service, host in hosts_of(services).items()
+        for service, host in hosts_by_service(services).items()
     ]
     return _resource(
         proto.ROUTES,
         "RouteConfiguration",
-        name=TABLE,
+        name=ROUTE_TABLE,
         virtual_hosts=hosts,
         ignore_port_in_host_matching=True,
     )
 
 
-def hosts_of(services: Iterable[str]) -> dict[str, str]:
-    """The host by which each service is called: `name`, or `name.group`. One that cannot be a host,
-    or is already that of a service before it, has none: Envoy would refuse the whole table."""
-    found: dict[str, str] = {}
+def hosts_by_service(services: Iterable[str]) -> dict[str, str]:
+    """The host by which Envoy's callers reach each service: `name` or `name.group`. Omits services
+    whose host is invalid or already used, because Envoy would reject the whole table."""
+    hosts: dict[str, str] = {}
     taken: set[str] = set()
     for service in sorted(services):
         group, _, name = service.rpartition("/")
         host = (f"{name}.{group}" if group else name).lower()
         if _HOST.fullmatch(host) and host not in taken:
             taken.add(host)
-            found[service] = host
-    return found
+            hosts[service] = host
+    return hosts
 
 
-def is_name(service: str) -> bool:
-    """Whether a service can be asked for by its name: some mean something else in xDS."""
+def is_addressable(service: str) -> bool:
+    """Whether xDS clients can request a service by name: some names have a meaning in xDS."""
     return service != "*" and not service.startswith("xdstp:")
 
 
-def _routes(service: str, *, plain: bool) -> list[Any]:
+def _routes(service: str, separate_http: bool) -> list[Any]:
     everything = message("RouteMatch", prefix="")
-    if not plain:
+    if not separate_http:
         return [message("Route", match=everything, route=_action(service))]
     grpc = message("RouteMatch", prefix="", grpc=message("Nothing"))
     return [
         message("Route", match=grpc, route=_action(service)),
-        message("Route", match=everything, route=_action(service + PLAIN)),
+        message("Route", match=everything, route=_action(service + HTTP_SUFFIX)),
     ]
 
 
 def _action(cluster: str) -> Any:
-    """How long a call may take is the caller's to say. What never reached an instance is tried on
-    another."""
-    elsewhere = message(
+    """No timeout: that is up to the caller. Calls that did not reach an instance are retried on
+    another one."""
+    other_host = message(
         "RetryHostPredicate",
         name="elsewhere",
-        typed_config=written(proto.PREVIOUS_HOSTS, "Nothing"),
+        typed_config=packed(proto.PREVIOUS_HOSTS, "Nothing"),
     )
     return message(
         "RouteAction",
@@ -173,15 +175,15 @@ def _action(cluster: str) -> Any:
             "RetryPolicy",
             retry_on="connect-failure,refused-stream,reset-before-request",
             num_retries=message("UInt32", value=2),
-            retry_host_predicate=[elsewhere],
+            retry_host_predicate=[other_host],
             host_selection_retry_max_attempts=5,
         ),
     )
 
 
-def cluster(name: str, client: Client) -> Resource:
-    """A service as something to be called. Bounds on what may be under way are lifted: clients
-    would refuse the 1025th call."""
+def cluster(name: str, client: XdsClient) -> Resource:
+    """The cluster of a service, without limits on concurrent requests: by default, clients reject
+    the 1025th."""
     unbounded = message("UInt32", value=_UNBOUNDED)
     bounds = message(
         "Thresholds",
@@ -192,8 +194,8 @@ def cluster(name: str, client: Client) -> Resource:
     )
     fields: dict[str, Any] = {}
     if client.kind == "envoy":
-        # Speak to instances as callers speak to Envoy: gRPC in HTTP/2, and the rest as it comes.
-        same = written(
+        # Envoy calls instances with the protocol of its caller: HTTP/2 for gRPC, else either.
+        same_protocol = packed(
             proto.HTTP_PROTOCOL_OPTIONS,
             "HttpProtocolOptions",
             use_downstream_protocol_config=message(
@@ -204,7 +206,7 @@ def cluster(name: str, client: Client) -> Resource:
         )
         key = proto.HTTP_PROTOCOL_OPTIONS.partition("/")[2]
         fields = {
-            "typed_extension_protocol_options": [message("Options", key=key, value=same)],
+            "typed_extension_protocol_options": [message("Options", key=key, value=same_protocol)],
             "common_lb_config": message(
                 "CommonLbConfig",
                 healthy_panic_threshold=message("Percent", value=_SETTINGS.panic_threshold * 100),
@@ -222,8 +224,8 @@ def cluster(name: str, client: Client) -> Resource:
     )
 
 
-def essence(instance: Instance) -> tuple[object, ...]:
-    """What resources are made of; all else may change without a word to anybody."""
+def resource_inputs(instance: Instance) -> tuple[object, ...]:
+    """The fields that resources depend on. Other changes need no update."""
     return (
         instance.id,
         instance.host,
@@ -237,39 +239,45 @@ def essence(instance: Instance) -> tuple[object, ...]:
     )
 
 
-def has_plain(instances: Iterable[Instance]) -> bool:
-    """Whether there are ports for HTTP beside those for gRPC."""
-    return any(each.port_for("http") != each.port_for("grpc") for each in instances)
+def has_separate_http(instances: Iterable[Instance]) -> bool:
+    return any(instance.port_for("http") != instance.port_for("grpc") for instance in instances)
 
 
-def endpoints(name: str, instances: Sequence[Instance], client: Client) -> Resource:
-    """Whom to call for a cluster. Their hosts are IP addresses."""
-    port = "http" if name.endswith(PLAIN) else "grpc"
+def endpoints(name: str, instances: Sequence[Instance], client: XdsClient) -> Resource:
+    """The endpoints of a cluster. Instances whose host is not an IP address are omitted."""
+    port = "http" if name.endswith(HTTP_SUFFIX) else "grpc"
     admissible = _by_address(callable_now(instances), port)
-    callable, mode, stay = admissible, "zone", 1.0  # Envoy decides for itself
+    callable, mode, stay = admissible, "zone", 1.0  # Envoy decides itself
     if client.kind == "grpc":
         mode, stay = _sides(admissible, instances, port, client).choose(_SETTINGS)
         if mode != "panic":
-            callable = {name: each for name, each in admissible.items() if each.status.healthy}
-    near = {address for address, each in callable.items() if client.zone == each.zone}
-    shares = [each.weight for each in callable.values()]
+            callable = {
+                address: instance
+                for address, instance in admissible.items()
+                if instance.status.healthy
+            }
+    near = {address for address, instance in callable.items() if client.zone == instance.zone}
+    shares = [instance.weight for instance in callable.values()]
     if mode == "spill-over":
         shares = _split(callable, near, stay)
-    weights = dict(zip(callable, whole(shares), strict=True))
+    weights = dict(zip(callable, integer_weights(shares), strict=True))
     apart = mode == "zone" and bool(near and client.zone)
     groups: dict[tuple[int, str, int], list[str]] = {}
-    for address, each in callable.items():
+    for address, instance in callable.items():
         weight = weights[address] if client.kind == "grpc" else 0
         priority = int(apart and address not in near)
-        groups.setdefault((priority, each.zone, weight), []).append(address)
+        groups.setdefault((priority, instance.zone, weight), []).append(address)
     localities = [
         message(
             "LocalityLbEndpoints",
             locality=message("Locality", zone=zone, sub_zone=f"weight-{weight}" if weight else ""),
             lb_endpoints=[
-                _endpoint(callable[each], port, weights[each], client) for each in addresses
+                _endpoint(callable[address], port, weights[address], client)
+                for address in addresses
             ],
-            load_balancing_weight=message("UInt32", value=sum(weights[each] for each in addresses)),
+            load_balancing_weight=message(
+                "UInt32", value=sum(weights[address] for address in addresses)
+            ),
             priority=priority,
         )
         for (priority, zone, weight), addresses in sorted(groups.items())
@@ -280,35 +288,35 @@ def endpoints(name: str, instances: Sequence[Instance], client: Client) -> Resou
 
 
 def _by_address(instances: Iterable[Instance], port: str) -> dict[str, Instance]:
-    """In order. Two at one address are one, and rather the one that is well: gRPC refuses to hear
-    of an address twice."""
-    found: dict[str, Instance] = {}
-    for each in sorted(instances, key=lambda each: (not each.status.healthy, each.id)):
-        if is_ip(each.host):
-            found.setdefault(each.address_for(port), each)
-    return dict(sorted(found.items()))
+    """One instance for each address, in the order of addresses, because gRPC rejects duplicates.
+    Healthy instances take precedence."""
+    by_address: dict[str, Instance] = {}
+    for instance in sorted(instances, key=lambda one: (not one.status.healthy, one.id)):
+        if is_ip(instance.host):
+            by_address.setdefault(instance.address_for(port), instance)
+    return dict(sorted(by_address.items()))
 
 
 def _sides(
-    admissible: Mapping[str, Instance], instances: Iterable[Instance], port: str, client: Client
+    admissible: Mapping[str, Instance], instances: Iterable[Instance], port: str, client: XdsClient
 ) -> Sides:
-    """The client's zone and all others. Those that drain are still a part of their zone."""
+    """The client's zone and all others. Draining instances still count for their zone."""
     sides = Sides.empty()
-    draining = [each for each in instances if not objection(each, Wanted(), last_resort=True)]
-    for address, each in {**_by_address(draining, port), **admissible}.items():
-        weight = effective_weight(each.weight, each.id)
+    draining = [one for one in instances if not objection(one, Wanted(), last_resort=True)]
+    for address, instance in {**_by_address(draining, port), **admissible}.items():
+        weight = effective_weight(instance.weight, instance.id)
         part = Part(weight)
         if address in admissible:
-            well = each.status.healthy
-            part = Part(weight, True, True, well, weight if well else 0.0)
-        sides[bool(client.zone) and each.zone == client.zone].count(part, +1)
+            healthy = instance.status.healthy
+            part = Part(weight, True, True, healthy, weight if healthy else 0.0)
+        sides[bool(client.zone) and instance.zone == client.zone].count(part, +1)
     return sides
 
 
 def _split(callable: Mapping[str, Instance], near: Collection[str], stay: float) -> list[float]:
-    """Weights of which the share `stay` is that of the near ones."""
-    most = max(each.weight for each in callable.values())
-    relative = {address: each.weight / most for address, each in callable.items()}
+    """Weights that give the near addresses the share `stay` of all calls."""
+    largest = max(instance.weight for instance in callable.values())
+    relative = {address: instance.weight / largest for address, instance in callable.items()}
     local = sum(weight for address, weight in relative.items() if address in near)
     remote = sum(relative.values()) - local
     return [
@@ -317,26 +325,28 @@ def _split(callable: Mapping[str, Instance], near: Collection[str], stay: float)
     ]
 
 
-def _endpoint(instance: Instance, port: str, weight: int, client: Client) -> Any:
-    # Who is left for gRPC is to be called, whatever it says of itself.
-    well = client.kind == "grpc" or instance.status.healthy
-    where = message("SocketAddress", address=instance.host, port_value=instance.port_for(port))
+def _endpoint(instance: Instance, port: str, weight: int, client: XdsClient) -> Any:
+    # gRPC calls all instances that it receives, even if they are unhealthy (panic).
+    healthy = client.kind == "grpc" or instance.status.healthy
+    address = message("SocketAddress", address=instance.host, port_value=instance.port_for(port))
     return message(
         "LbEndpoint",
-        endpoint=message("Endpoint", address=message("Address", socket_address=where)),
-        health_status=proto.HEALTHY if well else proto.UNHEALTHY,
+        endpoint=message("Endpoint", address=message("Address", socket_address=address)),
+        health_status=proto.HEALTHY if healthy else proto.UNHEALTHY,
         load_balancing_weight=message("UInt32", value=weight),
     )
 
 
-def whole(weights: Sequence[float]) -> list[int]:
-    """Weights as whole numbers of at least 1 in the same proportions: as they are where they can
-    be, else so fine that nobody's share is off by more than a millionth of the largest."""
+def integer_weights(weights: Sequence[float]) -> list[int]:
+    """Weights as integers of at least 1 in the same proportions: unchanged if they are integers,
+    else scaled with an error of at most a millionth of the largest weight."""
     total = sum(weights)
-    if total <= _MOST and all(weight >= 1 and weight == int(weight) for weight in weights):
+    if total <= _MAX_TOTAL_WEIGHT and all(
+        weight >= 1 and weight == int(weight) for weight in weights
+    ):
         return [int(weight) for weight in weights]
     largest = max(weights)
-    # Each is divided before anything is multiplied: the sum of huge weights is no number.
+    # Divide before adding: the sum of huge weights may overflow.
     share = sum(weight / largest for weight in weights)
-    scale = min(_FINE, _MOST / share)
+    scale = min(_WEIGHT_SCALE, _MAX_TOTAL_WEIGHT / share)
     return [max(round(weight / largest * scale), 1) for weight in weights]

@@ -1,10 +1,10 @@
-"""What one client was told of one type of resource, and what it must be told next. Pure.
+"""What one client has received of one resource type, and what to send to it next. Pure.
 
-Both kinds of stream are here: the *state of the world*, in which each answer stands by itself, and
-the *incremental* one, in which an answer is a difference. A client answers each response, taking
-it (ACK) or refusing it (NACK); until then it gets no other of that type. So a slow client is told
-the latest state when it is ready, and nothing piles up for it. A refused version is not sent again;
-the next change is sent all the same.
+Both protocols are here: *state of the world*, in which each response is self-contained, and
+*incremental*, in which a response is a delta. A client acknowledges (ACK) or rejects (NACK) each
+response; until then, it gets no other response of that type. So a slow client receives the latest
+state when it is ready, and no backlog builds up. A rejected version is not sent again, but the next
+change is.
 """
 
 from __future__ import annotations
@@ -14,238 +14,247 @@ from typing import Literal, NamedTuple
 
 from mooring.xds.resources import Resource
 
-Heard = Literal["asked", "taken", "refused", "stale"]
+RequestKind = Literal["subscribe", "ack", "nack", "stale"]
 
-Found = Resource | Literal["absent", "unknown"]
-"""A resource; or that there is none of this name; or that it cannot be told yet."""
+Lookup = Resource | Literal["absent", "unknown"]
+"""A resource; `absent`: it does not exist; `unknown`: not known yet."""
 
-Find = Callable[[str], Found]
+FindResource = Callable[[str], Lookup]
 
 WILDCARD = "*"
 
 
-class Answer(NamedTuple):
-    """What is to be sent."""
-
+class PendingResponse(NamedTuple):
     resources: Mapping[str, Resource]
     removed: tuple[str, ...] = ()
-    """Told in an incremental stream only."""
+    """In incremental streams only."""
 
 
 class Subscription:
-    """One type of resource on one stream. `whole`: an answer that leaves one out says that it does
-    not exist, as with listeners and clusters; only those can be asked for without names."""
+    """One resource type on one stream.
 
-    def __init__(self, *, whole: bool) -> None:
-        self.whole = whole
+    `complete`: a response deletes the resources that it leaves out, as for listeners and clusters.
+    Only these types support a wildcard.
+    """
+
+    def __init__(self, *, complete: bool) -> None:
+        self.complete = complete
         self.names: set[str] = set()
         self.wildcard = False
-        self.awaited = ""
+        self.unacknowledged = ""
         """The nonce of the response that the client has not answered yet."""
-        self._begun = False
+        self._started = False
         self._nonce = ""
         self._owed: set[str] = set()
-        """Names that were just asked for: they are sent though the client may have them."""
-        self._answer_owed = False
-        """Whether an answer must be sent though there is nothing in it."""
-        self._touched: set[str] = set()
-        self._look = False
-        """Whether every name must be looked at, and not only those that were touched."""
-        self._given: dict[str, str] = {}
-        """The versions that the client was told; empty for what does not exist."""
-        self._last: set[str] = set()
-        """What was in the last response."""
-        self._refused: set[str] = set()
-        """What was in responses that were refused, perhaps for another's sake."""
+        """Newly requested names, to be sent even if the client already has the resource."""
+        self._response_owed = False
+        """Whether to respond even if there is nothing to send."""
+        self._changed: set[str] = set()
+        self._check_all = False
+        """Whether to check all names, and not only the changed ones."""
+        self._sent_versions: dict[str, str] = {}
+        """The versions that the client has; empty if it knows that the resource does not exist."""
+        self._last_sent: set[str] = set()
+        self._rejected: set[str] = set()
+        """The names in rejected responses, any of which may be the cause of the rejection."""
 
     @property
     def pending(self) -> bool:
         """Whether there may be something to send."""
-        return bool(self._touched or self._owed or self._look or self._answer_owed)
+        return bool(self._changed or self._owed or self._check_all or self._response_owed)
 
     @property
     def owes(self) -> bool:
-        """Whether the client waits for names that it just asked for."""
+        """Whether the client waits for newly requested names."""
         return bool(self._owed)
 
-    def touch(self, names: Iterable[str]) -> None:
-        """These may have changed."""
-        self._touched.update(names)
-        self._take_up_refused()
+    def mark_changed(self, names: Iterable[str]) -> None:
+        self._changed.update(names)
+        self._resend_rejected()
 
-    def _take_up_refused(self) -> None:
-        """Once one of those that were refused together changes, all of them are sent again."""
-        if self._refused & self._touched:
-            self._owed |= self._refused
-            self._refused.clear()
+    def _resend_rejected(self) -> None:
+        """Send all rejected resources again once one of them has changed."""
+        if self._rejected & self._changed:
+            self._owed |= self._rejected
+            self._rejected.clear()
 
     def relist(self) -> None:
-        """What a wildcard means may have changed."""
-        self._look = self._look or self.wildcard
+        """The resources of the wildcard may have changed."""
+        self._check_all = self._check_all or self.wildcard
 
     def _wanted(self, listed: Collection[str] | None) -> set[str] | None:
-        """Every name that it is about; None where that is not known yet."""
+        """All names of the subscription; None if not known yet."""
         if not self.wildcard:
             return self.names
         return None if listed is None else self.names.union(listed)
 
-    def sent(self, nonce: str) -> None:
-        """The answer went out under this nonce."""
-        self.awaited = self._nonce = nonce
+    def mark_sent(self, nonce: str) -> None:
+        self.unacknowledged = self._nonce = nonce
 
-    def _answer(self, resources: dict[str, Resource], removed: Iterable[str] = ()) -> Answer:
-        self._last = set(resources)
-        return Answer(resources, tuple(removed))
+    def _response(
+        self, resources: dict[str, Resource], removed: Iterable[str] = ()
+    ) -> PendingResponse:
+        self._last_sent = set(resources)
+        return PendingResponse(resources, tuple(removed))
 
-    def _answered(self, nonce: str, error: str) -> Heard:
-        if nonce != self.awaited:
-            return "asked"  # that one was answered before
-        self.awaited = ""
+    def _acknowledge(self, nonce: str, error: str) -> RequestKind:
+        if nonce != self.unacknowledged:
+            return "subscribe"  # that response was already acknowledged
+        self.unacknowledged = ""
         if error:
-            self._refused |= self._last
-            self._take_up_refused()
-            return "refused"
-        self._refused -= self._last
-        return "taken"
+            self._rejected |= self._last_sent
+            self._resend_rejected()
+            return "nack"
+        self._rejected -= self._last_sent
+        return "ack"
 
 
 class StateOfTheWorld(Subscription):
-    def hear(self, names: Collection[str], nonce: str, error: str) -> Heard:
-        """A request. Where it answers an older response, the answer to the newer one is still to
-        come, and nothing is sent before; but the names hold in any case. A client that leaves a
-        name and asks for it again has forgotten it, though both requests crossed a response."""
-        heard: Heard = "stale"
+    def handle(self, names: Collection[str], nonce: str, error: str) -> RequestKind:
+        """Apply a request.
+
+        A request that acknowledges an older response is stale: the newer response stays
+        unacknowledged, but the names count. A client that unsubscribes from a name and subscribes
+        again has dropped the resource, even if both requests crossed a response.
+        """
+        kind: RequestKind = "stale"
         if nonce == self._nonce:
-            heard = self._answered(nonce, error) if nonce else "asked"
-        asked = set(names)
-        wildcard = self.whole and (
-            WILDCARD in asked or (not asked and (self.wildcard or not self._begun))
+            kind = self._acknowledge(nonce, error) if nonce else "subscribe"
+        requested = set(names)
+        wildcard = self.complete and (
+            WILDCARD in requested or (not requested and (self.wildcard or not self._started))
         )
-        asked.discard(WILDCARD)
-        new = asked - self.names
+        requested.discard(WILDCARD)
+        new = requested - self.names
         self._owed |= new
-        self._owed &= asked
-        self._refused &= asked
-        self._answer_owed |= bool(self.whole and (new or wildcard != self.wildcard))
-        self._look |= self._answer_owed or asked != self.names
-        self.names, self.wildcard, self._begun = asked, wildcard, True
-        self._given = {n: v for n, v in self._given.items() if n in asked or wildcard}
-        return heard
+        self._owed &= requested
+        self._rejected &= requested
+        self._response_owed |= bool(self.complete and (new or wildcard != self.wildcard))
+        self._check_all |= self._response_owed or requested != self.names
+        self.names, self.wildcard, self._started = requested, wildcard, True
+        self._sent_versions = {
+            name: version
+            for name, version in self._sent_versions.items()
+            if name in requested or wildcard
+        }
+        return kind
 
-    def next(self, find: Find, listed: Collection[str] | None) -> Answer | None:
-        """What must be sent now; None where that is nothing, or nothing yet. `listed` is what a
-        wildcard means, None where that is not known yet."""
-        if self.awaited or not self._begun:
+    def next(self, find: FindResource, listed: Collection[str] | None) -> PendingResponse | None:
+        """The response to send now, if any. `listed` are the names of a wildcard; None if not
+        known yet."""
+        if self.unacknowledged or not self._started:
             return None
-        return self._all(find, listed) if self.whole else self._some(find)
+        return self._complete(find, listed) if self.complete else self._partial(find)
 
-    def _all(self, find: Find, listed: Collection[str] | None) -> Answer | None:
-        if not self._look and not self._touched:
+    def _complete(
+        self, find: FindResource, listed: Collection[str] | None
+    ) -> PendingResponse | None:
+        if not self._check_all and not self._changed:
             return None
         wanted = self._wanted(listed)
-        found = {} if wanted is None else {name: find(name) for name in sorted(wanted)}
-        if wanted is None or "unknown" in found.values():
+        lookups = {} if wanted is None else {name: find(name) for name in sorted(wanted)}
+        if wanted is None or "unknown" in lookups.values():
             return None
-        self._look = False
-        self._touched.clear()
-        there = {name: each for name, each in found.items() if isinstance(each, Resource)}
-        versions = {name: each.version for name, each in there.items()}
-        if not self._answer_owed and versions == self._given:
+        self._check_all = False
+        self._changed.clear()
+        resources = {name: one for name, one in lookups.items() if isinstance(one, Resource)}
+        versions = {name: resource.version for name, resource in resources.items()}
+        if not self._response_owed and versions == self._sent_versions:
             return None
-        self._answer_owed = False
+        self._response_owed = False
         self._owed.clear()
-        self._given = versions
-        return self._answer(there)
+        self._sent_versions = versions
+        return self._response(resources)
 
-    def _some(self, find: Find) -> Answer | None:
-        if not self._touched and not self._owed:
-            return None
-        send: dict[str, Resource] = {}
-        for name in sorted(self._touched | self._owed):
-            found = find(name) if name in self.names else "absent"
-            if found == "unknown":
+    def _partial(self, find: FindResource) -> PendingResponse | None:
+        resources: dict[str, Resource] = {}
+        for name in sorted(self._changed | self._owed):
+            lookup = find(name) if name in self.names else "absent"
+            if lookup == "unknown":
                 continue
-            if isinstance(found, Resource) and (
-                name in self._owed or self._given.get(name) != found.version
+            if isinstance(lookup, Resource) and (
+                name in self._owed or self._sent_versions.get(name) != lookup.version
             ):
-                send[name] = found
-                self._given[name] = found.version
-            self._touched.discard(name)
+                resources[name] = lookup
+                self._sent_versions[name] = lookup.version
+            self._changed.discard(name)
             self._owed.discard(name)
-        return self._answer(send) if send else None
+        return self._response(resources) if resources else None
 
 
 class Incremental(Subscription):
-    def hear(
+    def handle(
         self,
         subscribe: Collection[str],
         unsubscribe: Collection[str],
         initial: Mapping[str, str],
         nonce: str,
         error: str,
-    ) -> Heard:
-        """A request. What it says of names holds in any case; `initial` is what the client has of
-        a stream before this one."""
-        heard: Heard = self._answered(nonce, error) if nonce else "asked"
-        asked, left = set(subscribe), set(unsubscribe)
-        if not self._begun:
-            self._begun = True
-            self.wildcard = self.whole and (not asked or WILDCARD in asked)
-            self._answer_owed = self._look = self.wildcard
-            self._given.update(initial)
-            self._touched |= initial.keys() | asked
-            asked -= initial.keys()
-        elif self.whole and WILDCARD in asked:
-            self.wildcard = self._answer_owed = self._look = True
-        if WILDCARD in left:
+    ) -> RequestKind:
+        """Apply a request. `initial` are the versions that the client has from a previous
+        stream."""
+        kind: RequestKind = self._acknowledge(nonce, error) if nonce else "subscribe"
+        requested, removed = set(subscribe), set(unsubscribe)
+        if not self._started:
+            self._started = True
+            self.wildcard = self.complete and (not requested or WILDCARD in requested)
+            self._response_owed = self._check_all = self.wildcard
+            self._sent_versions.update(initial)
+            self._changed |= initial.keys() | requested
+            requested -= initial.keys()
+        elif self.complete and WILDCARD in requested:
+            self.wildcard = self._response_owed = self._check_all = True
+        if WILDCARD in removed:
             self.wildcard = False
-            self._given = {name: v for name, v in self._given.items() if name in self.names}
-        self._touched |= set(subscribe) - {WILDCARD}
-        self._owed |= asked - {WILDCARD}
+            self._sent_versions = {
+                name: version for name, version in self._sent_versions.items() if name in self.names
+            }
+        self._changed |= set(subscribe) - {WILDCARD}
+        self._owed |= requested - {WILDCARD}
         self.names |= set(subscribe) - {WILDCARD}
-        self.names -= left
-        self._owed -= left
-        self._refused -= left
-        for name in left:
-            self._given.pop(name, None)
-        if self.wildcard:  # what is left by name may be there still: the client waits to hear
-            self._owed |= left - {WILDCARD}
-        return heard
+        self.names -= removed
+        self._owed -= removed
+        self._rejected -= removed
+        for name in removed:
+            self._sent_versions.pop(name, None)
+        if self.wildcard:  # the wildcard may still include these names: the client expects a reply
+            self._owed |= removed - {WILDCARD}
+        return kind
 
-    def next(self, find: Find, listed: Collection[str] | None) -> Answer | None:
-        """What must be sent now; None where that is nothing, or nothing yet. `listed` is what a
-        wildcard means, None where that is not known yet."""
-        if self.awaited or not self._begun or not self.pending:
+    def next(self, find: FindResource, listed: Collection[str] | None) -> PendingResponse | None:
+        """The response to send now, if any. `listed` are the names of a wildcard; None if not
+        known yet."""
+        if self.unacknowledged or not self._started or not self.pending:
             return None
         if (wanted := self._wanted(listed)) is None:
             return None
-        look = self._touched | self._owed
-        if self._look:
-            look |= wanted | self._given.keys()
-        found: dict[str, Found] = {
-            name: find(name) if name in wanted else "absent" for name in sorted(look)
+        names = self._changed | self._owed
+        if self._check_all:
+            names |= wanted | self._sent_versions.keys()
+        lookups: dict[str, Lookup] = {
+            name: find(name) if name in wanted else "absent" for name in sorted(names)
         }
-        if self.wildcard and "unknown" in found.values():
+        if self.wildcard and "unknown" in lookups.values():
             return None
-        self._look = False
-        send: dict[str, Resource] = {}
+        self._check_all = False
+        resources: dict[str, Resource] = {}
         removed: list[str] = []
-        for name, each in found.items():
-            if each == "unknown":
+        for name, lookup in lookups.items():
+            if lookup == "unknown":
                 continue
             owed = name in self._owed
-            if isinstance(each, Resource):
-                if owed or self._given.get(name) != each.version:
-                    send[name] = each
-                    self._given[name] = each.version
-            elif owed or self._given.get(name):
+            if isinstance(lookup, Resource):
+                if owed or self._sent_versions.get(name) != lookup.version:
+                    resources[name] = lookup
+                    self._sent_versions[name] = lookup.version
+            elif owed or self._sent_versions.get(name):
                 removed.append(name)
-                self._given[name] = ""
+                self._sent_versions[name] = ""
                 if name not in self.names:
-                    del self._given[name]
-            self._touched.discard(name)
+                    del self._sent_versions[name]
+            self._changed.discard(name)
             self._owed.discard(name)
-        if not send and not removed and not self._answer_owed:
+        if not resources and not removed and not self._response_owed:
             return None
-        self._answer_owed = False
-        return self._answer(send, removed)
+        self._response_owed = False
+        return self._response(resources, removed)

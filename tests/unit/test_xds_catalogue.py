@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mooring.model import Instance
-from mooring.xds.catalogue import RESOLVE_AGAIN, HostResolver
+from mooring.xds.catalogue import RESOLVE_INTERVAL, HostResolver
 
 NAMED = Instance("echo", "echo.example", 80)
 
@@ -38,27 +38,34 @@ def addresses(instances: tuple[Instance, ...]) -> list[str]:
 
 async def test_only_names_are_looked_up(names: NameServer):
     numbered = Instance("echo", "10.0.0.1", 80)
-    assert await HostResolver().resolved([numbered]) == (numbered,)
+    assert await HostResolver().resolve((numbered,)) == (numbered,)
     assert names.asked == 0
-    assert addresses(await HostResolver().resolved([numbered, NAMED])) == ["10.0.0.1", "10.0.0.7"]
+    assert addresses(
+        await HostResolver().resolve(
+            (
+                numbered,
+                NAMED,
+            )
+        )
+    ) == ["10.0.0.1", "10.0.0.7"]
 
 
 async def test_a_name_is_looked_up_again_after_a_while(names: NameServer):
     hosts = HostResolver()
     for _ in range(3):
-        await hosts.resolved([NAMED])
+        await hosts.resolve((NAMED,))
     assert names.asked == 1
     names.address = "10.0.0.8"
-    await asyncio.sleep(RESOLVE_AGAIN)
-    assert addresses(await hosts.resolved([NAMED])) == ["10.0.0.8"]
+    await asyncio.sleep(RESOLVE_INTERVAL)
+    assert addresses(await hosts.resolve((NAMED,))) == ["10.0.0.8"]
 
 
 async def test_an_address_is_kept_while_the_name_server_is_away(names: NameServer):
     hosts = HostResolver()
-    await hosts.resolved([NAMED])
+    await hosts.resolve((NAMED,))
     names.address = ""
-    await asyncio.sleep(RESOLVE_AGAIN)
-    assert addresses(await hosts.resolved([NAMED])) == ["10.0.0.7"]
+    await asyncio.sleep(RESOLVE_INTERVAL)
+    assert addresses(await hosts.resolve((NAMED,))) == ["10.0.0.7"]
 
 
 async def test_a_host_that_nobody_knows_is_left_out(
@@ -66,8 +73,8 @@ async def test_a_host_that_nobody_knows_is_left_out(
 ):
     names.address = ""
     hosts = HostResolver()
-    assert await hosts.resolved([NAMED]) == ()
-    await asyncio.sleep(RESOLVE_AGAIN)
-    assert await hosts.resolved([NAMED]) == ()
+    assert await hosts.resolve((NAMED,)) == ()
+    await asyncio.sleep(RESOLVE_INTERVAL)
+    assert await hosts.resolve((NAMED,)) == ()
     (line,) = caplog.messages  # once
-    assert "the host echo.example cannot be resolved; its instances are left out" in line
+    assert "cannot resolve the host echo.example; omitting its instances" in line
