@@ -149,7 +149,7 @@ class TestCalls:
             await put(hub, f"{number}", f"http://127.0.0.1:{free_port()}/")
         async with mooring.hprose.client(hub, DOMAIN, pause=60) as remote:
             call = asyncio.ensure_future(remote.invoke("hello", ["x"]))
-            await eventually(lambda: "trying again in 60 s" in caplog.text)
+            await eventually(lambda: "retrying in 60 s" in caplog.text)
         caplog.clear()
         async with asyncio.timeout(20):
             with pytest.raises(Closed, match=r"the client of http\.hello is closed"):
@@ -296,7 +296,7 @@ class TestFailover:
         await put(hub, "a", f"http://127.0.0.1:{port}/")
         async with mooring.hprose.client(hub, DOMAIN, pause=0.2, tries=100) as remote:
             call = asyncio.ensure_future(remote.invoke("hello", ["x"]))
-            await eventually(lambda: "trying again in 0.2 s" in caplog.text)
+            await eventually(lambda: "retrying in 0.2 s" in caplog.text)
             await asyncio.to_thread(serve, port=port)
             assert await call == "hello x"
 
@@ -307,7 +307,7 @@ class TestFailover:
         await put(hub, "a", f"http://127.0.0.1:{free_port()}/")
         async with mooring.hprose.client(hub, DOMAIN, pause=60) as remote:
             call = asyncio.ensure_future(remote.invoke("hello", ["x"]))
-            await eventually(lambda: "trying again in 60 s" in caplog.text)
+            await eventually(lambda: "retrying in 60 s" in caplog.text)
             await put(hub, "b", server.url)
             assert await asyncio.wait_for(call, 20) == "hello x"
 
@@ -472,7 +472,7 @@ class TestNobody:
                 await remote.hello("x")
             await put(hub, "a", serve().url)
             assert await remote.hello("x") == "hello x"
-        assert caplog.text.count("left out: ws://10.0.0.1:8080/") == 1
+        assert caplog.text.count("ignoring a server: ws://10.0.0.1:8080/") == 1
 
 
 class TestKeys:
@@ -633,7 +633,7 @@ class TestRegister:
             mooring.hprose.register(hub, "a", "http://10.0.0.1:1/", ttl=3)
         with pytest.raises(InvalidRequest, match="no domain"):
             mooring.hprose.register(hub, [], "http://10.0.0.1:1/")
-        with pytest.raises(InvalidRequest, match="once at least"):
+        with pytest.raises(InvalidRequest, match="must be at least 1"):
             mooring.hprose.client(hub, "a", tries=0)
         with pytest.raises(InvalidRequest, match="layout='hprose'"):
             async with (
@@ -690,7 +690,7 @@ class TestOnEtcd:
             ):
                 proxy.refuse()
                 call = asyncio.ensure_future(remote.invoke("hello", ["x"]))
-                await eventually(lambda: "trying again in 0.2 s" in caplog.text)
+                await eventually(lambda: "retrying in 0.2 s" in caplog.text)
                 await asyncio.to_thread(serve, port=port)
                 assert await call == "hello x"
                 proxy.heal()

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, MooringError
-from mooring.hprose.failover import Choice, Decision, Server, decide, in_transit
-from mooring.hprose.transports import Tcp, repaired, transport
+from mooring.hprose.failover import FailoverAction, Server, ServerPool, decide, is_transport_error
+from mooring.hprose.transports import TcpTransport, repaired, transport
 from tests.surroundings import has_ipv6
 
 A, B, C = Server("a", "tcp://h:1/"), Server("b", "tcp://h:2/"), Server("c", "tcp://h:3/")
@@ -26,46 +26,46 @@ REFUSED = ConnectionRefusedError("nobody listens")
 servers = st.sets(st.sampled_from([A, B, C]))
 
 
-class TestChoice:
+class TestServerPool:
     def test_the_first_primary_is_one_of_all(self):
         seen = set()
         for _ in range(200):
-            choice = Choice()
-            choice.learn([A, B, C])
-            seen.add(choice.primary)
+            pool = ServerPool()
+            pool.update([A, B, C])
+            seen.add(pool.primary)
         assert seen == {A, B, C}
 
     @given(st.lists(servers, min_size=1, max_size=10))
     def test_it_moves_only_where_the_primary_is_gone(self, lists: list[set[Server]]):
-        choice = Choice()
+        pool = ServerPool()
         for known in lists:
-            before = choice.primary
-            choice.learn(known)
+            before = pool.primary
+            pool.update(known)
             if before in known:
-                assert choice.primary == before
+                assert pool.primary == before
             else:
-                assert choice.primary in known if known else choice.primary is None
+                assert pool.primary in known if known else pool.primary is None
 
     def test_a_changed_url_is_followed(self):
-        choice = Choice()
-        choice.learn([A])
+        pool = ServerPool()
+        pool.update([A])
         moved = Server("a", "tcp://elsewhere:1/")
-        choice.learn([B, moved, C])
-        assert choice.primary == moved
+        pool.update([B, moved, C])
+        assert pool.primary == moved
 
     @given(servers, servers, st.booleans())
     def test_a_failed_primary_is_left_for_one_that_did_not_fail(
         self, known: set[Server], failed: set[Server], moved: bool
     ):
-        choice = Choice()
-        choice.learn(known)
-        before = choice.primary
-        after = choice.leave(failed)
+        pool = ServerPool()
+        pool.update(known)
+        before = pool.primary
+        after = pool.fail_over(failed)
         if known <= failed:
             assert after is None
-            assert choice.primary == before
+            assert pool.primary == before
         else:
-            assert after == choice.primary
+            assert after == pool.primary
             assert after in known - failed
             assert before in failed or after == before, "who did not fail stays"
 
@@ -85,9 +85,9 @@ class TestDecide:
         ],
     )
     def test_what_goes_wrong_on_the_way_is_tried_elsewhere(self, error: Exception):
-        assert in_transit(error)
+        assert is_transport_error(error)
         decision = decide(error, servers=[A, B], failed={A}, tried=1, tries=10)
-        assert decision is Decision.NEXT
+        assert decision is FailoverAction.NEXT
 
     @pytest.mark.parametrize(
         "error", [HproseException("boom"), ValueError(), TypeError(), MooringError()]
@@ -97,31 +97,43 @@ class TestDecide:
         self, error: Exception, known: set[Server], failed: set[Server], tried: int
     ):
         decision = decide(error, servers=known, failed=failed, tried=tried, tries=10)
-        assert decision is Decision.PASS_THROUGH
+        assert decision is FailoverAction.PASS_THROUGH
 
     def test_a_server_that_moved_is_another(self):
         moved = Server("a", "tcp://elsewhere:1/")
-        assert decide(REFUSED, servers=[moved], failed={A}, tried=1, tries=10) is Decision.NEXT
+        assert (
+            decide(REFUSED, servers=[moved], failed={A}, tried=1, tries=10) is FailoverAction.NEXT
+        )
 
     def test_it_pauses_only_where_no_other_is_known(self):
-        assert decide(REFUSED, servers=[A], failed={A}, tried=1, tries=10) is Decision.PAUSE
-        assert decide(REFUSED, servers=[A, B], failed={A, B}, tried=2, tries=10) is Decision.PAUSE
+        assert decide(REFUSED, servers=[A], failed={A}, tried=1, tries=10) is FailoverAction.PAUSE
+        assert (
+            decide(REFUSED, servers=[A, B], failed={A, B}, tried=2, tries=10)
+            is FailoverAction.PAUSE
+        )
 
     def test_the_last_try_is_the_last(self):
-        assert decide(REFUSED, servers=[A, B], failed={A}, tried=9, tries=10) is Decision.NEXT
-        assert decide(REFUSED, servers=[A, B], failed={A}, tried=10, tries=10) is Decision.GIVE_UP
-        assert decide(REFUSED, servers=[A, B], failed={A}, tried=1, tries=1) is Decision.GIVE_UP
+        assert decide(REFUSED, servers=[A, B], failed={A}, tried=9, tries=10) is FailoverAction.NEXT
+        assert (
+            decide(REFUSED, servers=[A, B], failed={A}, tried=10, tries=10)
+            is FailoverAction.GIVE_UP
+        )
+        assert (
+            decide(REFUSED, servers=[A, B], failed={A}, tried=1, tries=1) is FailoverAction.GIVE_UP
+        )
 
     def test_an_empty_list_is_told(self):
-        assert decide(REFUSED, servers=[], failed={A}, tried=1, tries=10) is Decision.NO_SERVER
+        assert (
+            decide(REFUSED, servers=[], failed={A}, tried=1, tries=10) is FailoverAction.NO_SERVER
+        )
 
     @given(servers, servers, st.integers(1, 12), st.integers(1, 10))
     def test_there_is_always_an_end(
         self, known: set[Server], failed: set[Server], tried: int, tries: int
     ):
         decision = decide(REFUSED, servers=known, failed=failed, tried=tried, tries=tries)
-        assert (decision is Decision.GIVE_UP) == (tried >= tries)
-        assert (decision is Decision.NEXT) == (tried < tries and bool(known - failed))
+        assert (decision is FailoverAction.GIVE_UP) == (tried >= tries)
+        assert (decision is FailoverAction.NEXT) == (tried < tries and bool(known - failed))
 
 
 class TestErrorsOfAServerOnPython3:
@@ -215,7 +227,7 @@ class TestTransports:
     def test_an_answer_over_tcp_that_is_none_is_an_error_of_the_way(self, said: bytes):
         with (
             answering(lambda connection: connection.sendall(said)) as port,
-            pytest.raises(ConnectionError, match="closed the connection within an answer"),
+            pytest.raises(ConnectionError, match="closed the connection within a response"),
         ):
             transport(f"tcp://127.0.0.1:{port}/").invoke("hello")
 
@@ -269,7 +281,7 @@ class TestTransports:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
             with pytest.raises(OSError, match=r"family|address|Name"):
-                Tcp(f"tcp6://127.0.0.1:{port}/")._exchange(b"z")
+                TcpTransport(f"tcp6://127.0.0.1:{port}/")._exchange(b"z")
 
     @pytest.mark.parametrize("url", ["ws://h:1/", "wss://h:1/", "h:1", ""])
     def test_a_scheme_that_is_not_spoken_is_refused(self, url: str):

@@ -1,11 +1,11 @@
-"""Hprose (contract H): servers register under their domains, clients follow and call them.
+"""Hprose (contract H): servers register under domains, clients discover and call them.
 
     async with mooring.connect("etcd://127.0.0.1:2379", layout="hprose") as hub:
         async with mooring.hprose.register(hub, "http.hello", "http://10.0.0.5:8080/"): ...
         async with mooring.hprose.client(hub, "http.hello") as remote:
             print(await remote.hello("world"))
 
-With a hub of `mooring.sync` both are blocking: `with`, and no `await`.
+With a hub of `mooring.sync`, both are blocking: `with`, and no `await`.
 """
 
 from __future__ import annotations

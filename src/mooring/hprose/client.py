@@ -1,4 +1,4 @@
-"""A client of a domain: calls go to its primary server, and to another one where that fails."""
+"""A client of a domain: calls its primary server, and another one if that fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
-from mooring.hprose.failover import Calls, Connect, Server
+from mooring.hprose.failover import CallDispatcher, Connect, Server
 from mooring.hprose.transports import TIMEOUT, transport
 from mooring.hub import Hub
 from mooring.sync.portal import Caller, Portal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", covariant=True)
 
-_THREADS = 64  # calls of one client that are under way at once; more wait for their turn
+_THREADS = 64  # concurrent calls of one client; further calls wait
 
 
 class Method(Generic[R]):
@@ -43,10 +43,22 @@ class Method(Generic[R]):
 class Remote(ABC, Generic[R]):
     """The remote functions of a domain, as attributes."""
 
+    _calls: CallDispatcher
+
     def __getattr__(self, name: str) -> Method[R]:
         if name.startswith("_"):
-            raise AttributeError(f"no remote function is called {name}: use invoke where one is")
+            raise AttributeError(f"{name} is not an attribute: call such a function with invoke")
         return Method(self, name)
+
+    @property
+    def primary(self) -> Server | None:
+        """The server that currently receives the calls."""
+        return self._calls.primary
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """The callable servers of the domain."""
+        return self._calls.servers
 
     @abstractmethod
     def invoke(
@@ -60,33 +72,23 @@ class Remote(ABC, Generic[R]):
     ) -> R:
         """Call a remote function; the keywords are those of hprose's own `invoke`.
 
-        What the function raises passes through (`HproseException`). Where the call fails on its
-        way, the list is read anew, and it is tried at another server: it may have run twice.
-        Raises `NoInstance` where there is no server, and the last error of the way (`OSError`,
-        `HTTPException`) after `tries`.
+        Raises `HproseException` if the function raises. If the transport fails, the client reads
+        the servers again and retries with another one, so the function may run twice. Raises
+        `NoInstance` if there is no server, and the last transport error (`OSError`,
+        `HTTPException`) after `tries` calls.
         """
 
 
 class Client(Remote[Awaitable[object]]):
-    """Made by `client`; use it as an async context manager. Entering raises as `hub.discover` does.
+    """Created by `client`; an async context manager. Entering raises as `hub.discover` does.
 
-    A call runs in a thread of the client's own. A call that is cancelled is not tried again, and
-    its thread is left to its timeout.
+    Calls run in threads of the client. A cancelled call is not retried, and its thread ends with
+    the result or the timeout.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: CallDispatcher) -> None:
         self._calls = calls
         self._threads = ThreadPoolExecutor(_THREADS, f"hprose {calls.domain}")
-
-    @property
-    def primary(self) -> Server | None:
-        """The server that is called at present."""
-        return self._calls.primary
-
-    @property
-    def servers(self) -> tuple[Server, ...]:
-        """Those of the domain that can be called."""
-        return self._calls.servers
 
     async def invoke(
         self,
@@ -115,23 +117,13 @@ class Client(Remote[Awaitable[object]]):
 
 
 class BlockingClient(Remote[object]):
-    """Made by `client` from a hub of `mooring.sync`; use it as a context manager.
+    """Created by `client` from a hub of `mooring.sync`; a context manager.
 
-    A call runs in the thread that makes it; many may call at once.
+    Calls run in the calling thread. The client is thread-safe.
     """
 
-    def __init__(self, portal: Portal, calls: Calls) -> None:
+    def __init__(self, portal: Portal, calls: CallDispatcher) -> None:
         self._portal, self._calls = portal, calls
-
-    @property
-    def primary(self) -> Server | None:
-        """The server that is called at present."""
-        return self._calls.primary
-
-    @property
-    def servers(self) -> tuple[Server, ...]:
-        """Those of the domain that can be called."""
-        return self._calls.servers
 
     def invoke(
         self,
@@ -142,10 +134,10 @@ class BlockingClient(Remote[object]):
         resultMode: int = 0,
         simple: bool | None = None,
     ) -> object:
-        here = Caller()
+        caller = Caller()
         options = {"byref": byref, "resultMode": resultMode, "simple": simple}
         return self._portal.call(
-            partial(self._calls.invoke, name, args, here.do, **options), caller=here
+            partial(self._calls.invoke, name, args, caller.do, **options), caller=caller
         )
 
     def close(self) -> None:
@@ -196,15 +188,16 @@ def client(
     connect: Connect | None = None,
     wait: float = 5.0,
 ) -> Client | BlockingClient:
-    """A client of a domain, on whatever servers it has at the time.
+    """A client of a domain that follows its servers.
 
-    A call goes out at most `tries` times, each for at most `timeout` seconds; with `tries=1` it is
-    never repeated. Between two tries there is a `pause` only where no server is known that did not
-    fail, and a new one ends it. `connect` makes hprose's client for a URL: `transport` unless you
-    need filters, headers or a scheme of your own. `wait` is for the first list: see `hub.discover`.
+    A call is sent at most `tries` times, with a timeout of `timeout` seconds each; `tries=1`
+    disables retries. If all known servers have failed, the client pauses for `pause` seconds or
+    until a new server appears. `connect` creates hprose's client for a URL: by default `transport`;
+    pass your own for filters, headers or other schemes. `wait` limits the wait for the first list:
+    see `hub.discover`.
     """
     make = partial(
-        Calls,
+        CallDispatcher,
         domain=domain,
         tries=tries,
         pause=pause,
@@ -215,7 +208,7 @@ def client(
         return Client(make(hub))
     portal, inner = behind(hub)
 
-    async def make_there() -> Calls:
+    async def make_on_loop() -> CallDispatcher:
         return make(inner)
 
-    return BlockingClient(portal, portal.call(make_there))
+    return BlockingClient(portal, portal.call(make_on_loop))

@@ -1,4 +1,4 @@
-"""Where the calls to a domain go: its live list, the primary, and what follows a failure."""
+"""Failover of calls to a domain: its live servers, the primary, and retries."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from mooring.registry.kv.layouts.hprose import server_url
 
 
 class Server(NamedTuple):
-    """A server at a place: one that moved is another, though its UUID is the same."""
+    """A server at a URL. After a move it is a different `Server` with the same UUID."""
 
     uuid: str
     url: str
 
 
-class Choice:
-    """The servers of a domain, and the one that is called: the primary.
+class ServerPool:
+    """The servers of a domain, and the primary, which receives the calls.
 
-    It is chosen at random. It moves when it is gone from the list and when calls to it failed,
-    and for no other reason; a URL that changed under its UUID is followed.
+    The primary is chosen at random. It changes only if it is removed from the list or calls to it
+    fail. If the URL of its UUID changes, calls go to the new URL.
     """
 
     def __init__(self, choose: Callable[[Sequence[Server]], Server] = random.choice) -> None:
         self.primary: Server | None = None
-        """None only where there are no servers."""
+        """None only if there are no servers."""
         self.servers: tuple[Server, ...] = ()
         self._choose = choose
 
-    def learn(self, servers: Iterable[Server]) -> None:
-        """The servers as they are now."""
+    def update(self, servers: Iterable[Server]) -> None:
         self.servers = tuple(servers)
-        was = "" if self.primary is None else self.primary.uuid
-        here = next((server for server in self.servers if server.uuid == was), None)
-        if here is None and self.servers:
-            here = self._choose(self.servers)
-        self.primary = here
+        uuid = "" if self.primary is None else self.primary.uuid
+        primary = next((server for server in self.servers if server.uuid == uuid), None)
+        if primary is None and self.servers:
+            primary = self._choose(self.servers)
+        self.primary = primary
 
-    def leave(self, failed: Collection[Server]) -> Server | None:
-        """The server to call once these failed: the primary where it did not, which somebody else
-        may have moved already; else another, which becomes the primary. None: no other is known."""
+    def fail_over(self, failed: Collection[Server]) -> Server | None:
+        """The server to call after these failed: the primary if it is not one of them (another
+        call may have changed it), else another server, which becomes the primary. None if no other
+        server is known."""
         if self.primary is None or self.primary in failed:
             others = [server for server in self.servers if server not in failed]
             if not others:
@@ -64,14 +64,14 @@ class Choice:
         return self.primary
 
 
-class Decision(enum.Enum):
-    """What to do about a call that failed."""
+class FailoverAction(enum.Enum):
+    """How to proceed after a failed call."""
 
-    PASS_THROUGH = "the function itself raised it"
-    NEXT = "try another server"
-    PAUSE = "every server that is known failed: wait a little, and try them again"
-    GIVE_UP = "it was tried often enough"
-    NO_SERVER = "there is nobody to call"
+    PASS_THROUGH = "the function itself raised the error"
+    NEXT = "call another server"
+    PAUSE = "all known servers failed: pause, then retry them"
+    GIVE_UP = "the call has used all its tries"
+    NO_SERVER = "no server is known"
 
 
 def decide(
@@ -81,35 +81,36 @@ def decide(
     failed: Collection[Server],
     tried: int,
     tries: int,
-) -> Decision:
-    """What to do about an error, given the list as it is now, those of it that failed this call
-    since the last pause, and how often it was tried."""
-    if not in_transit(error):
-        return Decision.PASS_THROUGH
+) -> FailoverAction:
+    """How to proceed after an error. `servers` is the current list, `failed` are the servers that
+    failed this call since the last pause, `tried` counts the calls so far."""
+    if not is_transport_error(error):
+        return FailoverAction.PASS_THROUGH
     if tried >= tries:
-        return Decision.GIVE_UP
+        return FailoverAction.GIVE_UP
     if not servers:
-        return Decision.NO_SERVER
-    return Decision.PAUSE if all(server in failed for server in servers) else Decision.NEXT
+        return FailoverAction.NO_SERVER
+    if all(server in failed for server in servers):
+        return FailoverAction.PAUSE
+    return FailoverAction.NEXT
 
 
-def in_transit(error: BaseException) -> bool:
-    """Whether a call failed on its way (refused, reset, cut off, not answered in time), and not in
-    the function that was called."""
+def is_transport_error(error: BaseException) -> bool:
+    """Whether the transport failed (refused, reset, closed, timed out), and not the function."""
     return isinstance(error, (OSError, EOFError, http.client.HTTPException))
 
 
 log = logging.getLogger(__name__)
 
 Connect = Callable[[str], HproseClient]
-"""What makes hprose's client for the URL of a server. `ValueError` where it cannot."""
+"""Creates hprose's client for the URL of a server. Raises `ValueError` if it cannot."""
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
 
 
 @dataclass(slots=True)
-class Call:
-    """One call under way: where it is, and where it failed since the last pause."""
+class RemoteCall:
+    """A call in flight: its current server, and the servers that failed since the last pause."""
 
     function: str
     server: Server
@@ -117,77 +118,75 @@ class Call:
     failed: set[Server] = field(default_factory=set)
 
 
-class Calls:
-    """Where the calls to a domain go. It lives on an event loop; its properties may be read from
-    other threads."""
+class CallDispatcher:
+    """Sends the calls to a domain to its servers. It runs on an event loop; other threads may read
+    its properties."""
 
     def __init__(
         self, hub: Hub, domain: str, *, tries: int, pause: float, connect: Connect, wait: float
     ) -> None:
         if tries < 1:
-            raise InvalidRequest(f"tries={tries}: a call is tried once at least")
+            raise InvalidRequest(f"tries={tries}: must be at least 1")
         self.domain = domain
         self._registry, self._view = hub.registry, hub.discover(domain, wait=wait)
         self._tries, self._pause, self._connect = tries, pause, connect
-        self._choice = Choice()
+        self._pool = ServerPool()
         self._clients: dict[str, HproseClient] = {}
         self._unusable: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
         self._read_at = self._updated_at = 0.0
         self._listing: Listing | None = None
-        """What was read after the last update of the view; None if nothing was."""
+        """The list, if it was read after the last update of the view."""
         self._closed = False
 
     @property
     def primary(self) -> Server | None:
-        return None if self._closed else self._choice.primary
+        return None if self._closed else self._pool.primary
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        return self._choice.servers
+        return self._pool.servers
 
-    def _client(self, server: Server) -> HproseClient:
-        found = self._clients.get(server.url)
-        return self._connect(server.url) if found is None else found
+    def _client(self, url: str) -> HproseClient:
+        client = self._clients.get(url)
+        return self._connect(url) if client is None else client
 
     async def __aenter__(self) -> Self:
         await self._view.__aenter__()
-        self._learn()
+        self._update_servers()
         self._view.subscribe(self._follow)
         return self
 
     def _follow(self, _: Update[str, Instance]) -> None:
         self._listing, self._updated_at = None, time.monotonic()
-        self._learn()
+        self._update_servers()
 
     async def aclose(self) -> None:
         self._closed = True
         self._changed.set()
         await self._view.aclose()
 
-    def _learn(self) -> None:
-        """Take the servers from the view, which keeps those that vanished. A list that was read
-        after the last update of the view adds to them."""
-        instances = {each.id: each for each in self._view.instances}
-        if self._listing is not None:
-            instances.update((each.id, each) for each in self._listing.instances)
+    def _update_servers(self) -> None:
+        """Update the pool from the view, which retains vanished instances, and from the list if it
+        is newer than the view."""
+        listing = () if self._listing is None else self._listing.instances
+        instances = {instance.id: instance for instance in (*self._view.instances, *listing)}
         clients: dict[str, HproseClient] = {}
         unusable: dict[str, str] = {}
         servers = []
         for instance in callable_now(instances.values()):
             try:
                 url = server_url(instance)
-                known = self._clients.get(url)
-                clients[url] = self._connect(url) if known is None else known
+                clients[url] = self._client(url)
             except ValueError as error:
                 unusable[instance.id] = str(error)
                 if instance.id not in self._unusable:
-                    log.warning("%s: left out: %s", self.domain, error)
+                    log.warning("%s: ignoring a server: %s", self.domain, error)
             else:
                 servers.append(Server(instance.id, url))
         before = self.primary
-        self._choice.learn(servers)
+        self._pool.update(servers)
         self._clients, self._unusable = clients, unusable
         if self.primary != before:
             log.info("%s: calls go to %s", self.domain, self.primary and self.primary.url)
@@ -196,14 +195,13 @@ class Calls:
     async def invoke(
         self, name: str, args: Sequence[object], run: Run, **options: object
     ) -> object:
-        """Call a remote function, at as many servers as it takes. `run` does the part that blocks,
-        and its result or error is awaited."""
-        call = Call(name, await self._first())
+        """Call a remote function, with failover. `run` executes the blocking part."""
+        call = RemoteCall(name, await self._first())
         while True:
-            function = partial(self._client(call.server).invoke, name, args, **options)
+            function = partial(self._client(call.server.url).invoke, name, args, **options)
             try:
                 return await run(function)
-            except Exception as error:  # noqa: BLE001 - raised there, unless it is tried again
+            except Exception as error:  # noqa: BLE001 - `_next` raises it unless it retries
                 call.server = await self._next(call, error)
 
     def _check_open(self) -> None:
@@ -216,40 +214,40 @@ class Calls:
             await self._read(time.monotonic())
             self._check_open()
         if self.primary is None:
-            # A caller that retries at once must not starve the loop that would add a server.
+            # A caller that retries at once must not starve the loop, which adds new servers.
             await asyncio.sleep(0)
-            raise self._nobody()
+            raise self._no_instance()
         return self.primary
 
-    async def _next(self, call: Call, error: Exception) -> Server:
-        """Where to try a call again. Raises where it shall not be."""
+    async def _next(self, call: RemoteCall, error: Exception) -> Server:
+        """The server for the next try. Raises the error if there is none."""
         call.tried += 1
         call.failed.add(call.server)
-        decision = self._decide(call, error)
-        if decision not in (Decision.PASS_THROUGH, Decision.GIVE_UP):
+        action = self._decide(call, error)
+        if action not in (FailoverAction.PASS_THROUGH, FailoverAction.GIVE_UP):
             await self._read(time.monotonic())
-            decision = self._decide(call, error)
-        match decision:
-            case Decision.PASS_THROUGH:
+            action = self._decide(call, error)
+        match action:
+            case FailoverAction.PASS_THROUGH:
                 raise error
-            case Decision.GIVE_UP:
+            case FailoverAction.GIVE_UP:
                 error.add_note(f"{self.domain}: {call.function} failed {call.tried} times")
                 raise error
-            case Decision.PAUSE:
-                await self._rest(call, error)
+            case FailoverAction.PAUSE:
+                await self._wait_for_server(call, error)
         self._check_open()
-        before, server = self.primary, self._choice.leave(call.failed)
+        before, server = self.primary, self._pool.fail_over(call.failed)
         if server is None:
-            raise self._nobody() from error
+            raise self._no_instance() from error
         if server != before:
             url = call.server.url
             log.warning("%s: calls go to %s, not to %s: %s", self.domain, server.url, url, error)
         return server
 
-    def _decide(self, call: Call, error: Exception) -> Decision:
+    def _decide(self, call: RemoteCall, error: Exception) -> FailoverAction:
         servers: Sequence[Server] = self.servers
         if self._listing is not None and not self._listing.instances:
-            # The registry has none: those that are kept and failed are gone.
+            # The registry lists none, so retained servers that failed are gone.
             servers = [server for server in servers if server not in call.failed]
         return decide(
             error,
@@ -260,29 +258,29 @@ class Calls:
         )
 
     async def _read(self, since: float) -> None:
-        """Read the list, unless somebody began to do so after `since`. A store that is away leaves
-        the last list as it was."""
+        """Read the list, unless another call has started to read it after `since`. If the store is
+        unavailable, the servers stay as they are."""
         async with self._reading:
             if self._read_at > since:
                 return
             began = time.monotonic()
             try:
                 listing = await self._registry.instances(self.domain)
-                # An update during the read may be newer than the list. If it is older, the next
+                # An update during the read may be newer than the list. If it is older, another
                 # update follows.
                 self._listing = listing if self._updated_at < began else None
-                self._learn()
+                self._update_servers()
             except Closed:
                 raise
             except StoreError as error:
                 self._listing = None
-                log.info("%s: the last list has to do: %s", self.domain, error)
+                log.info("%s: cannot read the servers, keeping the list: %s", self.domain, error)
             self._read_at = began
 
-    async def _rest(self, call: Call, error: Exception) -> None:
-        """Wait for a server that did not fail, for as long as a pause; then try them all again."""
+    async def _wait_for_server(self, call: RemoteCall, error: Exception) -> None:
+        """Wait for a server that has not failed. After the pause, all servers may be retried."""
         log.warning(
-            "%s: no other server than %s is known, trying again in %g s: %s",
+            "%s: no server besides %s is known, retrying in %g s: %s",
             self.domain,
             call.server.url,
             self._pause,
@@ -297,7 +295,7 @@ class Calls:
             call.failed.clear()
             await self._read(time.monotonic())
 
-    def _nobody(self) -> NoInstance:
+    def _no_instance(self) -> NoInstance:
         if self._unusable:
             reason = next(iter(self._unusable.values()))
             return NoInstance(f"no server of {self.domain} can be called: {reason}")

@@ -1,4 +1,4 @@
-"""The server's side: one server, registered under all its domains for as long as it lives."""
+"""Registers a server under its domains while it runs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ HEARTBEAT = 3.0
 
 
 class Registered:
-    """Made by `register`; use it as an async context manager.
+    """Created by `register`; an async context manager.
 
-    Entering registers at once; it waits and raises as entering a `Registration` does. Leaving
+    Entering registers the server; it waits and raises as entering a `Registration` does. Leaving
     revokes the lease that all domains share.
     """
 
@@ -51,20 +51,20 @@ class Registered:
     ) -> None:
         if not 0 < heartbeat < ttl:
             raise InvalidRequest(
-                f"heartbeat={heartbeat:g}: it must be shorter than the time that the record stays "
-                f"without one, ttl={ttl:g}"
+                f"heartbeat={heartbeat:g}: must be shorter than ttl={ttl:g}, after which the "
+                "record expires"
             )
         self.uuid = uuid or str(uuids.uuid4())
-        """What this server is known by, under all its domains."""
+        """The id of this server under all its domains."""
         self.registrations: tuple[Registration, ...] = ()
-        """One for each domain, in their order."""
+        """One for each domain, in the given order."""
         self._hub, self._ttl, self._heartbeat, self._wait = hub, ttl, heartbeat, wait
         self._instances = [
             instance_at(domain, self.uuid, server_url) for domain in dict.fromkeys(domains)
         ]
-        _check_whole(server_url)
+        _check_url(server_url)
         if not self._instances:
-            raise InvalidRequest(f"{server_url} has no domain to be registered under")
+            raise InvalidRequest(f"{server_url} is registered under no domain: pass at least one")
         self._open = AsyncExitStack()
         self._tasks = Tasks()
 
@@ -72,28 +72,28 @@ class Registered:
         deadline = time.monotonic() + self._wait
         async with AsyncExitStack() as opening:
             for instance in self._instances:
-                left = max(deadline - time.monotonic(), 0.0)
-                registration = self._hub.register(instance, ttl=self._ttl, wait=left)
+                wait = max(deadline - time.monotonic(), 0.0)
+                registration = self._hub.register(instance, ttl=self._ttl, wait=wait)
                 if registration.instance.id != self.uuid:
                     raise InvalidRequest(
-                        "this registry keeps no UUIDs: use connect(…, layout='hprose')"
+                        "this registry does not store UUIDs: use connect(…, layout='hprose')"
                     )
                 await opening.enter_async_context(registration)
                 self.registrations += (registration,)
             self._open = opening.pop_all()
-        registry = self._hub.registry  # on a store, which may be another than the hub's, or Redis
+        registry = self._hub.registry  # its store may differ from the hub's; or it is on Redis
         if self._heartbeat < self._ttl / 3 and isinstance(registry, StoreRegistry):
             self._tasks.start(self._beat(registry.store), name=f"heartbeat of {self.uuid}")
         return self
 
     async def _beat(self, store: Store) -> None:
-        """Renew the lease sooner than its session does, which is at a third of the TTL."""
+        """Renew the lease earlier than its session does (a third of the TTL)."""
         first = self.registrations[0]
         (name,) = Hprose().encode(first.instance)
         while True:
             await asyncio.sleep(self._heartbeat)
             if first.state != "registered":
-                continue  # it may be another's record by now
+                continue  # the record may belong to another server now
             try:
                 entry = (await store.read(key(name))).first
                 # The state may have changed during the read.
@@ -102,8 +102,8 @@ class Registered:
             except Closed:
                 return
             except StoreError as error:
-                # The session says so where it matters, and the registration puts it right.
-                log.debug("%s: no heartbeat: %s", self.uuid, error)
+                # The session reports lasting failures, and the registration recovers from them.
+                log.debug("%s: heartbeat failed: %s", self.uuid, error)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -113,20 +113,20 @@ class Registered:
         await self.aclose()
 
 
-def _check_whole(url: str) -> None:
-    """Raise `InvalidRequest` where clients would not get all of a URL."""
+def _check_url(url: str) -> None:
+    """Raise `InvalidRequest` for URL parts that clients must not or do not receive."""
     parts = urllib.parse.urlsplit(url)
     if "@" in parts.netloc:
         raise InvalidRequest(
-            "a user and a password in the URL of a server would be there for everybody to read: "
-            "leave them out, and give them to the clients, with connect="
+            "anyone with access to the registry could read a user and password in the server URL: "
+            "omit them, and pass them to the clients with connect="
         )
     if parts.fragment:
-        raise InvalidRequest(f"{quoted(url)}: what comes after # is never sent: leave it out")
+        raise InvalidRequest(f"{quoted(url)}: the part after # is never sent: omit it")
 
 
 class BlockingRegistered(Protocol):
-    """What `register` makes of a hub of `mooring.sync`."""
+    """Created by `register` from a hub of `mooring.sync`."""
 
     @property
     def uuid(self) -> str: ...
@@ -173,11 +173,11 @@ def register(
     heartbeat: float = HEARTBEAT,
     wait: float = 5.0,
 ) -> Registered | BlockingRegistered:
-    """Keep a server registered under one domain or several, with one UUID, which is made where
-    none is given. Its record goes away `ttl` seconds after the last heartbeat.
+    """Keep a server registered under one or more domains. `uuid` defaults to a new UUID. Its
+    record expires `ttl` seconds after the last heartbeat.
 
-    A server that is registered again with its UUID, at whatever URL, takes the place of the former
-    one. Raises `InvalidRequest` for a URL that clients cannot call.
+    Registering the same UUID again, even with another URL, replaces the previous registration.
+    Raises `InvalidRequest` for a URL that clients cannot call.
     """
     names = [domains] if isinstance(domains, str) else list(domains)
     make = partial(
