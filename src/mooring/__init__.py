@@ -19,8 +19,8 @@ elif not os.environ.get(_FORK_VARIABLE):
         grpc_fork_handlers = "grpc was imported before mooring"
 
 if TYPE_CHECKING:
+    from mooring.discovery.eligibility import Explanation
     from mooring.discovery.resilience import Resilience, RetryBudget
-    from mooring.discovery.rotation import Explanation
     from mooring.discovery.view import Pick, View
     from mooring.errors import (
         AccessDenied,
@@ -150,7 +150,7 @@ __all__ = [
 _MODULES = {
     "Resilience": "mooring.discovery.resilience",
     "RetryBudget": "mooring.discovery.resilience",
-    "Explanation": "mooring.discovery.rotation",
+    "Explanation": "mooring.discovery.eligibility",
     "Pick": "mooring.discovery.view",
     "View": "mooring.discovery.view",
     "Hub": "mooring.hub",

@@ -34,8 +34,8 @@ from mooring.tenants.keys import KEEP, KEEP_FOR, TenantKeys
 # What a hub makes is imported when it is first made: no program uses all of it, and each waits for
 # what it loads.
 if TYPE_CHECKING:
+    from mooring.discovery.eligibility import Explanation
     from mooring.discovery.resilience import Resilience
-    from mooring.discovery.rotation import Explanation
     from mooring.discovery.view import View
     from mooring.heartbeat.collectors import Collector
     from mooring.locks.barrier import Barrier
@@ -300,7 +300,7 @@ class Hub:
         called. With `empty="keep"` the last list stays for as long as there is none.
         """
         from mooring.discovery.disk_cache import Copies
-        from mooring.discovery.eligibility import Wanted
+        from mooring.discovery.eligibility import Selector
         from mooring.discovery.view import View
 
         service = self.registry.canonical(service)
@@ -308,7 +308,7 @@ class Hub:
             self.registry.follow(service),
             service,
             policy=policy,
-            wanted=Wanted(version, tags or {}, zone, zone_only, where),
+            selector=Selector(version, tags or {}, zone, zone_only, where),
             resilience=resilience,
             empty=empty,
             hold=hold,
@@ -380,12 +380,12 @@ class Hub:
     ) -> list[Explanation]:
         """For each instance of a service, why a caller that asks like this would or would not call
         it."""
-        from mooring.discovery.eligibility import Wanted
+        from mooring.discovery.eligibility import Selector
         from mooring.discovery.resilience import Resilience
         from mooring.discovery.rotation import explain
 
         listing = await self.registry.instances(service)
-        return explain(listing.instances, Wanted(version, tags or {}, zone), Resilience())
+        return explain(listing.instances, Selector(version, tags or {}, zone), Resilience())
 
     def session(self, *, ttl: float = 15.0) -> Session:
         """A lease that is kept alive; keys that hang on it vanish with this process."""

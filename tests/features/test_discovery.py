@@ -48,12 +48,12 @@ def copies_of(service: str, cache: Path) -> list[Path]:
 
 
 def called(view: mooring.discovery.view.View) -> list[int]:
-    return sorted(seat.instance.port for seat in view.rotation if seat.seated)
+    return sorted(member.instance.port for member in view.rotation if member.in_rotation)
 
 
 def fail(view: mooring.discovery.view.View, port: int) -> None:
     """A call to an instance fails."""
-    node = next(seat.node for seat in view.rotation if seat.instance.port == port)
+    node = next(member.node for member in view.rotation if member.instance.port == port)
     view.rotation.picker.started(node)
     view.rotation.finished(node, 0.01, False, time.monotonic())
 
@@ -338,7 +338,7 @@ async def test_a_long_ejection_holds_up_nothing_else(hub: Hub, monkeypatch: pyte
         assert pauses[0] > 50
         async with hub.register(at(4)):
             await view.wait(3, timeout=20)
-            node = next(seat.node for seat in view.rotation if seat.instance.port == 4)
+            node = next(member.node for member in view.rotation if member.instance.port == 4)
             assert node.weight < 1
             await eventually(lambda: node.weight == 1)
 

@@ -444,16 +444,16 @@ async def test_a_call_is_under_way_until_its_response_is_closed(hub: mooring.Hub
     backend = await serve()
     async with client(hub, policy="p2c") as using:
         async with using.stream("GET", ECHO) as response:
-            (seat,) = view_of(using).rotation
-            assert seat.node.active == 1
+            (member,) = view_of(using).rotation
+            assert member.node.active == 1
             await asyncio.sleep(3)  # a reader who takes their time
             await response.aread()
-        assert seat.node.active == 0
-        assert seat.node.latency < 3
+        assert member.node.active == 0
+        assert member.node.latency < 3
         backend.answer = slowly
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(using.get(ECHO), 0.1)
-        assert seat.node.active == 0
+        assert member.node.active == 0
 
 
 async def test_a_body_that_breaks_off_counts_against_the_instance(hub: mooring.Hub, serve: Serve):
@@ -605,11 +605,11 @@ def test_the_blocking_transport_in_threads(blocking: mooring.sync.Hub, backends:
             answers = set(threads.map(ask, range(200)))
         assert answers == {str(backend.port) for backend in backends[1:]}
         (view,) = transport._balancer._views.values()
-        until(lambda: all(seat.node.active == 0 for seat in view.rotation))
+        until(lambda: all(member.node.active == 0 for member in view.rotation))
         with using.stream("GET", ECHO) as response:
-            assert sum(seat.node.active for seat in view.rotation) == 1
+            assert sum(member.node.active for member in view.rotation) == 1
             response.read()
-        until(lambda: all(seat.node.active == 0 for seat in view.rotation))
+        until(lambda: all(member.node.active == 0 for member in view.rotation))
         with pytest.raises(httpx.ConnectError, match="no such service"):
             using.get(url("nobody"))
     with pytest.raises(httpx.ConnectError, match="not open"):

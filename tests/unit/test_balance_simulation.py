@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 import pytest
 
 from mooring.discovery.balance import NAMES, Node
-from mooring.discovery.eligibility import Wanted
+from mooring.discovery.eligibility import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
 from mooring.model import Instance, State, Status
@@ -36,7 +36,7 @@ class Fleet:
         self.rotation = Rotation(
             "echo",
             policy=policy,
-            wanted=Wanted(zone=zone),
+            selector=Selector(zone=zone),
             resilience=Resilience(slow_start=slow_start),
             rng=random.Random(11),
             clock=lambda: self.now,

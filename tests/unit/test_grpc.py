@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.discovery.eligibility import Wanted
+from mooring.discovery.eligibility import Selector
 from mooring.discovery.rotation import Rotation
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.grpc.health import Health, Status, _threads, decoded, encoded
@@ -69,15 +69,15 @@ def test_a_service_against_the_grammar_is_refused(name):
 
 @pytest.mark.parametrize(("healthy", "remote"), [(10, 0), (7, 0), (5, 2), (1, 6), (0, 10)])
 def test_a_blocking_channel_takes_so_many_of_other_zones_as_calls_spill_over(healthy, remote):
-    rotation = Rotation("echo", policy="round_robin", wanted=Wanted(zone="a"))
+    rotation = Rotation("echo", policy="round_robin", selector=Selector(zone="a"))
     for port in range(1, 21):
         status = InstanceStatus(healthy=port <= healthy or port > 10)
         zone = "a" if port <= 10 else "b"
         rotation.put(Instance("echo", "10.0.0.1", port, zone=zone, status=status), 0.0, first=True)
-    chosen = [seat.instance.port for seat in in_turn(rotation, b"salt")]
+    chosen = [member.instance.port for member in in_turn(rotation, b"salt")]
     assert [port for port in chosen if port <= 10] == list(range(1, healthy + 1))
     assert len(chosen) == healthy + remote
-    again = [seat.instance.port for seat in in_turn(rotation, b"salt")]
+    again = [member.instance.port for member in in_turn(rotation, b"salt")]
     assert chosen == again
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.discovery.resilience import Outliers, Resilience, RetryBudget, slow_start
-from mooring.discovery.zones import Part, Sides
+from mooring.discovery.zones import Contribution, ZoneTallies
 from mooring.errors import InvalidRequest
 
 
@@ -319,9 +319,9 @@ class TestSlowStart:
     ],
 )
 def test_below_the_threshold_is_panic(healthy, total, threshold, panics):
-    sides = Sides.empty()
+    sides = ZoneTallies.empty()
     for number in range(total):
-        sides.remote.count(Part(1.0, True, True, number < healthy), +1)
+        sides.remote.count(Contribution(1.0, True, True, number < healthy), +1)
     mode, _ = sides.choose(Resilience(panic_threshold=threshold))
     assert (mode == "panic") is panics
 

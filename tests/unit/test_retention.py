@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mooring.discovery.eligibility import Wanted
+from mooring.discovery.eligibility import Selector
 from mooring.discovery.last_known_good import RetainedFeed, Retention
 from mooring.mirror import Mirror, Step
 from mooring.model import Instance, Status
@@ -24,8 +24,8 @@ def one(port: int, *, state: str = "up", incarnation: str = "first", **fields: o
 class Shown:
     """A retention as a feed drives it. An instance is explained if it drained."""
 
-    def __init__(self, *instances: Instance, wanted: Wanted | None = None, **options: object):
-        self.retention = Retention(wanted or Wanted(), **options)  # type: ignore[arg-type]
+    def __init__(self, *instances: Instance, selector: Selector | None = None, **options: object):
+        self.retention = Retention(selector or Selector(), **options)  # type: ignore[arg-type]
         self.put(*instances, at=0)
 
     def _change(self, changes: list[tuple[str, Instance | None]], at: float) -> None:
@@ -101,7 +101,7 @@ def test_one_that_leaves_others_behind_is_gone_at_once():
 
 @pytest.mark.parametrize("left", [one(2, enabled=False), one(2, version="1"), one(2, state="down")])
 def test_others_that_cannot_be_called_do_not_count(left: Instance):
-    shown = Shown(one(1, state="draining", version="2"), left, wanted=Wanted(version="2"))
+    shown = Shown(one(1, state="draining", version="2"), left, selector=Selector(version="2"))
     shown.remove(1, at=1)
     assert shown.at(1.5) == [1, 2]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mooring.discovery.eligibility import Wanted, callable_now, objection
+from mooring.discovery.eligibility import Selector, callable_now, exclusion
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
 from mooring.errors import NoInstance
@@ -23,44 +23,44 @@ def one(port: int, **fields: object) -> Instance:
     return Instance("echo", "10.0.0.1", port, status=status, **fields)  # type: ignore[arg-type]
 
 
-def rotation_of(*instances: Instance, wanted: Wanted | None = None) -> Rotation:
-    rotation = Rotation("echo", policy="round_robin", wanted=wanted, resilience=CALM)
+def rotation_of(*instances: Instance, selector: Selector | None = None) -> Rotation:
+    rotation = Rotation("echo", policy="round_robin", selector=selector, resilience=CALM)
     for instance in instances:
         rotation.put(instance, 0.0, first=True)
     return rotation
 
 
 def called(rotation: Rotation) -> list[int]:
-    return sorted(seat.instance.port for seat in rotation if seat.seated)
+    return sorted(member.instance.port for member in rotation if member.in_rotation)
 
 
 def test_a_successor_is_not_blamed_for_calls_to_who_was_there_before():
     for leaves in (True, False):
         rotation = rotation_of(one(1, incarnation="a"), one(2), one(3))
-        before = next(seat.node for seat in rotation if seat.instance.port == 1)
+        before = next(member.node for member in rotation if member.instance.port == 1)
         if leaves:
             rotation.remove(before.id, 1.0)
         rotation.put(one(1, incarnation="b"), 1.0)
         assert not any(rotation.finished(before, 0.1, False, 2.0) for _ in range(10))
         assert called(rotation) == [1, 2, 3]
-        after = next(seat.node for seat in rotation if seat.instance.port == 1)
+        after = next(member.node for member in rotation if member.instance.port == 1)
         assert any(rotation.finished(after, 0.1, False, 3.0) for _ in range(10))
         assert called(rotation) == [2, 3]
 
 
 def test_those_who_are_never_called_do_not_widen_the_share_that_may_be_ejected():
-    rotation = Rotation("echo", wanted=Wanted("2"), resilience=Resilience(panic_threshold=0))
+    rotation = Rotation("echo", selector=Selector("2"), resilience=Resilience(panic_threshold=0))
     for port in range(1, 11):
         rotation.put(one(port, version="1" if port < 9 else "2"), 0.0, first=True)
-    for seat in rotation:
-        for _ in range(10 if seat.seated else 0):
-            rotation.finished(seat.node, 0.1, False, 1.0)
+    for member in rotation:
+        for _ in range(10 if member.in_rotation else 0):
+            rotation.finished(member.node, 0.1, False, 1.0)
     assert len(called(rotation)) == 1
 
 
 def test_who_may_be_called_again_starts_with_a_clean_sheet():
     rotation = rotation_of(one(1), one(2), one(3))
-    node = next(seat.node for seat in rotation if seat.instance.port == 1)
+    node = next(member.node for member in rotation if member.instance.port == 1)
     for _ in range(5):
         rotation.finished(node, 0.1, False, 1.0)
     assert called(rotation) == [2, 3]
@@ -83,19 +83,19 @@ def test_no_weight_is_too_small_or_too_large_for_a_slow_start(weight: float):
 @pytest.mark.parametrize(
     ("instance", "wanted", "says"),
     [
-        (one(1), Wanted(), ""),
-        (one(1, enabled=False), Wanted(), "disabled"),
-        (one(1, state="draining"), Wanted(), "draining"),
-        (one(1, weight=0), Wanted(), "weight is 0"),
-        (one(1, version="1"), Wanted(version="2"), "version is 1, not 2"),
-        (one(1, metadata={"a": "x"}), Wanted(tags={"a": "y"}), "its a is x, not y"),
-        (one(1, zone="q"), Wanted(zone="z", zone_only=True), "zone is q, not z"),
-        (one(1), Wanted(where=lambda i: i.port > 1), "condition"),
-        (one(1, healthy=False), Wanted(), ""),
+        (one(1), Selector(), ""),
+        (one(1, enabled=False), Selector(), "disabled"),
+        (one(1, state="draining"), Selector(), "draining"),
+        (one(1, weight=0), Selector(), "weight is 0"),
+        (one(1, version="1"), Selector(version="2"), "version is 1, not 2"),
+        (one(1, metadata={"a": "x"}), Selector(tags={"a": "y"}), "its a is x, not y"),
+        (one(1, zone="q"), Selector(zone="z", zone_only=True), "zone is q, not z"),
+        (one(1), Selector(where=lambda i: i.port > 1), "condition"),
+        (one(1, healthy=False), Selector(), ""),
     ],
 )
-def test_objections(instance: Instance, wanted: Wanted, says: str):
-    found = objection(instance, wanted)
+def test_objections(instance: Instance, wanted: Selector, says: str):
+    found = exclusion(instance, wanted)
     assert says in str(found or "")
     assert bool(found) == bool(says)
 
@@ -114,7 +114,7 @@ def test_below_the_panic_threshold_a_bad_instance_is_better_than_none():
 
 def test_a_zone_is_preferred_and_left_when_nobody_is_there():
     rotation = rotation_of(
-        one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), wanted=Wanted(zone="a")
+        one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), selector=Selector(zone="a")
     )
     assert called(rotation) == [1]
     rotation.remove("10.0.0.1:1", 1.0)
@@ -124,7 +124,7 @@ def test_a_zone_is_preferred_and_left_when_nobody_is_there():
 def test_who_fails_is_ejected_and_comes_back():
     rotation = rotation_of(one(1), one(2), one(3))
     for _ in range(5):
-        node = next(seat.node for seat in rotation if seat.instance.port == 1)
+        node = next(member.node for member in rotation if member.instance.port == 1)
         rotation.picker.started(node)
         ejected = rotation.finished(node, 0.1, False, 1.0)
     assert ejected
@@ -154,11 +154,11 @@ def test_calls_spill_over_when_few_of_a_zone_are_healthy():
     rotation = rotation_of(
         *(one(port, zone="a", healthy=port == 1) for port in range(1, 11)),
         *(one(port, zone="b") for port in range(11, 31)),
-        wanted=Wanted(zone="a"),
+        selector=Selector(zone="a"),
     )
     assert rotation.mode == "spill-over"
     assert called(rotation) == [1, *range(11, 31)]
-    assert rotation.stay == pytest.approx(1 / 7)
+    assert rotation.local_share == pytest.approx(1 / 7)
     told = next(str(each) for each in rotation.explain() if each.instance.port == 11)
     assert told.endswith(
         "called: only 10% of what a can carry is usable: 86% of the calls spill over to other zones"
@@ -166,11 +166,13 @@ def test_calls_spill_over_when_few_of_a_zone_are_healthy():
     for port in range(2, 8):
         rotation.put(one(port, zone="a"), 1.0)
     assert called(rotation) == [1, *range(2, 8)]
-    assert rotation.stay == 1
+    assert rotation.local_share == 1
 
 
 def test_a_zone_threshold_of_0_keeps_all_calls_in_the_zone():
-    rotation = Rotation("echo", wanted=Wanted(zone="a"), resilience=Resilience(zone_threshold=0))
+    rotation = Rotation(
+        "echo", selector=Selector(zone="a"), resilience=Resilience(zone_threshold=0)
+    )
     for port in range(1, 21):
         zone = "a" if port <= 10 else "b"
         rotation.put(one(port, zone=zone, healthy=port == 1 or port > 10), 0.0, first=True)
@@ -178,7 +180,9 @@ def test_a_zone_threshold_of_0_keeps_all_calls_in_the_zone():
 
 
 def test_a_key_keeps_its_zone_while_calls_spill_over():
-    rotation = Rotation("echo", policy="consistent_hash", wanted=Wanted(zone="a"), resilience=CALM)
+    rotation = Rotation(
+        "echo", policy="consistent_hash", selector=Selector(zone="a"), resilience=CALM
+    )
     for port in range(1, 21):
         zone = "a" if port <= 10 else "b"
         rotation.put(one(port, zone=zone, healthy=port <= 4 or port > 10), 0.0, first=True)
@@ -202,9 +206,9 @@ def test_those_that_drain_are_called_if_no_other_is_usable():
     assert called(rotation) == [1]
     rotation.put(one(3), 3.0)
     assert called(rotation) == [3]
-    rotation.reach("10.0.0.1:3", False)
+    rotation.set_reachable("10.0.0.1:3", False)
     assert called(rotation) == [1]
-    rotation.reach("10.0.0.1:3", True)
+    rotation.set_reachable("10.0.0.1:3", True)
     assert called(rotation) == [3]
     rotation.remove("10.0.0.1:3", 4.0)
     assert called(rotation) == [1]
@@ -234,7 +238,7 @@ def test_those_that_may_be_called_without_a_rotation():
 
 def test_those_of_other_zones_are_available_too():
     rotation = rotation_of(
-        one(1, zone="a"), one(2, zone="b"), one(3, healthy=False), wanted=Wanted(zone="a")
+        one(1, zone="a"), one(2, zone="b"), one(3, healthy=False), selector=Selector(zone="a")
     )
     assert called(rotation) == [1]
     assert rotation.available == 2
@@ -250,7 +254,7 @@ def test_a_new_instance_starts_slowly_and_one_that_was_there_does_not():
     rotation = Rotation("echo", policy="weighted", resilience=Resilience(slow_start=10))
     rotation.put(one(1), 0.0, first=True)
     rotation.put(one(2), 0.0)
-    weights = {seat.instance.port: seat.node.weight for seat in rotation}
+    weights = {member.instance.port: member.node.weight for member in rotation}
     assert weights[1] == 1.0
     assert weights[2] == pytest.approx(0.1)
     assert rotation.tick(5.0) is not None
@@ -263,8 +267,8 @@ def test_another_process_at_the_same_address_is_cold_again():
     rotation = Rotation("echo", policy="weighted", resilience=Resilience(slow_start=10))
     rotation.put(one(1, incarnation="a"), 0.0, first=True)
     rotation.put(one(1, incarnation="b"), 100.0)
-    (seat,) = rotation
-    assert seat.node.weight == pytest.approx(0.1)
+    (member,) = rotation
+    assert member.node.weight == pytest.approx(0.1)
 
 
 def test_nobody_to_call_is_told_with_the_reasons():
@@ -293,7 +297,7 @@ def test_those_who_were_tried_are_not_tried_again_while_there_is_another(policy:
 
 def test_a_caller_leaves_its_zone_where_all_in_it_were_tried():
     rotation = rotation_of(
-        one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), wanted=Wanted(zone="a")
+        one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), selector=Selector(zone="a")
     )
     assert rotation.pick(exclude=["10.0.0.1:1"]).id in ("10.0.0.1:2", "10.0.0.1:3")
 
@@ -311,7 +315,7 @@ def test_keys_of_one_who_is_left_out_go_to_many():
 
 def test_a_new_process_does_not_pay_for_its_predecessor():
     rotation = rotation_of(one(1, incarnation="a"), one(2), one(3))
-    node = next(seat.node for seat in rotation if seat.instance.port == 1)
+    node = next(member.node for member in rotation if member.instance.port == 1)
     for _ in range(5):
         rotation.picker.started(node)
         rotation.finished(node, 0.1, False, 1.0)
@@ -322,24 +326,24 @@ def test_a_new_process_does_not_pay_for_its_predecessor():
 
 def test_who_has_no_connection_is_not_called_however_few_are_left():
     rotation = rotation_of(one(1), one(2), one(3, healthy=False))
-    rotation.reach("10.0.0.1:1", False)
+    rotation.set_reachable("10.0.0.1:1", False)
     assert called(rotation) == [2, 3]  # in panic, and without the one
     assert rotation.available == 2
     assert {rotation.pick(exclude=["10.0.0.1:2", "10.0.0.1:3"]).id} <= {"10.0.0.1:2", "10.0.0.1:3"}
     assert str(rotation.explain()[0]) == "10.0.0.1:1: not called: no connection"
-    rotation.reach("10.0.0.1:2", False)
-    rotation.reach("10.0.0.1:3", False)
+    rotation.set_reachable("10.0.0.1:2", False)
+    rotation.set_reachable("10.0.0.1:3", False)
     with pytest.raises(NoInstance, match="none of 3 instances may be called: 3 × no connection"):
         rotation.pick()
-    rotation.reach("10.0.0.1:1", True)
+    rotation.set_reachable("10.0.0.1:1", True)
     assert called(rotation) == [1]
-    rotation.reach("10.0.0.1:9", False)  # nobody
-    assert rotation.seat("10.0.0.1:9") is None
+    rotation.set_reachable("10.0.0.1:9", False)  # nobody
+    assert rotation.member("10.0.0.1:9") is None
 
 
 def test_a_condition_that_raises_leaves_out_that_one_alone():
-    wanted = Wanted(where=lambda i: 1 // (i.port - 1) >= 0)
-    rotation = rotation_of(one(1), one(2), wanted=wanted)
+    selector = Selector(where=lambda i: 1 // (i.port - 1) >= 0)
+    rotation = rotation_of(one(1), one(2), selector=selector)
     assert called(rotation) == [2]
     assert 'condition fails on it: "integer division or modulo by zero"' in str(
         rotation.explain()[0]
@@ -353,7 +357,7 @@ def test_explanations():
         one(3, zone="b"),
         one(4, enabled=False),
         one(5, state="draining"),
-        wanted=Wanted(zone="a"),
+        selector=Selector(zone="a"),
     )
     told = [str(explanation) for explanation in rotation.explain()]
     assert told[0] == "10.0.0.1:1: called: in rotation"
@@ -383,8 +387,8 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wanted = Wanted(zone="a")
-        self.rotation = Rotation("echo", policy="p2c", wanted=self.wanted, resilience=CALM)
+        self.wanted = Selector(zone="a")
+        self.rotation = Rotation("echo", policy="p2c", selector=self.wanted, resilience=CALM)
         self.there: dict[int, Instance] = {}
         self.now = 0.0
 
@@ -400,7 +404,7 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     @rule(port=st.integers(1, 6), reachable=st.booleans())
     def reach(self, port: int, reachable: bool) -> None:
-        self.rotation.reach(f"10.0.0.1:{port}", reachable)
+        self.rotation.set_reachable(f"10.0.0.1:{port}", reachable)
 
     @rule(ok=st.booleans())
     def call(self, ok: bool) -> None:
@@ -434,16 +438,16 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     @invariant()
     def the_right_ones_are_called(self) -> None:
-        ejected = {seat.instance.port for seat in self.rotation if seat.ejected}
-        reached = {seat.instance.port for seat in self.rotation if seat.reachable}
+        ejected = {member.instance.port for member in self.rotation if member.ejected}
+        reached = {member.instance.port for member in self.rotation if member.reachable}
 
         def usable(some: dict[int, Instance]) -> dict[int, Instance]:
             near = {p: i for p, i in some.items() if p in reached}
             return {p: i for p, i in near.items() if i.status.healthy and p not in ejected}
 
-        may = {p: i for p, i in self.there.items() if not objection(i, self.wanted)}
+        may = {p: i for p, i in self.there.items() if not exclusion(i, self.wanted)}
         with_draining = {
-            p: i for p, i in self.there.items() if not objection(i, self.wanted, last_resort=True)
+            p: i for p, i in self.there.items() if not exclusion(i, self.wanted, last_resort=True)
         }
         if not usable(may):
             may = with_draining
@@ -465,6 +469,6 @@ TestAgainstTheModel = AgainstTheModel.TestCase
 def test_an_instance_s_effective_weight_is_what_counts(many: list[dict[str, object]]):
     instances = [one(n + 1, **each) for n, each in enumerate(many)]
     rotation = rotation_of(*instances)
-    for seat in rotation:
-        if seat.seated:
-            assert seat.node.weight == seat.instance.weight
+    for member in rotation:
+        if member.in_rotation:
+            assert member.node.weight == member.instance.weight

@@ -1,4 +1,4 @@
-"""Which instances may be called at all: what a caller asks for, and what speaks against one."""
+"""Which instances may be called: a caller's selector, and the reasons that exclude an instance."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mooring.formatting import describe
-from mooring.messages import Message, message
+from mooring.messages import Message, joined, message
 from mooring.model import Instance
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a caller asks for."""
+class Selector:
+    """The instances that a caller selects."""
 
     version: str = ""
-    """This version alone; empty: any."""
+    """Only this version; empty: any."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Metadata that an instance must have."""
     zone: str = ""
-    """The caller's own zone: preferred."""
+    """The caller's own zone, which is preferred."""
     zone_only: bool = False
     """Never leave the zone."""
     where: Callable[[Instance], bool] | None = None
     """Any other condition."""
 
 
-def objection(instance: Instance, wanted: Wanted, *, last_resort: bool = False) -> Message | None:
-    """Why an instance is never called; None if it may be. `last_resort`: a draining one may be
-    called too, since no other can."""
+def exclusion(
+    instance: Instance, selector: Selector, *, last_resort: bool = False
+) -> Message | None:
+    """Why an instance is never called; None if it may be. `last_resort`: a draining instance may be
+    called too, because no other can."""
     if not instance.enabled:
         return message("disabled_by_operator")
     state = instance.status.state
@@ -36,29 +38,49 @@ def objection(instance: Instance, wanted: Wanted, *, last_resort: bool = False) 
         return message("is_draining" if state == "draining" else "is_down")
     if not instance.weight:
         return message("no_weight")
-    if wanted.version and instance.version != wanted.version:
-        return message("other_version", version=instance.version, wanted=wanted.version)
-    for name, value in wanted.tags.items():
-        if (has := instance.metadata.get(name)) != value:
-            if has is None:
+    if selector.version and instance.version != selector.version:
+        return message("other_version", version=instance.version, wanted=selector.version)
+    for name, value in selector.tags.items():
+        if (actual := instance.metadata.get(name)) != value:
+            if actual is None:
                 return message("no_tag", name=name, wanted=value)
-            return message("other_tag", name=name, value=has, wanted=value)
-    if wanted.zone_only and instance.zone != wanted.zone:
+            return message("other_tag", name=name, value=actual, wanted=value)
+    if selector.zone_only and instance.zone != selector.zone:
         if not instance.zone:
-            return message("unknown_zone", wanted=wanted.zone)
-        return message("outside_zone", zone=instance.zone, wanted=wanted.zone)
-    if wanted.where is not None:
+            return message("unknown_zone", wanted=selector.zone)
+        return message("outside_zone", zone=instance.zone, wanted=selector.zone)
+    if selector.where is not None:
         try:
-            meets = wanted.where(instance)
+            matches = selector.where(instance)
         except Exception as error:  # noqa: BLE001 - the caller's own code
             return message("condition_failed", error=describe(error))
-        if not meets:
+        if not matches:
             return message("condition_unmet")
     return None
 
 
-def callable_now(instances: Iterable[Instance], wanted: Wanted | None = None) -> list[Instance]:
-    """Those that may be called, whatever their health; those that drain if there is no other."""
-    wanted, listed = wanted or Wanted(), list(instances)
-    up = [each for each in listed if not objection(each, wanted)]
-    return up or [each for each in listed if not objection(each, wanted, last_resort=True)]
+def callable_now(instances: Iterable[Instance], selector: Selector | None = None) -> list[Instance]:
+    """The instances that may be called, regardless of health, or the draining ones."""
+    selector, candidates = selector or Selector(), list(instances)
+    up = [instance for instance in candidates if not exclusion(instance, selector)]
+    return up or [
+        instance for instance in candidates if not exclusion(instance, selector, last_resort=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why an instance is or is not called."""
+
+    instance: Instance
+    called: bool
+    messages: tuple[Message, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The messages in English."""
+        return tuple(message.text for message in self.messages)
+
+    def __str__(self) -> str:
+        why = joined(self.messages) or ("in rotation" if self.called else "out of rotation")
+        return f"{self.instance.id}: {'called' if self.called else 'not called'}: {why}"

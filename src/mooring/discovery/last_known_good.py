@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Literal
 
-from mooring.discovery.eligibility import Wanted, objection
+from mooring.discovery.eligibility import Selector, exclusion
 from mooring.mirror import Step, Steps
 from mooring.model import Instance
 from mooring.registry.contract import InstanceFeed
@@ -47,7 +47,12 @@ class Retention:
     """Decides who stays on the list. Pure: time is passed in."""
 
     def __init__(
-        self, wanted: Wanted, *, empty: Empty = "accept", hold: float = HOLD, grace: float = GRACE
+        self,
+        selector: Selector,
+        *,
+        empty: Empty = "accept",
+        hold: float = HOLD,
+        grace: float = GRACE,
     ) -> None:
         self.items: dict[str, Instance] = {}
         """What the registry has."""
@@ -59,7 +64,7 @@ class Retention:
         """Why instances are held."""
         self.doubtful = False
         """Whether they vanished without a goodbye."""
-        self._wanted, self._empty, self._hold, self._grace = wanted, empty, hold, grace
+        self._selector, self._empty, self._hold, self._grace = selector, empty, hold, grace
         self._lately: dict[str, tuple[Instance, float]] = {}
 
     def change(self, changes: Iterable[tuple[str, Instance | None]]) -> dict[str, Instance]:
@@ -90,11 +95,11 @@ class Retention:
         return {
             id: instance
             for id, instance in lately.items()
-            if id not in self.items and not objection(instance, self._wanted, last_resort=True)
+            if id not in self.items and not exclusion(instance, self._selector, last_resort=True)
         }
 
     def _can_call(self) -> bool:
-        return any(not objection(each, self._wanted) for each in self.items.values())
+        return any(not exclusion(each, self._selector) for each in self.items.values())
 
     def hold(
         self,
@@ -114,7 +119,9 @@ class Retention:
                 f"{self._grace:g} s, until they repair their records"
             )
             return
-        last = {id: i for id, i in gone.items() if not objection(i, self._wanted, last_resort=True)}
+        last = {
+            id: i for id, i in gone.items() if not exclusion(i, self._selector, last_resort=True)
+        }
         if not last or self.doubtful:
             return
         if self._empty == "keep" and not self.items:
@@ -137,7 +144,7 @@ class Retention:
                 continue
             before = self.held.pop(id, None)
             same = before is not None and before.incarnation == after.incarnation
-            if not (same and self.doubtful) and not objection(after, self._wanted):
+            if not (same and self.doubtful) and not exclusion(after, self._selector):
                 strangers = True  # one that came back shows that the others live, too
         released = list(self.held) if strangers else []
         if strangers or not self.held:
@@ -166,7 +173,7 @@ class RetainedFeed:
     def __init__(
         self,
         feed: InstanceFeed,
-        wanted: Wanted | None = None,
+        selector: Selector | None = None,
         *,
         empty: Empty = "accept",
         hold: float = HOLD,
@@ -174,7 +181,7 @@ class RetainedFeed:
     ) -> None:
         self.name = feed.name
         self._feed = feed
-        self._retention = Retention(wanted or Wanted(), empty=empty, hold=hold, grace=grace)
+        self._retention = Retention(selector or Selector(), empty=empty, hold=hold, grace=grace)
         self._loaded = False
         self._kept: Collection[str] = ()
         """Those that the feed kept at its last step."""

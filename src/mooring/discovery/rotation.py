@@ -1,14 +1,15 @@
-"""Who may be called: the instances of a service, sifted, and a picker over those in rotation.
+"""The instances of a service, and a picker over those in rotation.
 
-Some objections to an instance are final (it is disabled or down, has no weight, or is not what
-was asked for). Others, that it is unhealthy or was ejected after failures, count only as long as
-enough instances remain: below the panic threshold a bad instance is better than none. One without
-a connection is not called even then, where its caller keeps connections (`reach`). An instance that
-drains still serves for a while: it is called if no other is usable.
+Some reasons exclude an instance in any case: it is disabled or down, has no weight, or does not
+match the selector. Others (it is unhealthy, or was ejected after failures) count only while enough
+instances remain: below the panic threshold, unhealthy instances are called too. If the caller keeps
+connections (`set_reachable`), an instance without one is never called. A draining instance is
+called only if no other is usable.
 
-A zone is a preference: see `mooring.discovery.zones`.
+The caller's zone is a preference: see `mooring.discovery.zones`.
 
-Pure: time is passed in, and chance can be. One change costs one instance, however many there are.
+Pure: the time is passed in, and the random source can be. The cost of a change does not depend on
+the number of instances.
 """
 
 from __future__ import annotations
@@ -16,35 +17,34 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from mooring.discovery import balance
 from mooring.discovery.balance import Node, Picker, ZonePicker
 from mooring.discovery.balance.picker import Clock, effective_weight
-from mooring.discovery.eligibility import Wanted, objection
+from mooring.discovery.eligibility import Explanation, Selector, exclusion
 from mooring.discovery.resilience import Outliers, Resilience, slow_start
-from mooring.discovery.zones import Mode, Part, Sides, Tally
+from mooring.discovery.zones import Contribution, Mode, ZoneTallies, ZoneTally
 from mooring.errors import NoInstance
-from mooring.messages import Message, joined, message
+from mooring.messages import Message, message
 from mooring.model import Instance
 
 _STEPS = 20
-"""In which a slow start goes up: thousands may be warming at once, and each step costs."""
+"""The steps of a slow start. Each one costs, and thousands of instances may be in it at once."""
 
 
-class Seat:
+class Member:
     """One instance in a rotation."""
 
     __slots__ = (
-        "counted",
+        "contributions",
         "draining",
         "ejected",
+        "exclusion",
+        "in_rotation",
         "instance",
         "local",
         "node",
-        "objection",
         "reachable",
-        "seated",
         "since",
         "step",
     )
@@ -52,236 +52,242 @@ class Seat:
     def __init__(self, instance: Instance, since: float) -> None:
         self.instance = instance
         self.since = since
-        """Since when it may be called, for its slow start; -inf: from the beginning."""
+        """The time at which its slow start began; -inf: it has none."""
         self.step = 0
-        """How far its slow start has got."""
-        self.objection: Message | None = None
+        """The current step of its slow start."""
+        self.exclusion: Message | None = None
         self.draining = False
         """Whether it is about to leave, and called only if no other is usable."""
-        self.counted: list[tuple[Tally, Part]] = []
-        """Where it is counted, and as what."""
+        self.contributions: list[tuple[ZoneTally, Contribution]] = []
+        """The tallies that it is counted in, and what it contributes to each."""
         self.ejected = False
         self.reachable = True
-        """Whether there is a connection to it, where somebody keeps one and says so."""
-        self.seated = False
-        """Whether the picker has it."""
+        """False if the caller keeps connections and has none to this instance."""
+        self.in_rotation = False
+        """Whether it is in the picker."""
         self.local = False
-        """Whether the picker has it among those of the caller's zone."""
+        """Whether it is in the picker of the caller's zone."""
         self.node = Node(instance.id, item=self)
 
     @property
-    def well(self) -> bool:
+    def healthy(self) -> bool:
         return self.instance.status.healthy and not self.ejected and self.reachable
 
     @property
     def rank(self) -> int:
-        """The order in which they are tried if others failed: those in rotation, then those out of
-        it that are well, those that are not, and at last those that drain."""
-        return 0 if self.seated else 1 + 2 * self.draining + (not self.well)
+        """The order in which retries use the instances: those in rotation, then healthy ones,
+        unhealthy ones, and draining ones last."""
+        return 0 if self.in_rotation else 1 + 2 * self.draining + (not self.healthy)
 
 
 class Rotation:
-    """The instances of a service, of which only errors tell the name."""
+    """The instances of a service. Its name appears in errors only."""
 
     def __init__(
         self,
         service: str,
         *,
         policy: str = "p2c",
-        wanted: Wanted | None = None,
+        selector: Selector | None = None,
         resilience: Resilience | None = None,
         rng: random.Random | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.wanted = wanted or Wanted()
+        self.selector = selector or Selector()
         self.resilience = resilience or Resilience()
         self.mode: Mode = "healthy"
         self.last_resort = False
-        """Whether those that drain are called."""
+        """Whether draining instances are called."""
         self.picker: Picker = balance.make(policy, rng=rng, clock=clock)
-        self._localities: ZonePicker | None = None
-        if self.wanted.zone:
+        self._zone_picker: ZonePicker | None = None
+        if self.selector.zone:
             keyed, remote = policy == "consistent_hash", balance.make(policy, rng=rng, clock=clock)
-            self._localities = ZonePicker(self.picker, remote, keyed=keyed, rng=rng)
-            self.picker = self._localities
+            self._zone_picker = ZonePicker(self.picker, remote, keyed=keyed, rng=rng)
+            self.picker = self._zone_picker
         self._service = service
-        self._seats: dict[str, Seat] = {}
+        self._members: dict[str, Member] = {}
         self._outliers = Outliers(self.resilience)
-        self._warming: dict[str, Seat] = {}
+        self._warming: dict[str, Member] = {}
+        """Those in slow start."""
         self._failing: dict[str, float] = {}
-        """When a call to it last failed, or came after one that did: its calls are counted."""
-        self._sides = (Sides.empty(), Sides.empty())
-        """Without those that drain, and with them, as a last resort."""
+        """Instances whose calls are counted since one failed, with the time of the last call."""
+        self._all_tallies = (ZoneTallies.empty(), ZoneTallies.empty())
+        """Without draining instances, and with them as a last resort."""
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._members)
 
-    def __iter__(self) -> Iterator[Seat]:
-        return iter(self._seats.values())
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
 
     @property
     def available(self) -> int:
-        """How many may be called, in whatever zone: callers leave theirs when they have to."""
-        sides = self._members()
-        return sum(side.reachable if self.mode == "panic" else side.well for side in sides)
+        """How many instances of all zones may be called: callers leave their zone if necessary."""
+        panic = self.mode == "panic"
+        return sum(zone.reachable if panic else zone.healthy for zone in self._tallies)
 
     @property
-    def stay(self) -> float:
+    def local_share(self) -> float:
         """The share of calls that stay in the caller's zone."""
-        return 1.0 if self._localities is None else self._localities.stay
+        return 1.0 if self._zone_picker is None else self._zone_picker.local_share
 
-    def _members(self) -> Sides:
-        return self._sides[self.last_resort]
+    @property
+    def _tallies(self) -> ZoneTallies:
+        return self._all_tallies[self.last_resort]
 
-    def seat(self, id: str) -> Seat | None:
-        return self._seats.get(id)
+    def member(self, id: str) -> Member | None:
+        return self._members.get(id)
 
-    def reach(self, id: str, reachable: bool) -> None:
-        """Somebody keeps connections, and has one to this instance, or has none: then it is not
-        called, also where too few are well."""
-        seat = self._seats.get(id)
-        if seat is None or seat.reachable is reachable:
+    def set_reachable(self, id: str, reachable: bool) -> None:
+        """For callers that keep connections: an instance without one is never called."""
+        member = self._members.get(id)
+        if member is None or member.reachable is reachable:
             return
-        seat.reachable = reachable
-        self._recount(seat)
-        self._settle(seat)
+        member.reachable = reachable
+        self._update_tallies(member)
+        self._update(member)
 
     def put(self, instance: Instance, now: float, *, first: bool = False) -> None:
-        """An instance is there, or changed. `first`: it was there before anybody looked, so that
-        it has no slow start."""
-        seat = self._seats.get(instance.id)
-        if seat is not None and instance.incarnation != seat.instance.incarnation:
-            # Another process at the same address is cold, has done no wrong yet, and does not
-            # answer for calls that were made to the one before.
-            self._drop(seat)
-            seat = None
-        if seat is None:
-            seat = self._seats[instance.id] = Seat(instance, float("-inf") if first else now)
+        """An instance was added or changed. `first`: it belongs to the first list, and has no slow
+        start."""
+        member = self._members.get(instance.id)
+        if member is not None and instance.incarnation != member.instance.incarnation:
+            # A new process at the same address needs a slow start, and the failures of its
+            # predecessor do not count against it.
+            self._discard(member)
+            member = None
+        if member is None:
+            member = self._members[instance.id] = Member(instance, float("-inf") if first else now)
         else:
-            seat.instance = instance
-        seat.objection = objection(instance, self.wanted, last_resort=True)
-        seat.draining = instance.status.state == "draining"
-        self._watch(seat)
-        self._reweigh(seat, now)
-        self._settle(seat)
-        self._let_back(now)
+            member.instance = instance
+        member.exclusion = exclusion(instance, self.selector, last_resort=True)
+        member.draining = instance.status.state == "draining"
+        self._track_failures(member)
+        self._update_weight(member, now)
+        self._update(member)
+        self._readmit(now)
 
     def remove(self, id: str, now: float) -> None:
-        seat = self._seats.pop(id, None)
-        if seat is None:
+        member = self._members.pop(id, None)
+        if member is None:
             return
-        self._drop(seat)
-        self._settle(None)
-        self._let_back(now)
+        self._discard(member)
+        self._update(None)
+        self._readmit(now)
 
-    def _drop(self, seat: Seat) -> None:
-        id = seat.instance.id
-        self._uncount(seat)
+    def _discard(self, member: Member) -> None:
+        id = member.instance.id
+        self._remove_from_tallies(member)
         self._warming.pop(id, None)
         self._failing.pop(id, None)
         self._outliers.forget(id)
-        self._unseat(seat)
+        self._take_out(member)
 
-    def _watch(self, seat: Seat) -> None:
-        """Those that are never called, or as a last resort, do not count where a share may be
-        ejected."""
-        if seat.objection or seat.draining:
-            seat.ejected = False
-            self._outliers.forget(seat.instance.id)
+    def _track_failures(self, member: Member) -> None:
+        """The share that may be ejected is one of the instances that are neither excluded nor
+        draining."""
+        if member.exclusion or member.draining:
+            member.ejected = False
+            self._outliers.forget(member.instance.id)
         else:
-            self._outliers.add(seat.instance.id)
+            self._outliers.add(member.instance.id)
 
-    def _uncount(self, seat: Seat) -> None:
-        for tally, part in seat.counted:
-            tally.count(part, -1)
-        seat.counted = []
+    def _remove_from_tallies(self, member: Member) -> None:
+        for tally, contribution in member.contributions:
+            tally.count(contribution, -1)
+        member.contributions = []
 
-    def _recount(self, seat: Seat) -> None:
-        self._uncount(seat)
-        if seat.objection:
+    def _update_tallies(self, member: Member) -> None:
+        self._remove_from_tallies(member)
+        if member.exclusion:
             return
-        instance, well = seat.instance, seat.well
+        instance, healthy = member.instance, member.healthy
         weight = effective_weight(instance.weight, instance.id)
-        part = Part(weight, True, seat.reachable, well, seat.node.weight if well else 0.0)
-        local = bool(self.wanted.zone) and instance.zone == self.wanted.zone
-        usual, last = (sides[local] for sides in self._sides)
-        seat.counted = [(usual, Part(weight) if seat.draining else part), (last, part)]
-        for tally, part in seat.counted:
-            tally.count(part, +1)
+        usable_weight = member.node.weight if healthy else 0.0
+        full = Contribution(weight, True, member.reachable, healthy, usable_weight)
+        local = bool(self.selector.zone) and instance.zone == self.selector.zone
+        usual, last_resort = (tallies[local] for tallies in self._all_tallies)
+        member.contributions = [
+            (usual, Contribution(weight) if member.draining else full),
+            (last_resort, full),
+        ]
+        for tally, contribution in member.contributions:
+            tally.count(contribution, +1)
 
-    def _belongs(self, seat: Seat) -> bool:
-        if seat.objection or not seat.reachable or (seat.draining and not self.last_resort):
+    def _is_callable(self, member: Member) -> bool:
+        if member.exclusion or not member.reachable or (member.draining and not self.last_resort):
             return False
         if self.mode == "panic":
             return True
-        return seat.well and (self.mode != "zone" or seat.instance.zone == self.wanted.zone)
+        return member.healthy and (
+            self.mode != "zone" or member.instance.zone == self.selector.zone
+        )
 
-    def _settle(self, seat: Seat | None) -> None:
-        """Give a seat its place, and all of them where the mode changed."""
+    def _update(self, member: Member | None) -> None:
+        """Update the mode, and the picker for this member, or for all if the mode changed."""
         before = self.mode, self.last_resort
-        self.last_resort = not any(side.well for side in self._sides[False])
-        self.mode, stay = self._members().choose(self.resilience)
+        self.last_resort = not any(zone.healthy for zone in self._all_tallies[False])
+        self.mode, local_share = self._tallies.choose(self.resilience)
         if (self.mode, self.last_resort) != before:
-            for each in self._seats.values():
-                self._place(each)
-        elif seat is not None:
-            self._place(seat)
-        if self._localities is not None:
-            self._localities.stay = stay
+            for other in self._members.values():
+                self._update_picker(other)
+        elif member is not None:
+            self._update_picker(member)
+        if self._zone_picker is not None:
+            self._zone_picker.local_share = local_share
 
-    def _place(self, seat: Seat) -> None:
-        if not self._belongs(seat):
-            return self._unseat(seat)
-        local = self.mode in ("zone", "spill-over") and seat.instance.zone == self.wanted.zone
-        if seat.seated and seat.local is local:
+    def _update_picker(self, member: Member) -> None:
+        if not self._is_callable(member):
+            return self._take_out(member)
+        local = self.mode in ("zone", "spill-over") and member.instance.zone == self.selector.zone
+        if member.in_rotation and member.local is local:
             return
-        self._unseat(seat)
-        seat.seated, seat.local = True, local
-        if self._localities is not None:
-            self._localities.add(seat.node, local=local)
+        self._take_out(member)
+        member.in_rotation, member.local = True, local
+        if self._zone_picker is not None:
+            self._zone_picker.add(member.node, local=local)
         else:
-            self.picker.add(seat.node)
+            self.picker.add(member.node)
 
-    def _unseat(self, seat: Seat) -> None:
-        if seat.seated:
-            seat.seated = False
-            self.picker.remove(seat.node)
+    def _take_out(self, member: Member) -> None:
+        if member.in_rotation:
+            member.in_rotation = False
+            self.picker.remove(member.node)
 
-    def _reweigh(self, seat: Seat, now: float) -> None:
-        """Its weight may be another, and so may be what its zone can carry."""
-        if seat.instance.weight:
-            # A share of the effective weight is still above 0.
-            weight = effective_weight(seat.instance.weight, seat.instance.id)
-            weight *= self._warmth(seat, now)
-            if seat.seated:
-                self.picker.reweight(seat.node, weight)
+    def _update_weight(self, member: Member, now: float) -> None:
+        if member.instance.weight:
+            # Any share of the effective weight is above 0.
+            weight = effective_weight(member.instance.weight, member.instance.id)
+            weight *= self._slow_start_factor(member, now)
+            if member.in_rotation:
+                self.picker.reweight(member.node, weight)
             else:
-                seat.node.weight = weight
-        self._recount(seat)
+                member.node.weight = weight
+        self._update_tallies(member)
 
-    def _warmth(self, seat: Seat, now: float) -> float:
-        """By what its weight counts while it is new."""
+    def _slow_start_factor(self, member: Member, now: float) -> float:
+        """The factor for its weight: below 1 during its slow start."""
         window = self.resilience.slow_start
-        if not window or seat.since == float("-inf"):
+        if not window or member.since == float("-inf"):
             return 1.0
-        age = now - seat.since
-        seat.step = int(_STEPS * age / window)
+        age = now - member.since
+        member.step = int(_STEPS * age / window)
         factor = slow_start(age, window, self.resilience.slow_start_least)
         if factor < 1.0:
-            self._warming[seat.instance.id] = seat
+            self._warming[member.instance.id] = member
         else:
-            self._warming.pop(seat.instance.id, None)
+            self._warming.pop(member.instance.id, None)
         return factor
 
     def tick(self, now: float) -> float | None:
-        """Let time pass: ejected ones come back, new ones warm up. Seconds until it is worth
-        calling again; None where only an event can change anything."""
-        self._let_back(now)
+        """Readmit ejected instances and advance slow starts. Returns the seconds until the next
+        call is useful; None if only an event can change anything."""
+        self._readmit(now)
         window = self.resilience.slow_start
-        for seat in tuple(self._warming.values()):
-            if int(_STEPS * (now - seat.since) / window) != seat.step:
-                self._reweigh(seat, now)
-                self._settle(None)
+        for member in tuple(self._warming.values()):
+            if int(_STEPS * (now - member.since) / window) != member.step:
+                self._update_weight(member, now)
+                self._update(None)
         for id, last in tuple(self._failing.items()):
             if now - last > self.resilience.failure_rate_window:
                 del self._failing[id]
@@ -290,78 +296,79 @@ class Rotation:
         due = self._outliers.next_due()
         return None if due is None else max(due - now, 0.05)
 
-    def _let_back(self, now: float) -> None:
-        """Those whose ejection is over, or is one too many since others are gone."""
+    def _readmit(self, now: float) -> None:
+        """Readmit instances whose ejection ended, or exceeds the limit because others left."""
         for id in self._outliers.due(now):
-            if (seat := self._seats.get(id)) is not None:
-                seat.ejected, seat.since = False, now
-                self._reweigh(seat, now)
-                self._settle(seat)
+            if (member := self._members.get(id)) is not None:
+                member.ejected, member.since = False, now
+                self._update_weight(member, now)
+                self._update(member)
 
     def pick(self, key: str | bytes | None = None, exclude: Collection[str] = ()) -> Node:
-        """The next to call, none of `exclude` where there is another. Raises `NoInstance`."""
+        """The next instance to call, not one of `exclude` if there is another. Raises
+        `NoInstance`."""
         try:
             node = self.picker.pick(key)
         except LookupError:
             raise NoInstance(self._why_none()) from None
         if not exclude or node.id not in exclude:
             return node
-        for number in range(3):  # another key, so that a ring does not answer the same again
-            again = self.picker.pick(None if key is None else f"{key!r} {number}")
-            if again.id not in exclude:
-                return again
+        for number in range(3):  # with another key, since a hash ring would return the same node
+            other = self.picker.pick(None if key is None else f"{key!r} {number}")
+            if other.id not in exclude:
+                return other
         others = [
-            seat
-            for id, seat in self._seats.items()
-            if seat.reachable and not seat.objection and id not in exclude
+            member
+            for id, member in self._members.items()
+            if member.reachable and not member.exclusion and id not in exclude
         ]
         if not others:
             return node
-        first = min(seat.rank for seat in others)
-        return random.choice([seat for seat in others if seat.rank == first]).node
+        first = min(member.rank for member in others)
+        return random.choice([member for member in others if member.rank == first]).node
 
     def _why_none(self) -> str:
-        if not self._seats:
+        if not self._members:
             return f"{self._service}: no instance is registered"
         reasons: dict[str, int] = {}
-        for seat in self._seats.values():
-            default = "unhealthy" if seat.reachable else "no connection"
-            reason = default if seat.objection is None else seat.objection.text
+        for member in self._members.values():
+            default = "unhealthy" if member.reachable else "no connection"
+            reason = default if member.exclusion is None else member.exclusion.text
             reasons[reason] = reasons.get(reason, 0) + 1
-        told = ", ".join(f"{count} × {reason}" for reason, count in list(reasons.items())[:5])
-        return f"{self._service}: none of {len(self._seats)} instances may be called: {told}"
+        why = ", ".join(f"{count} × {reason}" for reason, count in list(reasons.items())[:5])
+        return f"{self._service}: none of {len(self._members)} instances may be called: {why}"
 
     def finished(self, node: Node, seconds: float, ok: bool | None, now: float) -> bool:
-        """A call ended; None: it was cancelled, which says nothing. Whether that ejected the
-        instance."""
+        """A call ended. `ok` is None if it was cancelled, which does not count. Returns whether the
+        instance is ejected for it."""
         self.picker.finished(node, seconds, ok is not False)
-        seat: Seat = node.item
+        member: Member = node.item
         if ok is None or (ok and node.id not in self._failing):
-            return False  # nothing to count: the usual way, and a short one
-        if self._seats.get(node.id) is not seat:
-            return False  # it is gone: who has its place now has done nothing
+            return False  # the fast path: nothing to count
+        if self._members.get(node.id) is not member:
+            return False  # it left: its successor is not to blame
         self._failing[node.id] = now
         if not self._outliers.record(node.id, ok, now):
             return False
-        seat.ejected = True
-        self._recount(seat)
-        self._settle(seat)
+        member.ejected = True
+        self._update_tallies(member)
+        self._update(member)
         return True
 
     def explain(self) -> list[Explanation]:
-        return [self._explain(seat) for _, seat in sorted(self._seats.items())]
+        return [self._explain(member) for _, member in sorted(self._members.items())]
 
-    def _explain(self, seat: Seat) -> Explanation:
-        zone, wanted, reasons = seat.instance.zone, self.wanted.zone, list[Message]()
-        if seat.objection:
-            reasons.append(seat.objection)
-        if seat.draining:
-            reasons.append(message("draining_last_resort" if seat.seated else "is_draining"))
-        if not seat.instance.status.healthy:
+    def _explain(self, member: Member) -> Explanation:
+        zone, wanted, reasons = member.instance.zone, self.selector.zone, list[Message]()
+        if member.exclusion:
+            reasons.append(member.exclusion)
+        if member.draining:
+            reasons.append(message("draining_last_resort" if member.in_rotation else "is_draining"))
+        if not member.instance.status.healthy:
             reasons.append(message("unhealthy"))
-        if not seat.reachable:
+        if not member.reachable:
             reasons.append(message("no_connection"))
-        if seat.ejected:
+        if member.ejected:
             reasons.append(message("ejected"))
         if self.mode == "zone" and zone != wanted:
             reasons.append(
@@ -369,47 +376,29 @@ class Rotation:
                 if zone
                 else message("no_zone", wanted=wanted)
             )
-        if seat.seated and self.mode == "spill-over" and not seat.local:
-            usable, share = self._members().local.share, 1 - self.stay
+        if member.in_rotation and self.mode == "spill-over" and not member.local:
+            usable, share = self._tallies.local.usable_share, 1 - self.local_share
             reasons.append(
                 message("spill_over", usable=_percent(usable), zone=wanted, share=_percent(share))
             )
-        if seat.seated and self.mode == "panic" and reasons:
-            well = sum(side.well for side in self._members())
-            total = sum(side.admissible for side in self._members())
-            reasons.append(message("panic", healthy=well, total=total))
-        if seat.seated and seat.instance.id in self._warming:
-            reasons.append(message("slow_start", weight=float(seat.node.weight)))
-        return Explanation(seat.instance, seat.seated, tuple(reasons))
+        if member.in_rotation and self.mode == "panic" and reasons:
+            healthy = sum(zone.healthy for zone in self._tallies)
+            total = sum(zone.eligible for zone in self._tallies)
+            reasons.append(message("panic", healthy=healthy, total=total))
+        if member.in_rotation and member.instance.id in self._warming:
+            reasons.append(message("slow_start", weight=float(member.node.weight)))
+        return Explanation(member.instance, member.in_rotation, tuple(reasons))
 
 
 def _percent(share: float) -> int:
     return int(f"{100 * share:.0f}")
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why an instance is or is not called."""
-
-    instance: Instance
-    called: bool
-    messages: tuple[Message, ...]
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """The messages in English."""
-        return tuple(each.text for each in self.messages)
-
-    def __str__(self) -> str:
-        told = joined(self.messages) or ("in rotation" if self.called else "out of rotation")
-        return f"{self.instance.id}: {'called' if self.called else 'not called'}: {told}"
-
-
 def explain(
-    instances: Iterable[Instance], wanted: Wanted, resilience: Resilience
+    instances: Iterable[Instance], selector: Selector, resilience: Resilience
 ) -> list[Explanation]:
-    """Why each of these would or would not be called by somebody who just arrived."""
-    rotation = Rotation("", wanted=wanted, resilience=resilience)  # nobody picks from it
+    """Why a caller that just started would or would not call each of these instances."""
+    rotation = Rotation("", selector=selector, resilience=resilience)
     for instance in instances:
         rotation.put(instance, 0.0, first=True)
     return rotation.explain()

@@ -19,10 +19,10 @@ from typing import NamedTuple, Self, TypeVar
 
 from mooring import telemetry
 from mooring.discovery.disk_cache import Copies
-from mooring.discovery.eligibility import Wanted
+from mooring.discovery.eligibility import Explanation, Selector
 from mooring.discovery.last_known_good import HOLD, Empty, RetainedFeed
 from mooring.discovery.resilience import Resilience, RetryBudget, blames
-from mooring.discovery.rotation import Explanation, Rotation
+from mooring.discovery.rotation import Rotation
 from mooring.errors import Closed, NoInstance, Unavailable
 from mooring.messages import message
 from mooring.mirror import Change, Mirror, Update
@@ -72,7 +72,7 @@ class View:
         service: str,
         *,
         policy: str = "p2c",
-        wanted: Wanted | None = None,
+        selector: Selector | None = None,
         resilience: Resilience | None = None,
         empty: Empty = "accept",
         hold: float = HOLD,
@@ -81,11 +81,11 @@ class View:
         wait: float = 5.0,
     ) -> None:
         self.service = service
-        self.rotation = Rotation(service, policy=policy, wanted=wanted, resilience=resilience)
+        self.rotation = Rotation(service, policy=policy, selector=selector, resilience=resilience)
         self.retries = RetryBudget(self.rotation.resilience)
         self.blame = blame
         self._copies, self._wait = copies, wait
-        self._retained = RetainedFeed(feed, self.rotation.wanted, empty=empty, hold=hold)
+        self._retained = RetainedFeed(feed, self.rotation.selector, empty=empty, hold=hold)
         self._mirror: Mirror[str, Instance] = Mirror(self._retained, wait=False)
         self._mirror.subscribe(self._apply)  # before anybody else, who is told what was applied
         self._from_disk = self._entered = False
@@ -95,7 +95,7 @@ class View:
     @property
     def seen(self) -> Seen:
         return Seen(
-            tuple(seat.instance for seat in self.rotation),
+            tuple(member.instance for member in self.rotation),
             self._mirror.mark,
             self._mirror.age,
             self.stale,

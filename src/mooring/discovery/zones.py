@@ -12,16 +12,16 @@ from mooring.formatting import quoted
 
 
 class ZonePicker:
-    """Sends the share `stay` of the calls to local nodes and the rest to remote ones.
+    """Sends the share `local_share` of the calls to local nodes and the rest to remote ones.
 
-    Each side has its own picker of the same policy. A key stays on its side while `stay` does not
-    change, and a smaller `stay` moves only the keys that leave.
+    Each side has its own picker of the same policy. A key stays on its side while `local_share`
+    does not change; a smaller share moves only the keys that leave.
     """
 
     def __init__(
         self, local: Picker, remote: Picker, *, keyed: bool, rng: random.Random | None = None
     ) -> None:
-        self.stay = 0.0
+        self.local_share = 0.0
         """The share of calls for local nodes. Above 0 needs a local node, below 1 a remote one."""
         self._local, self._remote = local, remote
         self._keyed = keyed
@@ -30,7 +30,7 @@ class ZonePicker:
 
     def add(self, node: Node, *, local: bool = False) -> None:
         if node in self._sides:
-            raise ValueError(f"{quoted(node.id)} is in this picker already")
+            raise ValueError(f"{quoted(node.id)} is already in this picker")
         side = self._local if local else self._remote
         side.add(node)
         self._sides[node] = side
@@ -42,13 +42,13 @@ class ZonePicker:
         self._sides[node].reweight(node, weight)
 
     def pick(self, key: str | bytes | None = None) -> Node:
-        stay = self.stay
-        if stay >= 1.0:
+        share = self.local_share
+        if share >= 1.0:
             return self._local.pick(key)
-        if stay <= 0.0:
+        if share <= 0.0:
             return self._remote.pick(key)
         at = _position(key) if self._keyed and key is not None else self._random()
-        return (self._local if at < stay else self._remote).pick(key)
+        return (self._local if at < share else self._remote).pick(key)
 
     def started(self, node: Node) -> None:
         self._sides.get(node, self._remote).started(node)
@@ -68,70 +68,70 @@ def _position(key: str | bytes) -> float:
 
 Mode = Literal["zone", "spill-over", "healthy", "panic"]
 """All calls stay in the zone; some leave it; healthy instances of all zones are called; or all
-instances are, whatever their health."""
+instances are, regardless of health."""
 
 
-class Part(NamedTuple):
-    """What one instance contributes to a tally."""
+class Contribution(NamedTuple):
+    """What one instance contributes to the tally of its zone."""
 
     weight: float
-    admissible: bool = False
-    """Whether it may be called. One that drains may not, and yet was a part of its zone."""
+    eligible: bool = False
+    """Whether it may be called. A draining instance may not, but its weight still counts."""
     reachable: bool = False
-    well: bool = False
-    usable: float = 0.0
-    """The part of its weight that is usable: of one that is well, as far as it is warm."""
+    healthy: bool = False
+    usable_weight: float = 0.0
+    """Its weight if it is healthy, reduced during slow start; otherwise 0."""
 
 
-class Tally:
+class ZoneTally:
     """How many instances may be called, and how much of their weight is usable."""
 
-    __slots__ = ("admissible", "members", "reachable", "usable", "weight", "well")
+    __slots__ = ("eligible", "healthy", "members", "reachable", "usable_weight", "weight")
 
     def __init__(self) -> None:
-        self.members = self.admissible = self.reachable = self.well = 0
-        self.weight = self.usable = 0.0
+        self.members = self.eligible = self.reachable = self.healthy = 0
+        self.weight = self.usable_weight = 0.0
 
-    def count(self, part: Part, by: int) -> None:
+    def count(self, part: Contribution, by: int) -> None:
         self.members += by
-        self.admissible += by * part.admissible
+        self.eligible += by * part.eligible
         self.reachable += by * part.reachable
-        self.well += by * part.well
+        self.healthy += by * part.healthy
         # Rounding errors must not outlive the last member.
         self.weight = self.weight + by * part.weight if self.members else 0.0
-        self.usable = self.usable + by * part.usable if self.well else 0.0
+        usable = self.usable_weight + by * part.usable_weight
+        self.usable_weight = usable if self.healthy else 0.0
 
     @property
-    def share(self) -> float:
-        """How much of what it could carry is usable."""
-        return self.usable / self.weight if self.weight > 0 else 0.0
+    def usable_share(self) -> float:
+        return self.usable_weight / self.weight if self.weight > 0 else 0.0
 
 
-class Sides(NamedTuple):
-    """The tallies of all other zones and of the caller's zone."""
+class ZoneTallies(NamedTuple):
+    """The tally of all other zones and that of the caller's zone."""
 
-    remote: Tally
-    local: Tally
+    remote: ZoneTally
+    local: ZoneTally
 
     @classmethod
-    def empty(cls) -> Sides:
-        return cls(Tally(), Tally())
+    def empty(cls) -> ZoneTallies:
+        return cls(ZoneTally(), ZoneTally())
 
     def choose(self, settings: Resilience) -> tuple[Mode, float]:
         """The mode, and the share of calls that stay in the caller's zone."""
-        least = settings.panic_threshold
-        enough = any(side.well and side.well >= side.admissible * least for side in self)
-        if least and not enough and any(side.admissible for side in self):
+        threshold = settings.panic_threshold
+        enough = any(zone.healthy and zone.healthy >= zone.eligible * threshold for zone in self)
+        if threshold and not enough and any(zone.eligible for zone in self):
             return "panic", 0.0
-        if not self.local.well:
+        if not self.local.healthy:
             return "healthy", 0.0
-        stay = self._staying(settings.zone_threshold)
-        return ("zone" if stay >= 1.0 else "spill-over"), stay
+        share = self._local_share(settings.zone_threshold)
+        return ("zone" if share >= 1.0 else "spill-over"), share
 
-    def _staying(self, threshold: float) -> float:
-        """Calls leave only for zones that are better off."""
-        here, elsewhere = (
-            1.0 if side.share >= threshold else side.share / threshold
-            for side in (self.local, self.remote)
+    def _local_share(self, threshold: float) -> float:
+        """The share of calls that stay. Calls leave only for zones with more usable capacity."""
+        local, remote = (
+            1.0 if zone.usable_share >= threshold else zone.usable_share / threshold
+            for zone in (self.local, self.remote)
         )
-        return min(here / elsewhere, 1.0) if self.remote.well else 1.0
+        return min(local / remote, 1.0) if self.remote.healthy else 1.0

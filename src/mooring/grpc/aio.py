@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from mooring import hub as hubs
-from mooring.discovery.rotation import Explanation
+from mooring.discovery.eligibility import Explanation
 from mooring.errors import InvalidRequest
 from mooring.fork_safety import check_process, tracked
 from mooring.formatting import quoted

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 from mooring.addresses import is_ip, join
-from mooring.discovery.rotation import Rotation, Seat
+from mooring.discovery.rotation import Member, Rotation
 from mooring.discovery.view import View
 from mooring.errors import NoInstance, Unavailable
 from mooring.grpc.target import reason
@@ -40,17 +40,17 @@ def target_of(addresses: Iterable[Address]) -> str:
     )
 
 
-def in_turn(rotation: Rotation, salt: bytes) -> list[Seat]:
+def in_turn(rotation: Rotation, salt: bytes) -> list[Member]:
     """Those to call one after another. gRPC calls all alike, so that of other zones there are only
     as many as bring them the share of calls that spills over. `salt` makes each caller choose
     others."""
-    seats = [seat for seat in rotation if seat.seated]
-    local = [seat for seat in seats if seat.local]
+    members = [member for member in rotation if member.in_rotation]
+    local = [member for member in members if member.local]
     if rotation.mode != "spill-over" or not local:
-        return seats
-    remote = [seat for seat in seats if not seat.local]
-    remote.sort(key=lambda seat: blake2b(seat.node.id.encode(), key=salt).digest())
-    leave = round(len(local) * (1 - rotation.stay) / rotation.stay)
+        return members
+    remote = [member for member in members if not member.local]
+    remote.sort(key=lambda member: blake2b(member.node.id.encode(), key=salt).digest())
+    leave = round(len(local) * (1 - rotation.local_share) / rotation.local_share)
     return local + remote[: max(leave, 1)]
 
 
@@ -111,8 +111,8 @@ class Addresses:
 
     async def _look(self, view: View) -> tuple[str, str]:
         where = [
-            (seat.instance.host, seat.instance.port_for("grpc"))
-            for seat in in_turn(view.rotation, self._salt)
+            (member.instance.host, member.instance.port_for("grpc"))
+            for member in in_turn(view.rotation, self._salt)
         ]
         if not where:
             try:
@@ -144,7 +144,7 @@ class Addresses:
         return [(str(address[0]), port) for *_, address in found]
 
     async def _change(self, view: View) -> None:
-        named = any(not is_ip(seat.instance.host) for seat in view.rotation)
+        named = any(not is_ip(member.instance.host) for member in view.rotation)
         try:
             async with asyncio.timeout(_NAMES_AGAIN if named else None):
                 await self._changed.wait()

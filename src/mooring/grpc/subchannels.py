@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from mooring.discovery.balance import Node
-from mooring.discovery.rotation import Rotation, Seat
+from mooring.discovery.rotation import Member, Rotation
 from mooring.discovery.view import View
 from mooring.errors import NoInstance, Unavailable
 from mooring.grpc.health import SERVICE
@@ -207,7 +207,7 @@ class Subchannels:
         rotation = self._rotation
         assert rotation is not None
         for change in update.changes:
-            self._put(change.key, rotation.seat(change.key))
+            self._put(change.key, rotation.member(change.key))
         if len(self._subchannels) != len(
             rotation
         ):  # a copy from disk, or a last list that was kept
@@ -217,30 +217,30 @@ class Subchannels:
     def _match(self) -> None:
         """Compare with all instances in the rotation."""
         assert self._rotation is not None
-        there = {seat.instance.id: seat for seat in self._rotation}
+        there = {member.instance.id: member for member in self._rotation}
         for id in [*self._subchannels]:
             if id not in there:
                 self._put(id, None)
-        for id, seat in there.items():
-            self._put(id, seat)
+        for id, member in there.items():
+            self._put(id, member)
 
-    def _put(self, id: str, seat: Seat | None) -> None:
-        if seat is None:
+    def _put(self, id: str, member: Member | None) -> None:
+        if member is None:
             self._unconnected.pop(id, None)
             if (gone := self._subchannels.pop(id, None)) is not None:
                 self._leave(gone)
             return
         subchannel = self._subchannels.get(id)
-        if subchannel is None and seat.objection:
+        if subchannel is None and member.exclusion:
             self._subchannels[id] = None
             return
-        target = target_of(seat.instance)
-        if subchannel is None or not subchannel.fits(seat.instance, target):
+        target = target_of(member.instance)
+        if subchannel is None or not subchannel.fits(member.instance, target):
             if subchannel is not None:
                 self._leave(subchannel)
-            subchannel = self._subchannels[id] = self._connected(seat.instance, target)
+            subchannel = self._subchannels[id] = self._connected(member.instance, target)
         assert self._rotation is not None
-        self._rotation.reach(id, subchannel is not None and subchannel.ready)
+        self._rotation.set_reachable(id, subchannel is not None and subchannel.ready)
 
     def _connected(self, instance: Instance, target: str) -> Subchannel | None:
         """A subchannel to an instance; None if gRPC, or a wrapper around it, refuses to make a
@@ -290,7 +290,7 @@ class Subchannels:
             return
         assert self._rotation is not None
         self._connecting += subchannel.connecting - was_connecting
-        self._rotation.reach(subchannel.id, subchannel.ready)
+        self._rotation.set_reachable(subchannel.id, subchannel.ready)
         self._unconnected.pop(subchannel.id, None)
         self._asked = 0.0
         self._tell()
@@ -416,7 +416,7 @@ class Subchannels:
     def _recheck(self, id: str, subchannel: Subchannel | None) -> None:
         """Check the state again: gRPC may not have reported a broken connection yet."""
         assert self._rotation is not None
-        self._rotation.reach(id, subchannel is not None and subchannel.still_ready())
+        self._rotation.set_reachable(id, subchannel is not None and subchannel.still_ready())
 
     def begun(self, node: Node, subchannel: Subchannel, call: Any, *, stream: bool) -> None:
         """Count a call in flight, and learn from its end."""

@@ -26,9 +26,9 @@ from typing import Any, Literal, NamedTuple
 
 from mooring.addresses import is_ip
 from mooring.discovery.balance.picker import effective_weight
-from mooring.discovery.eligibility import Wanted, callable_now, objection
+from mooring.discovery.eligibility import Selector, callable_now, exclusion
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.zones import Part, Sides
+from mooring.discovery.zones import Contribution, ZoneTallies
 from mooring.model import Instance
 from mooring.xds import proto
 from mooring.xds.proto import message, packed
@@ -299,16 +299,16 @@ def _by_address(instances: Iterable[Instance], port: str) -> dict[str, Instance]
 
 def _sides(
     admissible: Mapping[str, Instance], instances: Iterable[Instance], port: str, client: XdsClient
-) -> Sides:
+) -> ZoneTallies:
     """The client's zone and all others. Draining instances still count for their zone."""
-    sides = Sides.empty()
-    draining = [one for one in instances if not objection(one, Wanted(), last_resort=True)]
+    sides = ZoneTallies.empty()
+    draining = [one for one in instances if not exclusion(one, Selector(), last_resort=True)]
     for address, instance in {**_by_address(draining, port), **admissible}.items():
         weight = effective_weight(instance.weight, instance.id)
-        part = Part(weight)
+        part = Contribution(weight)
         if address in admissible:
             healthy = instance.status.healthy
-            part = Part(weight, True, True, healthy, weight if healthy else 0.0)
+            part = Contribution(weight, True, True, healthy, weight if healthy else 0.0)
         sides[bool(client.zone) and instance.zone == client.zone].count(part, +1)
     return sides
 

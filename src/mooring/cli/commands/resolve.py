@@ -27,9 +27,9 @@ from mooring.cli.io.options import (
     seconds,
 )
 from mooring.cli.io.output import note, show, yes_no
-from mooring.discovery.eligibility import Wanted
+from mooring.discovery.eligibility import Explanation, Selector
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.rotation import Explanation, Rotation
+from mooring.discovery.rotation import Rotation
 from mooring.discovery.rotation import explain as explain_rotation
 from mooring.errors import NoInstance
 from mooring.model import JSON, Instance
@@ -63,7 +63,9 @@ def resolve(
     With --json, prints the whole instance with secrets masked. Exits with 1 if no instance can
     be called.
     """
-    rotation = Rotation(service, policy=policy, wanted=Wanted(version, pairs("--tag", tag), zone))
+    rotation = Rotation(
+        service, policy=policy, selector=Selector(version, pairs("--tag", tag), zone)
+    )
     instances = list(run_command(_listed(service, store, registry, layout)))
     random.shuffle(instances)  # each command starts a round robin from the beginning
     for instance in instances:
@@ -177,12 +179,12 @@ def explain(
     as_json: JSONOption = False,
 ) -> None:
     """Show why each instance is or is not in rotation."""
-    wanted = Wanted(version, pairs("--tag", tag), zone)
+    selector = Selector(version, pairs("--tag", tag), zone)
     instances = run_command(_listed(service, store, registry, layout))
     if not instances:
         note(f"{service} has no instances")
     show(
-        explain_rotation(instances, wanted, Resilience()),
+        explain_rotation(instances, selector, Resilience()),
         {
             "id": lambda row: row.instance.id,
             "called": lambda row: yes_no(row.called),

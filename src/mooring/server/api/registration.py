@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring import durations
-from mooring.discovery.eligibility import Wanted
+from mooring.discovery.eligibility import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
 from mooring.messages import message
@@ -215,8 +215,8 @@ async def withdraw(call: ApiCall) -> Response:
 
 async def discover(call: ApiCall) -> Response:
     asked: Asked = call.query
-    wanted = Wanted(version=asked.version, zone=asked.zone)
-    told = explain(await _instances(call), wanted, Resilience())
+    selector = Selector(version=asked.version, zone=asked.zone)
+    told = explain(await _instances(call), selector, Resilience())
     eligible = [each.instance for each in told if each.called]
     some, headers = cut(eligible, asked, lambda each: each.id, path=call.here)
     calls = call.principal.role != "viewer"  # by all that is said; who only looks need not know it

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mooring.discovery.eligibility import Wanted
+from mooring.discovery.eligibility import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
 from mooring.errors import InvalidName
@@ -292,7 +292,7 @@ async def history(call: ApiCall) -> Response:
 async def explanation(call: ApiCall) -> Response:
     known, query = known_of(call), call.query
     ordered = [known.instances[id] for id in sorted(known.instances)]
-    told = explain(ordered, Wanted(query.version, zone=query.zone), Resilience())
+    told = explain(ordered, Selector(query.version, zone=query.zone), Resilience())
     return Response(
         [Explained(each.instance.id, each.called, each.reasons, each.messages) for each in told]
     )
