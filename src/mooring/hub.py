@@ -299,11 +299,12 @@ class Hub:
         The last instances to leave are called for `hold` seconds more, unless another can be
         called. With `empty="keep"` the last list stays for as long as there is none.
         """
-        from mooring.discovery.disk_cache import Copies
+        from mooring.discovery.disk_cache import InstanceCache
         from mooring.discovery.eligibility import Selector
         from mooring.discovery.view import View
 
         service = self.registry.canonical(service)
+        cache = None if self._cache is None else InstanceCache(self._cache, self.scope, service)
         view = View(
             self.registry.follow(service),
             service,
@@ -312,7 +313,7 @@ class Hub:
             resilience=resilience,
             empty=empty,
             hold=hold,
-            copies=None if self._cache is None else Copies(self._cache, self.scope),
+            cache=cache,
             blame=blame,
             wait=wait,
         )

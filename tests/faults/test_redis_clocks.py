@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import mooring
-from mooring.discovery.disk_cache import Copies
+from mooring.discovery.disk_cache import InstanceCache
 from mooring.discovery.view import View
 from mooring.hub import Hub
 from mooring.mirror import Mirror
@@ -264,20 +264,20 @@ async def test_an_instance_that_never_expires_is_not_in_doubt_after_the_grace_pe
     steppable: RedisServer, tmp_path: Path
 ):
     """Nothing else changes then. The copy on disk is saved all the same."""
-    copies = Copies(tmp_path, "test")
+    cache = InstanceCache(tmp_path, "test", "echo")
     async with (
         mooring.connect(steppable.url, settings=UNATTENDED) as hub,
         mooring.connect(steppable.url, settings=UNATTENDED) as newcomer,
     ):
         await hub.registry.enter(msgspec.structs.replace(at(1), ephemeral=False), ttl=60)
         await step_forward(steppable)
-        async with View(newcomer.registry.follow("echo"), "echo", copies=copies) as view:
+        async with View(newcomer.registry.follow("echo"), "echo", cache=cache) as view:
             assert view.stale
             before = looks(steppable)
             await eventually(lambda: not view.stale)
             assert len(view.instances) == 1
             assert looks(steppable) - before < 10
-            await eventually(lambda: copies.load("echo") is not None)
+            await eventually(lambda: cache.load() is not None)
 
 
 async def test_instances_that_are_silent_beside_others_are_left_out_at_the_first_look(

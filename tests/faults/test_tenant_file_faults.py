@@ -14,7 +14,7 @@ from mooring.errors import Unavailable
 from mooring.hub import open_store
 from mooring.store import Delete, Put, Store
 from mooring.tenants.keys import TenantKeys
-from mooring.tenants.read.disk_copy import CopyFile
+from mooring.tenants.read.disk_cache import TenantCache
 from mooring.tenants.read.parser import Changed
 from mooring.tenants.read.provider import Provider
 from mooring.tenants.secrets import Keyring
@@ -156,7 +156,7 @@ async def test_the_copy_of_another_cluster_is_discarded_once_the_store_answers(
                     (10, True),
                 }
                 assert caplog.text.count("was discarded: it is of another cluster") == 1
-        again = CopyFile(file, namespace="jxt").load()
+        again = TenantCache(file, namespace="jxt").load()
         assert again is not None
         assert again.identity == through.identity
 

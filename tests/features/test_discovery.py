@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 
 import mooring
 from mooring import Instance, Resilience
-from mooring.discovery.disk_cache import Copies
+from mooring.discovery.disk_cache import InstanceCache
 from mooring.discovery.resilience import blames
 from mooring.errors import Closed, InvalidRequest, NoInstance, Unavailable
 from mooring.hub import Hub
@@ -476,11 +476,11 @@ class TestTheRegistryAway:
         saved: list[int] = []
         disk = threading.Event()
 
-        def save(self: Copies, service: str, instances: tuple[Instance, ...]) -> None:
+        def save(self: InstanceCache, instances: tuple[Instance, ...]) -> None:
             saved.append(len(instances))
             disk.wait(30)
 
-        monkeypatch.setattr(Copies, "save", save)
+        monkeypatch.setattr(InstanceCache, "save", save)
         quiet = RegistrySettings(metrics=MetricsSettings(enabled_metrics=()))
         async with (
             mooring.connect(cache=tmp_path, settings=quiet) as hub,

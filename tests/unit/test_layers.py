@@ -21,7 +21,7 @@ LAYERS = [
         "protobuf",
         "tasks",
     },
-    {"addresses"},
+    {"addresses", "disk_copy"},
     {"model"},
     {"masking", "messages", "settings", "telemetry"},
     {"store"},

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 from mooring import telemetry
-from mooring.discovery.disk_cache import Copies
+from mooring.discovery.disk_cache import InstanceCache
 from mooring.discovery.eligibility import Explanation, Selector
 from mooring.discovery.last_known_good import HOLD, Empty, RetainedFeed
 from mooring.discovery.resilience import Resilience, RetryBudget, blames
@@ -76,7 +76,7 @@ class View:
         resilience: Resilience | None = None,
         empty: Empty = "accept",
         hold: float = HOLD,
-        copies: Copies | None = None,
+        cache: InstanceCache | None = None,
         blame: Callable[[BaseException], bool] = blames,
         wait: float = 5.0,
     ) -> None:
@@ -84,7 +84,7 @@ class View:
         self.rotation = Rotation(service, policy=policy, selector=selector, resilience=resilience)
         self.retries = RetryBudget(self.rotation.resilience)
         self.blame = blame
-        self._copies, self._wait = copies, wait
+        self._cache, self._wait = cache, wait
         self._retained = RetainedFeed(feed, self.rotation.selector, empty=empty, hold=hold)
         self._mirror: Mirror[str, Instance] = Mirror(self._retained, wait=False)
         self._mirror.subscribe(self._apply)  # before anybody else, who is told what was applied
@@ -194,12 +194,12 @@ class View:
         self._entered = True
         telemetry.VIEWS.show(self)
         self._tasks.start(self._tick(), name=f"view of {self.service}")
-        if self._copies is not None:
-            self._tasks.start(self._save(self._copies), name=f"copy of {self.service}")
+        if self._cache is not None:
+            self._tasks.start(self._save(self._cache), name=f"copy of {self.service}")
         return self
 
     async def _first_list(self) -> None:
-        copy = self._copies.load(self.service) if self._copies else None
+        copy = None if self._cache is None else self._cache.load()
         try:
             async with asyncio.timeout(self._wait):
                 await self._mirror.ready(or_failing=copy is not None)
@@ -239,11 +239,11 @@ class View:
             self._changed.set()
             await asyncio.sleep(_LOOK_AGAIN if pause is None else min(pause, _LOOK_AGAIN))
 
-    async def _save(self, copies: Copies) -> None:
+    async def _save(self, cache: InstanceCache) -> None:
         while True:
             if not self._from_disk and not self._retained.kept and len(self.rotation):
                 self._unsaved.clear()  # before it is saved: what changes meanwhile is saved next
-                await asyncio.to_thread(copies.save, self.service, self.instances)
+                await asyncio.to_thread(cache.save, self.instances)
             await self._unsaved.wait()
             await asyncio.sleep(_SAVE_AFTER)
 

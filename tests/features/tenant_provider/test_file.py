@@ -11,7 +11,7 @@ import pytest
 
 import mooring
 from mooring.store import Delete, Store
-from mooring.tenants.read.disk_copy import CopyFile
+from mooring.tenants.read.disk_cache import TenantCache
 from mooring.tenants.read.parser import Changed
 from tests.backends import in_memory
 from tests.features.tenant_provider.support import KEYS, WHOLE, content, how, part, provider
@@ -45,7 +45,7 @@ class TestFile:
             await eventually(file.exists)
         assert not left.exists()
         left.write_bytes(b"s3cret")
-        assert CopyFile(file, namespace="jxt").load() is not None
+        assert TenantCache(file, namespace="jxt").load() is not None
         assert not left.exists()
 
     async def test_a_disk_that_cannot_be_written_costs_the_copy_alone(
@@ -70,7 +70,7 @@ class TestFile:
         await store.commit(*WHOLE)
         async with provider(store, file=file):
             await eventually(file.exists)
-        copy = CopyFile(file, namespace="jxt")
+        copy = TenantCache(file, namespace="jxt")
         assert copy.usable()
         assert copy.load() is not None
         if how == "owner":
@@ -154,9 +154,9 @@ class TestStartFromFile:
         await store.commit(*WHOLE)
         async with provider(store, file=file):
             pass
-        assert CopyFile(file, namespace="jxt").load() is not None
+        assert TenantCache(file, namespace="jxt").load() is not None
         raw = file.read_bytes()
         file.write_bytes(damage(raw))
         assert file.read_bytes() != raw
-        assert CopyFile(file, namespace="jxt").load() is None
+        assert TenantCache(file, namespace="jxt").load() is None
         assert "tenants.copy cannot be used" in caplog.text

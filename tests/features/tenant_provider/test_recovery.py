@@ -11,7 +11,7 @@ import pytest
 from mooring.errors import Unavailable
 from mooring.store import Delete, Entry, Put, Store, key
 from mooring.tenants.cooperative import SlicedWork
-from mooring.tenants.read.disk_copy import CopyFile
+from mooring.tenants.read.disk_cache import TenantCache
 from mooring.tenants.read.parser import Changed, KeyChange, SnapshotParser, SnapshotUpdate
 from mooring.tenants.read.provider import Provider
 from mooring.tenants.read.snapshot import TenantSnapshot
@@ -193,7 +193,7 @@ class TestRecovery:
             stumbling.updates = True
             await store.commit(part(2, "meta", {"code": "two"}))
             await eventually(lambda: t.by_code("two") == 2)
-        copy = CopyFile(file, namespace="jxt").load()
+        copy = TenantCache(file, namespace="jxt").load()
         assert copy is not None
         assert copy.revision == t.revision
         assert part(2, "meta", {"code": "two"}).value in {entry.value for entry in copy.entries}

@@ -17,7 +17,7 @@ from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Backoff, Tasks, cleanup
 from mooring.tenants.cooperative import run_cooperatively, slices
 from mooring.tenants.keys import TenantKeys
-from mooring.tenants.read.disk_copy import Copy, CopyFile
+from mooring.tenants.read.disk_cache import CachedTenants, TenantCache
 from mooring.tenants.read.parser import KeyChange, SnapshotParser, SnapshotUpdate
 from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
@@ -130,9 +130,11 @@ class Provider:
             mirror.subscribe(self._apply_health if range is keys.health else self._apply_common)
             self._mirrors[range] = mirror
         self._copy = (
-            None if file is None else CopyFile(file, namespace=keys.namespace, addresses=addresses)
+            None
+            if file is None
+            else TenantCache(file, namespace=keys.namespace, addresses=addresses)
         )
-        self._in_use: Copy | None = None
+        self._in_use: CachedTenants | None = None
         """The copy that stands in, until the store answers."""
         self._foreign = False
         """Whether what is shown is of another cluster."""
@@ -215,7 +217,7 @@ class Provider:
             self._unreachable = "; ".join(member.problem for member in members)
             limit.reschedule(asyncio.get_running_loop().time())
 
-    async def _stand_in(self, copy: Copy) -> bool:
+    async def _stand_in(self, copy: CachedTenants) -> bool:
         """Whether the copy may be used: it is not if the store answers by now, and is another."""
         known = await asyncio.to_thread(_by_range, copy, [*self._mirrors])
         changes = slices(known[0].items())
@@ -250,7 +252,7 @@ class Provider:
         self._foreign = True
         self._put_together_anew()
 
-    def _warn_of_other_cluster(self, copy: Copy) -> None:
+    def _warn_of_other_cluster(self, copy: CachedTenants) -> None:
         log.warning(
             "%s: the copy of %s was discarded: it is of another cluster (%s, the store is %s)",
             self._name,
@@ -373,14 +375,14 @@ class Provider:
         self._changes += 1
         self._unsaved.set()
 
-    async def _keep_saving(self, copy: CopyFile) -> None:
+    async def _keep_saving(self, copy: TenantCache) -> None:
         while True:
             await self._unsaved.wait()
             self._unsaved.clear()  # what changes meanwhile is saved next
             if await self._save(copy):
                 await asyncio.sleep(_SAVE_EVERY)
 
-    async def _save(self, copy: CopyFile) -> bool:
+    async def _save(self, copy: TenantCache) -> bool:
         """Whether there was anything to save: a copy is of all, or not made."""
         if not self._loaded or self._saved == self._changes:
             return False
@@ -409,7 +411,7 @@ class Provider:
         await self.aclose()
 
 
-def _by_range(copy: Copy, ranges: Sequence[Range]) -> list[dict[bytes, Entry]]:
+def _by_range(copy: CachedTenants, ranges: Sequence[Range]) -> list[dict[bytes, Entry]]:
     return [{each.key: each for each in copy.entries if each.key in range} for range in ranges]
 
 
