@@ -20,8 +20,7 @@ import mooring.sync
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import View
 from mooring.errors import NoInstance
-from mooring.httpx import AsyncTransport, url
-from mooring.httpx.balancer import Tries, blames
+from mooring.httpx import AsyncTransport, Attempts, blames, url
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy, close_server
@@ -236,7 +235,7 @@ async def test_of_services_that_differ_in_capitals_one_must_be_named(hub: moorin
 async def test_a_service_that_is_not_known_yet_is_asked_for_again(
     hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mooring.httpx.balancer._UNKNOWN_FOR", 0.05)
+    monkeypatch.setattr("mooring.httpx._UNKNOWN_FOR", 0.05)
     async with Backend() as backend, client(hub) as using:
         async with hub.register(Instance("Common/Ecco", "127.0.0.1", 1)):
             with pytest.raises(httpx.ConnectError, match="did you mean 'Common/Ecco'") as caught:
@@ -277,7 +276,7 @@ async def test_a_service_is_found_though_the_registry_was_away_at_the_first_requ
 async def test_names_that_nobody_knows_are_forgotten(
     hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mooring.httpx.balancer._UNKNOWN_FOR", 0.001)
+    monkeypatch.setattr("mooring.httpx._UNKNOWN_FOR", 0.001)
     async with client(hub) as using:
         balancer = using._transport_for_url(httpx.URL(ECHO))._balancer  # type: ignore[attr-defined]
         for number in range(50):
@@ -543,12 +542,12 @@ def test_our_own_mistakes_are_not_blamed_on_the_instance():
 
 def test_a_body_in_parts_may_be_sent_again_until_it_is_begun():
     request = httpx.Request("PUT", ECHO, content=iter([b"a"]))
-    tries = Tries(request, 2)
-    sent = tries.sent(Instance("Common/Echo", "::1", 80))
+    attempts = Attempts(request, 2)
+    sent = attempts.to(Instance("Common/Echo", "::1", 80))
     assert sent.url == "http://[::1]:80/path?query=1"
-    assert tries.may_go_on(httpx.ReadError("early"))
+    assert attempts.try_retry(httpx.ReadError("early"))
     assert list(sent.stream) == [b"a"]  # type: ignore[arg-type]
-    assert not tries.may_go_on(httpx.ReadError("late"))
+    assert not attempts.try_retry(httpx.ReadError("late"))
 
 
 @pytest.fixture
@@ -610,7 +609,7 @@ def test_the_blocking_transport_in_threads(blocking: mooring.sync.Hub, backends:
             assert sum(member.node.active for member in view.rotation) == 1
             response.read()
         until(lambda: all(member.node.active == 0 for member in view.rotation))
-        with pytest.raises(httpx.ConnectError, match="no such service"):
+        with pytest.raises(httpx.ConnectError, match="unknown service"):
             using.get(url("nobody"))
     with pytest.raises(httpx.ConnectError, match="not open"):
         mooring.httpx.Transport(mooring.sync.connect()).handle_request(httpx.Request("GET", ECHO))

@@ -16,7 +16,7 @@ from tools.blocking_types import TARGET, stub
 import mooring
 import mooring.sync
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.view import Seen
+from mooring.discovery.view import ViewState
 from mooring.errors import Closed, InvalidRequest, InvalidURL, NoInstance
 from mooring.heartbeat import parse
 from mooring.mirror import Update
@@ -60,7 +60,7 @@ def test_types_are_known_to_a_type_checker(hub: mooring.sync.Hub):
         assert_type(registration, mooring.sync.Registration)
         assert_type(registration.instance, Instance)
     with hub.discover("echo", resilience=Resilience()) as view, view.changes() as changes:
-        assert_type(view.seen, Seen)
+        assert_type(view.seen, ViewState)
         assert_type(changes, Iterator[Update[str, Instance]])
     with hub.mirror(prefix(b"/")) as mirror:
         assert_type(mirror, mooring.sync.Mirror[bytes, Entry])

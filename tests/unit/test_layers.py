@@ -42,7 +42,7 @@ DRIVERS = {
     "grpc": ("etcd_server/", "grpc/", "server/health_checks/checkers.py", "store/etcd", "xds/"),
     "google": ("protobuf.py", "store/etcd"),
     "hprose": ("hprose/",),
-    "httpx": ("httpx/",),
+    "httpx": ("httpx.py",),
     "immutables": ("tenants/",),
     "redis": ("registry/redis",),
     "sqlite3": ("store/embedded",),

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypedDict, TypeVar
 
 from mooring import telemetry
 from mooring.discovery.disk_cache import InstanceCache
@@ -38,21 +38,34 @@ _LOOK_AGAIN = 1.0  # seconds at most that time passes unnoticed: a call may ejec
 _SAVE_AFTER = 1.0  # seconds: changes that come together are saved together
 
 
-class Seen(NamedTuple):
-    """The instances of a service as they are known here."""
+class DiscoveryOptions(TypedDict, total=False):
+    """Options of `hub.discover` that the channels and transports pass on."""
+
+    version: str
+    tags: Mapping[str, str]
+    zone: str
+    zone_only: bool
+    where: Callable[[Instance], bool]
+    resilience: Resilience
+    empty: Empty
+    hold: float
+
+
+class ViewState(NamedTuple):
+    """The instances of a service as this process knows them."""
 
     instances: tuple[Instance, ...]
     mark: int
-    """The registry's revision that this is; 0 for a copy from disk."""
+    """The revision of the registry; 0 for a copy from disk."""
     age: float
-    """Seconds since the registry was last heard."""
+    """Seconds since the last contact with the registry."""
     stale: bool
-    """Whether it may be old: the registry is silent, this is a copy from disk, or all instances
-    vanished without a goodbye."""
+    """Whether the list may be stale: the registry is silent, this is a copy from disk, or all
+    instances vanished without a goodbye."""
     kept: bool
-    """Whether some of these may be gone, and are kept for a while."""
+    """Whether some of the instances are kept for a while although the registry lacks them."""
     reason: str
-    """Why the list is kept or in doubt, in words; empty if it is what the registry has."""
+    """Why instances are kept or the list is in doubt; empty if it equals the registry's."""
 
 
 class View:
@@ -93,8 +106,8 @@ class View:
         self._tasks = Tasks()
 
     @property
-    def seen(self) -> Seen:
-        return Seen(
+    def seen(self) -> ViewState:
+        return ViewState(
             tuple(member.instance for member in self.rotation),
             self._mirror.mark,
             self._mirror.age,
