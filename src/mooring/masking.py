@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from mooring.model import JSON
+from mooring.model import JSON, walk
 
 MASK = "••••••"
 
@@ -81,27 +81,22 @@ def _may_be_line(value: JSON) -> bool:
     return isinstance(value, str | dict | list) and value != ""
 
 
-def holds_mask(value: JSON, deep: int = DEEPEST) -> bool:
-    """Whether a value was masked for people: written back, it would cost the secret."""
-    if isinstance(value, dict | list):
-        within = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
-        return deep > 0 and any(
-            MASK in name or holds_mask(inner, deep - 1) for name, inner in within
-        )
-    return isinstance(value, str) and MASK in value
+def holds_mask(value: JSON) -> bool:
+    """Whether a value was masked for people: written back, it would overwrite the secret."""
+    return any(
+        MASK in "".join(path[-1:]) or (isinstance(inner, str) and MASK in inner)
+        for path, inner in walk(value)
+    )
 
 
-def holds_secret(value: JSON, deep: int = DEEPEST) -> bool:
-    """Whether something within a value is not shown."""
-    if isinstance(value, dict | list):
-        within = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
-        return deep <= 0 or any(
-            is_hidden(name) or masked_name(name) != name or holds_secret(inner, deep - 1)
-            for name, inner in within
-        )
-    if not isinstance(value, str):
-        return False
-    return bool(_secrets(value)) or holds_secret(_structure(value), deep)
+def holds_secret(value: JSON) -> bool:
+    """Whether `masked` hides something within a value."""
+    return any(
+        any(is_hidden(name) or masked_name(name) != name for name in path[-1:])
+        or (isinstance(inner, str) and bool(_secrets(inner) or holds_secret(_structure(inner))))
+        or (isinstance(inner, dict | list) and len(path) >= DEEPEST)
+        for path, inner in walk(value)
+    )
 
 
 def cleartext_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -32,6 +32,24 @@ RegistrationState = Literal[
 ]
 
 Time: TypeAlias = datetime.datetime
+
+
+def walk(value: JSON) -> Iterator[tuple[tuple[str, ...], JSON]]:
+    """The value and everything within it, each with its path: names of fields, and `[0]` for the
+    first element of a list."""
+    pending: list[tuple[tuple[str, ...], JSON]] = [((), value)]
+    while pending:
+        path, current = pending.pop()
+        yield path, current
+        if isinstance(current, dict):
+            pending += [((*path, name), inner) for name, inner in current.items()]
+        elif isinstance(current, list):
+            pending += [((*path, f"[{n}]"), inner) for n, inner in enumerate(current)]
+
+
+def path_text(path: Iterable[str]) -> str:
+    """A path of `walk` in messages: `.tags[0].name`."""
+    return "".join(name if name.startswith("[") else f".{name}" for name in path)
 
 
 def now() -> Time:

@@ -15,7 +15,7 @@ import msgspec
 
 from mooring.errors import Undecipherable
 from mooring.masking import is_secret, masked_field
-from mooring.model import JSON
+from mooring.model import JSON, walk
 from mooring.store.contract import Entry
 from mooring.tenants.keys import field_of
 from mooring.tenants.parts import PartDiff, Parts, Resent, UnreadablePart
@@ -204,9 +204,7 @@ def is_sealed(value: object) -> bool:
 
 def omits_secret(value: JSON) -> bool:
     """Whether a secret was left out of a side of a step: a rollback keeps what is there."""
-    if isinstance(value, dict):
-        return _OMITTED in value or any(map(omits_secret, value.values()))
-    return isinstance(value, list) and any(map(omits_secret, value))
+    return any(isinstance(inner, dict) and _OMITTED in inner for _, inner in walk(value))
 
 
 class RollbackState(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ import msgspec
 from mooring.errors import InvalidRequest
 from mooring.formatting import describe, in_words
 from mooring.masking import masked
-from mooring.model import JSON
+from mooring.model import JSON, walk
 from mooring.tenants.hosts import normal
 from mooring.tenants.keys import kind_of, name_of
 from mooring.tenants.secrets import Keyring, Secret
@@ -184,18 +184,9 @@ def decode(path: str, raw: bytes) -> JSON:
 
 
 def _is_deep(value: JSON) -> bool:
-    level: list[JSON] = [value]
-    for _ in range(DEEPEST):
-        level = [inner for each in level for inner in _within(each)]
-        if not level:
-            return False
-    return any(isinstance(each, list | dict) for each in level)
-
-
-def _within(value: JSON) -> Iterable[JSON]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    return any(
+        len(path) >= DEEPEST and isinstance(inner, list | dict) for path, inner in walk(value)
+    )
 
 
 def encode(path: str, value: JSON) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 
 from mooring.formatting import quoted
 from mooring.masking import is_secret, masked_field
-from mooring.model import JSON
+from mooring.model import JSON, walk
 from mooring.store.contract import MAX_REQUEST_BYTES, Entry
 from mooring.tenants.keys import (
     DOMAIN,
@@ -239,14 +239,11 @@ def _weight(path: str, value: JSON | UnreadablePart) -> int:
 
 
 def _sealing(value: JSON) -> int:
-    """What sealing adds."""
-    if isinstance(value, list):
-        return sum(map(_sealing, value))
-    if not isinstance(value, dict):
-        return 0
+    """An upper bound of the bytes that encryption adds to the secrets of a value."""
     return sum(
-        _SEAL + len(msgspec.json.encode(inner)) if is_secret(name) else _sealing(inner)
-        for name, inner in value.items()
+        _SEAL + len(msgspec.json.encode(inner))
+        for path, inner in walk(value)
+        if path and is_secret(path[-1])
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mooring.masking import MASK, masked, masked_field
-from mooring.model import JSON
+from mooring.model import JSON, path_text
 from mooring.tenants.document import Document
 from mooring.tenants.keys import kind_of
 from mooring.tenants.parts import Parts
@@ -58,7 +58,7 @@ class _Field(NamedTuple):
     """Whether it is a secret that is kept; otherwise it changes."""
 
     def within(self, about: str) -> str:
-        names = "".join(name if name.startswith("[") else f".{name}" for name in self.path)
+        names = path_text(self.path)
         return f"{about}{names}" if about else names.removeprefix(".")
 
 

@@ -8,11 +8,12 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.masking import holds_mask
-from mooring.model import JSON
+from mooring.model import JSON, path_text, walk
 from mooring.names import nearest
 from mooring.tenants.hosts import is_host, punycode
 from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, field_of, is_path, kind_of, name_of
@@ -276,27 +277,21 @@ def checked_common(path: str, value: JSON) -> JSON:
 
 
 def check_plain(about: str, value: object) -> None:
-    """Raise `InvalidRequest` where a value is not what JSON can say, nor as large as it looks: only
-    what reads back as it was written can be compared with what is there."""
-    below: list[tuple[str, object, int]] = [(about, value, 0)]
-    count = 0
-    while below:
-        place, each, depth = below.pop()
-        count += 1
-        if count > _MOST or depth > _DEEPEST:
-            raise InvalidRequest(f"{about} has too many values within one another")
-        if isinstance(each, dict):
-            for name, inner in each.items():
-                if not isinstance(name, str):
-                    short = isinstance(name, int | float) and not _not_plain(name)
-                    what = f"{quoted(name)}" if short else "a name"
-                    raise InvalidRequest(f"{place}: {what} must be text (put it in quotes)")
-                _refuse(place, _not_plain(name))
-                below.append((f"{place}.{name}", inner, depth + 1))
-        elif isinstance(each, list):
-            below += [(f"{place}[{index}]", inner, depth + 1) for index, inner in enumerate(each)]
-        else:
-            _refuse(place, _not_plain(each))
+    """Raise `InvalidRequest` for a value that JSON cannot hold, or that is too large. Only a value
+    that reads back as it was written can be compared with the stored one."""
+    for count, (path, inner) in enumerate(walk(cast(JSON, value)), 1):
+        if count > _MOST or len(path) > _DEEPEST:
+            raise InvalidRequest(f"{about} has too many nested values")
+        for name in inner if isinstance(inner, dict) else ():
+            if not isinstance(name, str):
+                short = isinstance(name, int | float) and not _not_plain(name)
+                what = quoted(name) if short else "a name"
+                place = f"{about}{path_text(path)}"
+                raise InvalidRequest(f"{place}: {what} must be text (put it in quotes)")
+        names = inner if isinstance(inner, dict) else ()
+        problem = next(filter(None, map(_not_plain, names)), "") or _not_plain(inner)
+        if problem:
+            raise InvalidRequest(f"{about}{path_text(path)} {problem}")
 
 
 def _not_plain(value: object) -> str:
@@ -307,7 +302,8 @@ def _not_plain(value: object) -> str:
         return "" if math.isfinite(value) else "must be a number that there is"
     if isinstance(value, int):
         return "" if -(2**63) <= value < 2**64 else "is a number that is too large"
-    return "" if value is None else f"cannot be written as JSON: {type(value).__name__}"
+    plain = value is None or isinstance(value, dict | list)
+    return "" if plain else f"cannot be written as JSON: {type(value).__name__}"
 
 
 def _checked_fields(
