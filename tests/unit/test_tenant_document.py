@@ -233,8 +233,8 @@ def test_a_few_lines_that_stand_for_billions_are_refused():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     body = "\n    ".join(lines)
-    assert "too many values" in refused(f"id: 1\nstorage:\n  extra:\n    {body}")
-    assert "too many values" in refused("id: 1\nstorage: &a {extra: {x: *a}}")
+    assert "too many nested values" in refused(f"id: 1\nstorage:\n  extra:\n    {body}")
+    assert "too many nested values" in refused("id: 1\nstorage: &a {extra: {x: *a}}")
     maps = ["a0: &a0 {x0: 1, x1: 1, x2: 1}"]
     maps += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
     body = "\n    ".join(maps)
