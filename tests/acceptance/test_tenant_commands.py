@@ -564,7 +564,7 @@ class TestHistoryAndDeletion:
     def test_a_history_can_be_purged(self, acme: Terminal):
         acme.run("publish", "-", given=ACME.replace("enterprise", "free"))
         assert acme.run("history", "--purge") == "0 entries deleted\n"
-        assert "say --yes" in acme.refused("history", "7", "--purge")
+        assert "Confirm with --yes" in acme.refused("history", "7", "--purge")
         assert acme.run("history", "7", "--purge", "--yes") == "1 entry deleted\n"
         acme.run("delete", "7", "--yes")
         assert acme.records("history", "7", "--purge", "--yes") == [{"tenant": 7, "entries": 2}]
@@ -583,7 +583,7 @@ class TestHistoryAndDeletion:
         told = acme.refused("delete", "7")
         assert told == (
             'Delete tenant 7 (Acme, "Acme 有限公司") with its 7 parts, of them 1 database and 1 '
-            "FTP user? Nobody can be asked here: say --yes"
+            "FTP user? Confirm with --yes: standard input is not a terminal"
         )
         done = acme.try_out("delete", "7", "--yes", "--note", "gone")
         assert done.code == 0
@@ -593,7 +593,7 @@ class TestHistoryAndDeletion:
         assert acme.refused("delete", "7", "--yes") == "there is no tenant 7"
         acme.refused("resolve", "shop.example.com")
         assert acme.run("history", "7").splitlines()[1].split("\t")[3] == "delete"
-        assert "say --yes" in acme.try_out("rollback", "7", "1").stderr
+        assert "Confirm with --yes" in acme.try_out("rollback", "7", "1").stderr
         shown = acme.run("rollback", "7", "1", "--yes").splitlines()
         assert shown[-1] == "tenant 7: 7 to add, 0 to change, 0 to remove"
         assert acme.try_out("show", "7", "--reveal").stdout == before

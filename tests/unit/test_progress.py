@@ -13,7 +13,7 @@ def test_without_a_terminal_it_prints_a_line_now_and_then(
 ):
     with progress("copied") as report:
         report(1, 9)
-        monkeypatch.setattr(output, "_EVERY", 0.0)
+        monkeypatch.setattr(output, "_PROGRESS_INTERVAL", 0.0)
         report(2, 9)
         report(3, None)
     assert capsys.readouterr().err == "copied 2 of 9\ncopied 3\n"

@@ -10,7 +10,7 @@ from typer._completion_classes import completion_init
 from typer.main import get_group, get_install_completion_arguments
 
 from mooring import __version__
-from mooring.cli.io.stdout import fill_descriptors, guarded
+from mooring.cli.io.output import fill_descriptors, guarded
 from mooring.cli.typer_extensions import CommandAfterDashes, LazyCommand, LazyGroup
 from mooring.errors import InvalidRequest, MooringError
 from mooring.formatting import printable
@@ -84,7 +84,7 @@ app = LazyGroup(
                 "instances:instances",
                 "List the instances of a service.",
             ),
-            LazyCommand("watch", "watch:watch", "Follow a service and print its changes."),
+            LazyCommand("watch", "instances:watch", "Follow a service and print its changes."),
         ),
         *_panel(
             "Calls",

@@ -1,20 +1,26 @@
-"""Commands that are loaded when they are called: none waits for the modules of the others."""
+"""Extensions to Typer: lazily loaded commands, coroutine commands, and option groups."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 class LazyCommand(TyperCommand):
-    """What the list of commands shows of a command or a group, and where the rest is.
+    """A command or group whose module is imported when it is called.
 
-    `place` is `module:name` in `mooring.cli.commands`: a function, or the `Typer` of a group.
-    `help` repeats the first paragraph of its own help; a test compares the two.
+    `place` is `module:name` in `mooring.cli.commands`: a function, or the `CommandGroup` of a
+    group. `help` repeats the first paragraph of the help there; a test compares the two.
     """
 
     def __init__(
@@ -25,22 +31,22 @@ class LazyCommand(TyperCommand):
         self._cls = cls
 
     def load(self) -> Any:
-        """The command itself."""
+        """Import the command."""
         module, _, attribute = self._place.partition(":")
-        part = getattr(importlib.import_module(f"mooring.cli.commands.{module}"), attribute)
-        app = typer.Typer()
-        if isinstance(part, typer.Typer):
-            app.add_typer(part, name=self.name)
+        target = getattr(importlib.import_module(f"mooring.cli.commands.{module}"), attribute)
+        app = CommandGroup()
+        if isinstance(target, typer.Typer):
+            app.add_typer(target, name=self.name)
         else:
-            app.command(self.name, cls=self._cls)(part)
+            app.command(self.name, cls=self._cls)(target)
         return get_group(app).commands[str(self.name)]
 
 
 class LazyGroup(TyperGroup):
-    """A group of `LazyCommand` commands."""
+    """A group of `LazyCommand`s."""
 
     def load(self) -> dict[str, Any]:
-        """All commands themselves, by name."""
+        """Import all commands, by name."""
         return {
             name: command.load() if isinstance(command, LazyCommand) else command
             for name, command in self.commands.items()
@@ -52,7 +58,7 @@ class LazyGroup(TyperGroup):
 
 
 class CommandAfterDashes(TyperCommand):
-    """What follows `--` is another program's, and is not read here."""
+    """A command that passes the arguments after `--` to another program. They are in `ctx.obj`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ours, command = args, []
@@ -60,9 +66,68 @@ class CommandAfterDashes(TyperCommand):
             at = args.index("--")
             ours, command = args[:at], args[at + 1 :]
             if not command:
-                raise typer.BadParameter("nothing follows it", param_hint="--")
+                raise typer.BadParameter("a command must follow", param_hint="--")
         ctx.obj = command
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
+
+
+class CommandGroup(typer.Typer):
+    """A `Typer` whose commands may be coroutine functions, and may take a group of options as one
+    parameter: a dataclass with an annotated option in each field."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
+        register = super().command(name, **options)
+
+        def decorate(function: F) -> F:
+            register(_plain_function(function))
+            return function
+
+        return decorate
+
+
+def _plain_function(function: Callable[..., Any]) -> Callable[..., None]:
+    """The function in the form that Typer understands. The lines of a paragraph of its help are
+    joined, because Typer would keep their ends in a narrow terminal."""
+    parameters = inspect.signature(function).parameters
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hints[name] for name in parameters if dataclasses.is_dataclass(hints[name])}
+
+    @functools.wraps(function)
+    def plain(**values: Any) -> None:
+        for name, group in groups.items():
+            fields = [field.name for field in dataclasses.fields(group)]
+            values[name] = group(**{field: values.pop(field) for field in fields})
+        result = function(**values)
+        if inspect.iscoroutine(result):
+            from mooring.cli.io.connect import run_command
+
+            run_command(result)
+
+    options = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in parameters.items()
+        if name not in groups
+    ]
+    for group in groups.values():  # the help shows them last
+        options += _options_of(group)
+    plain.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    plain.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    plain.__annotations__ = {option.name: option.annotation for option in options}
+    return plain
+
+
+def _options_of(group: type) -> list[inspect.Parameter]:
+    annotations = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=annotations[field.name],
+        )
+        for field in dataclasses.fields(group)
+    ]

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import open_hub, require_service, run_command
+from mooring.cli.io.connect import open_hub, require_service
 from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption, seconds
 from mooring.cli.io.output import log_to_stderr, note, show, show_json
+from mooring.cli.typer_extensions import CommandGroup
 from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.registry.contract import Brake, CleanupReport, Evictions
 from mooring.settings.registry import RegistrySettings, load, parse
 from mooring.tasks import Tasks
 
-app = typer.Typer(
+app = CommandGroup(
     help="List and release mass-expiry brakes of a Redis registry.",
     no_args_is_help=True,
 )
@@ -34,7 +33,7 @@ ConfigOption = Annotated[
 ]
 
 
-def cleanup(
+async def cleanup(
     once: Annotated[bool, typer.Option("--once", help="run one pass and print the result")] = False,
     interval: Annotated[
         str, typer.Option(metavar="DURATION", help="time between two passes (default: 30s)")
@@ -57,98 +56,84 @@ def cleanup(
 
     With --once, exits with 1 if a service could not be checked.
     """
-    settings = settings_of(config, interval, timeout)
-    if not run_command(_cleanup(once, settings, store, registry, as_json)):
-        raise typer.Exit(1)
-
-
-def settings_of(config: Path | None, interval: str = "", timeout: str = "") -> RegistrySettings:
-    """The settings: flags override the environment, which overrides the file."""
-    flags = {"INTERVAL": interval, "GLOBAL_TIMEOUT": timeout}
-    environment = dict(os.environ)
-    for name, typed in flags.items():
-        if typed:
-            seconds("--interval" if name == "INTERVAL" else "--timeout", typed)
-            environment[f"MOORING_REGISTRY_CLEANUP_{name}"] = typed
-    return parse({}, environment) if config is None else load(config, environment)
-
-
-async def _cleanup(
-    once: bool, settings: RegistrySettings, store: str, registry: str, as_json: bool
-) -> bool:
-    """Whether every service could be checked."""
-    async with open_hub(store, "tree", registry=registry, settings=settings) as hub:
+    settings = _load_settings(config, interval, timeout)
+    async with open_hub(store, registry=registry, settings=settings) as hub:
         evictions = hub.registry.evictions
         if evictions is None:
             note(f"nothing to sweep: {hub.registry.guarantees.expires}")
-            return True
+            return
         if not once:
-            await _sweep(hub.registry.url, evictions, settings, as_json)
-            return True
-        swept = await evictions.sweep()
+            await _run_cleanup(hub.registry.url, evictions, settings, as_json)
+            return
+        report = await evictions.sweep()
     if as_json:
-        show_json(_record(swept))
+        show_json(_report_record(report))
     else:
-        typer.echo(str(swept))
-    return not swept.problems
+        typer.echo(str(report))
+    if report.problems:
+        raise typer.Exit(1)
 
 
-async def _sweep(url: str, evictions: Evictions, settings: RegistrySettings, as_json: bool) -> None:
-    """Run until a signal stops it. Each pass logs what it did."""
-    passes: asyncio.Queue[CleanupReport | None] = asyncio.Queue()
+def _load_settings(config: Path | None, interval: str = "", timeout: str = "") -> RegistrySettings:
+    """The settings. Flags override the environment, which overrides the file."""
+    flags = {"INTERVAL": interval, "GLOBAL_TIMEOUT": timeout}
+    environment = dict(os.environ)
+    for name, duration in flags.items():
+        if duration:
+            seconds("--interval" if name == "INTERVAL" else "--timeout", duration)
+            environment[f"MOORING_REGISTRY_CLEANUP_{name}"] = duration
+    return parse({}, environment) if config is None else load(config, environment)
+
+
+async def _run_cleanup(
+    url: str, evictions: Evictions, settings: RegistrySettings, as_json: bool
+) -> None:
+    """Run until a signal arrives. Each pass logs what it did."""
+    reports: asyncio.Queue[CleanupReport | None] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, passes.put_nowait, None)
+        asyncio.get_running_loop().add_signal_handler(number, reports.put_nowait, None)
     log_to_stderr("mooring.registry.redis.cleanup")
-    note(f"{url}: {in_words(settings)}; Ctrl-C stops it")
+    interval, timeout = settings.cleanup.interval, settings.cleanup.global_timeout
+    note(
+        f"{url}: every {durations.show(interval)}, evicts instances without a heartbeat for "
+        f"{durations.show(timeout)}; Ctrl-C stops it"
+    )
     tasks = Tasks()
     try:
-        running = tasks.start(evictions.run(passes.put_nowait), name="cleanup")
-        running.add_done_callback(lambda _: passes.put_nowait(None))
-        while (swept := await passes.get()) is not None:
+        running = tasks.start(evictions.run(reports.put_nowait), name="cleanup")
+        running.add_done_callback(lambda _: reports.put_nowait(None))
+        while (report := await reports.get()) is not None:
             if as_json:
-                show_json(_record(swept))
+                show_json(_report_record(report))
         if running.done():
-            running.result()  # it crashed: raise that
+            running.result()  # raises its exception
     finally:
         await tasks.aclose()
     note("stopped")
 
 
-def in_words(settings: RegistrySettings) -> str:
-    """One line that describes these settings."""
-    cleanup_settings = settings.cleanup
-    return (
-        f"every {durations.show(cleanup_settings.interval)}, evicts instances without a heartbeat "
-        f"for {durations.show(cleanup_settings.global_timeout)}"
-    )
-
-
-def _record(swept: CleanupReport) -> dict[str, JSON]:
-    def places(ids: list[tuple[str, str]]) -> JSON:
+def _report_record(report: CleanupReport) -> dict[str, JSON]:
+    def instances(ids: list[tuple[str, str]]) -> JSON:
         return [{"service": service, "id": id} for service, id in ids]
 
     return {
-        "services": swept.services,
-        "removed": places(swept.removed),
-        "unhealthy": places(swept.unhealthy),
-        "orphans": places(swept.orphans),
-        "lowered": places(swept.lowered),
-        "brakes": list(swept.brakes),
-        "problems": list(swept.problems),
+        "services": report.services,
+        "removed": instances(report.removed),
+        "unhealthy": instances(report.unhealthy),
+        "orphans": instances(report.orphans),
+        "lowered": instances(report.lowered),
+        "brakes": list(report.brakes),
+        "problems": list(report.problems),
     }
 
 
 @app.command(name="list")
-def list_brakes(
+async def list_brakes(
     store: StoreOption = "", registry: RegistryOption = "", as_json: JSONOption = False
 ) -> None:
-    """List services whose eviction is paused, and why."""
-    run_command(_list(store, registry, as_json))
-
-
-async def _list(store: str, registry: str, as_json: bool) -> None:
-    async with _braked(store, registry) as (_, evictions):
-        if evictions is None:
+    """List services with paused evictions, and the reasons."""
+    async with open_hub(store, registry=registry) as hub:
+        if (evictions := _evictions(hub)) is None:
             return
         log_to_stderr("mooring.registry.redis.cleanup")
         brakes = await evictions.brakes()
@@ -173,7 +158,7 @@ async def _list(store: str, registry: str, as_json: bool) -> None:
 
 
 @app.command()
-def release(
+async def release(
     service: ServiceArgument,
     config: ConfigOption = None,
     store: StoreOption = "",
@@ -184,14 +169,9 @@ def release(
 
     The next pass evicts its silent instances. Exits with 1 if the service does not exist.
     """
-    run_command(_release(service, settings_of(config), store, registry, as_json))
-
-
-async def _release(
-    service: str, settings: RegistrySettings, store: str, registry: str, as_json: bool
-) -> None:
-    async with _braked(store, registry, settings) as (hub, evictions):
-        if evictions is None:
+    settings = _load_settings(config)
+    async with open_hub(store, registry=registry, settings=settings) as hub:
+        if (evictions := _evictions(hub)) is None:
             return
         released = await evictions.release(service)
         if not released:
@@ -204,15 +184,11 @@ async def _release(
         note(f"the brake of {service} is not on")
 
 
-@contextlib.asynccontextmanager
-async def _braked(
-    store: str, registry: str, settings: RegistrySettings | None = None
-) -> AsyncIterator[tuple[Hub, Evictions | None]]:
-    """The hub and its evictions; None on a store, after a note that it has no brakes."""
-    async with open_hub(store, "tree", registry=registry, settings=settings) as hub:
-        if hub.registry.evictions is None:
-            note(f"no brakes on this registry: {hub.registry.guarantees.expires}")
-        yield hub, hub.registry.evictions
+def _evictions(hub: Hub) -> Evictions | None:
+    """The evictions of a registry on Redis. A store has none: prints a note."""
+    if hub.registry.evictions is None:
+        note(f"no brakes on this registry: {hub.registry.guarantees.expires}")
+    return hub.registry.evictions
 
 
 def _brake_record(service: str, brake: Brake) -> dict[str, JSON]:

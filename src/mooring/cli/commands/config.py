@@ -8,39 +8,27 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mooring.cli.io.connect import open_hub, require_service, run_command
-from mooring.cli.io.options import (
-    InstanceOption,
-    JSONOption,
-    LayoutOption,
-    RegistryOption,
-    RevealOption,
-    ServiceArgument,
-    StoreOption,
-    pairs,
-)
-from mooring.cli.io.output import as_text, note, printable, show, show_json
+from mooring.cli.io.connect import Target, require_service
+from mooring.cli.io.options import InstanceOption, JSONOption, RevealOption, ServiceArgument, pairs
+from mooring.cli.io.output import as_text, note, show_fields, show_json
+from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import RegistryError
-from mooring.formatting import quoted
+from mooring.formatting import printable, quoted
 from mooring.hub import Hub
 from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON
 
-app = typer.Typer(
+app = CommandGroup(
     help="Get, set and unset service and instance configuration.", no_args_is_help=True
 )
 
-Fields = Mapping[str, JSON]
-
 
 @app.command()
-def get(
+async def get(
     service: ServiceArgument,
+    target: Target,
     key: Annotated[str, typer.Argument(metavar="KEY", help="print only its value")] = "",
     instance: InstanceOption = "",
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
     as_json: JSONOption = False,
     reveal: RevealOption = False,
 ) -> None:
@@ -48,13 +36,16 @@ def get(
 
     Secrets are masked. Exits with 1 if KEY is not set.
     """
-    fields = run_command(_get(service, instance, store, registry, layout))
+    async with target.connect() as hub:
+        fields = await hub.registry.config(service, instance)
+        if not fields:
+            await require_service(hub, service)
     if reveal:
         note(f"the secrets of {_subject(service, instance)} are shown in clear text")
     else:
         fields = masked_fields(fields)
     if not key:
-        _show(fields, as_json)
+        show_fields(fields, as_json=as_json)
     elif key not in fields:
         raise RegistryError(f"{_subject(service, instance)} has no {quoted(key)} set")
     elif as_json:
@@ -63,76 +54,51 @@ def get(
         typer.echo(printable(as_text(fields[key])))
 
 
-async def _get(service: str, instance: str, store: str, registry: str, layout: str) -> Fields:
-    async with open_hub(store, layout, registry=registry) as hub:
-        fields = await hub.registry.config(service, instance)
-        if not fields:
-            await require_service(hub, service)
-        return fields
-
-
 @app.command(name="set")
-def set_values(
+async def set_values(
     service: ServiceArgument,
     values: Annotated[
         list[str],
         typer.Argument(metavar="KEY=VALUE", help="VALUE is JSON if it parses as JSON, else text"),
     ],
+    target: Target,
     instance: InstanceOption = "",
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
-    """Set values, and print all that is set. Instances and callers follow at once.
+    """Set values and print the resulting configuration.
 
-    weight, enabled, zone and metadata steer the calls; the rest is the service's own.
+    Changes apply to instances and callers at once. `weight`, `enabled`, `zone` and `metadata`
+    control the calls; the other keys belong to the service.
 
     A KEY that begins with a dash goes after --.
     """
-    new = {name: _typed(text) for name, text in pairs("KEY=VALUE", values).items()}
+    new = {name: _parsed(text) for name, text in pairs("KEY=VALUE", values).items()}
     for name, value in new.items():
         if holds_mask({name: value}):
             raise typer.BadParameter(f"{name} is masked: give the secret itself, or leave it out")
-    configured = run_command(_configure(service, instance, new, (), store, registry, layout))
-    _show(masked_fields(configured), as_json)
+    async with target.connect() as hub:
+        fields = await hub.registry.configure(service, instance, set=new)
+        if not await _is_registered(hub, service, instance):
+            note(f"{_subject(service, instance)} is not registered; the values apply once it is")
+    show_fields(masked_fields(fields), as_json=as_json)
 
 
 @app.command()
-def unset(
+async def unset(
     service: ServiceArgument,
     keys: Annotated[list[str], typer.Argument(metavar="KEY")],
+    target: Target,
     instance: InstanceOption = "",
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Remove values and print the remaining ones."""
-    configured = run_command(
-        _configure(service, instance, {}, tuple(keys), store, registry, layout)
-    )
-    _show(masked_fields(configured), as_json)
-
-
-async def _configure(
-    service: str,
-    instance: str,
-    new: Fields,
-    gone: tuple[str, ...],
-    store: str,
-    registry: str,
-    layout: str,
-) -> Fields:
-    async with open_hub(store, layout, registry=registry) as hub:
-        before = await hub.registry.config(service, instance) if gone else {}
-        fields = await hub.registry.configure(service, instance, set=new, unset=gone)
-        for name in gone:
-            if name not in before:
-                note(f"{quoted(name)} was not set on {_subject(service, instance)}")
-        if new and not await _is_registered(hub, service, instance):
-            note(f"{_subject(service, instance)} is not registered; the values apply once it is")
-        return fields
+    async with target.connect() as hub:
+        before: Mapping[str, JSON] = await hub.registry.config(service, instance)
+        fields = await hub.registry.configure(service, instance, set={}, unset=tuple(keys))
+    for name in keys:
+        if name not in before:
+            note(f"{quoted(name)} was not set on {_subject(service, instance)}")
+    show_fields(masked_fields(fields), as_json=as_json)
 
 
 async def _is_registered(hub: Hub, service: str, instance: str) -> bool:
@@ -140,7 +106,7 @@ async def _is_registered(hub: Hub, service: str, instance: str) -> bool:
     return any(instance in ("", candidate.id) for candidate in instances)
 
 
-def _typed(text: str) -> JSON:
+def _parsed(text: str) -> JSON:
     """Parse `true`, `3`, `"3"` or `[1]` as JSON; anything else is text."""
     try:
         value: JSON = msgspec.json.decode(text)
@@ -151,15 +117,3 @@ def _typed(text: str) -> JSON:
 
 def _subject(service: str, instance: str) -> str:
     return f"{service} {instance}".rstrip()
-
-
-def _show(fields: Fields, as_json: bool) -> None:
-    if as_json:
-        show_json(fields)
-        return
-    show(
-        list(fields.items()),
-        {"key": lambda field: field[0], "value": lambda field: as_text(field[1])},
-        lambda field: {field[0]: field[1]},
-        as_json=False,
-    )

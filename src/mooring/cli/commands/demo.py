@@ -13,9 +13,9 @@ import typer
 from mooring.cli.io.child_process import queue_signals
 from mooring.cli.io.connect import LOCAL, START_ONE, run_command
 from mooring.cli.io.options import RegistryOption, StoreOption, seconds
-from mooring.cli.io.output import printable
 from mooring.demo.fleet import SETTINGS, Stage
 from mooring.errors import Unavailable
+from mooring.formatting import printable
 from mooring.hub import Hub, connect
 from mooring.settings.registry import parse
 from mooring.tasks import Tasks

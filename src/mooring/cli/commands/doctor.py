@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mooring.cli.io import connect as reaching
-from mooring.cli.io.connect import run
+from mooring.cli.io.connect import run_command
 from mooring.doctor import Finding, examine, examine_redis
 from mooring.hub import connect, open_store
 from mooring.store.url import REDIS, parse
@@ -38,7 +38,7 @@ def doctor(
 
     Exits with 1 if a check fails.
     """
-    if not run(_examine(url or f"etcd://{reaching.LOCAL}?timeout=2s", as_json)):
+    if not run_command(_examine(url or f"etcd://{reaching.LOCAL}?timeout=2s", as_json)):
         raise typer.Exit(1)
 
 

@@ -1,38 +1,42 @@
-"""`mooring instances` and `mooring deregister`."""
+"""`mooring instances`, `mooring deregister` and `mooring watch`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import did_you_mean, list_instances, open_hub, run_command
-from mooring.cli.io.options import (
-    JSONOption,
-    LayoutOption,
-    RegistryOption,
-    RevealOption,
-    ServiceArgument,
-    StoreOption,
+from mooring.cli.io.connect import Target, did_you_mean, list_instances
+from mooring.cli.io.options import JSONOption, RevealOption, ServiceArgument
+from mooring.cli.io.output import (
+    EMPTY_FIELD,
+    Columns,
+    Styled,
+    as_text,
+    log_to_stderr,
+    note,
+    number,
+    show,
+    show_json,
+    yes_no,
 )
-from mooring.cli.io.output import Columns, Styled, note, number, show, show_json, yes_no
+from mooring.discovery.view import View
 from mooring.errors import RegistryError
-from mooring.formatting import quoted
-from mooring.masking import masked_fields
+from mooring.formatting import printable, quoted
+from mooring.masking import MASK, masked_fields
+from mooring.mirror import Change
 from mooring.model import JSON, Config, Instance, RecordedMetadata, Time, now
 
-_SPARE = ("protocol", "ports", "metadata")
 _STYLES = {"up": "green", "draining": "yellow", "down": "red"}
 
 
-def instances(
+async def instances(
     service: ServiceArgument,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
+    target: Target,
     as_json: JSONOption = False,
     reveal: RevealOption = False,
 ) -> None:
@@ -40,41 +44,27 @@ def instances(
 
     Secrets in metadata and configuration are masked.
     """
-    run_command(_instances(service, store, registry, layout, as_json, reveal))
-
-
-async def _instances(
-    service: str, store: str, registry: str, layout: str, as_json: bool, reveal: bool
-) -> None:
-    async with open_hub(store, layout, registry=registry) as hub:
-        found = await list_instances(hub, service)
-    if not found:
+    async with target.connect() as hub:
+        listed = await list_instances(hub, service)
+    if not listed:
         note(f"{service} has no instances")
     if reveal:
         note(f"the secrets of {service} are shown in clear text")
     else:
-        found = tuple(map(without_secrets, found))
-    show(found, COLUMNS, record, as_json=as_json, spare=_SPARE)
+        listed = tuple(map(without_secrets, listed))
+    show(listed, COLUMNS, record, as_json=as_json, spare=("protocol", "ports", "metadata"))
 
 
-def deregister(
+async def deregister(
     service: ServiceArgument,
     id: Annotated[
         str, typer.Argument(metavar="ID", help="instance id, as listed by `mooring instances`")
     ],
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
+    target: Target,
     as_json: JSONOption = False,
 ) -> None:
     """Remove an instance until its process restarts."""
-    run_command(_deregister(service, id, store, registry, layout, as_json))
-
-
-async def _deregister(
-    service: str, id: str, store: str, registry: str, layout: str, as_json: bool
-) -> None:
-    async with open_hub(store, layout, registry=registry) as hub:
+    async with target.connect() as hub:
         if not await hub.registry.deregister(service, id):
             known = [instance.id for instance in await list_instances(hub, service)]
             raise RegistryError(f"{service} has no instance {quoted(id)}{did_you_mean(id, known)}")
@@ -151,7 +141,7 @@ def _age(instance: Instance) -> str:
     return durations.show(max(round((now() - since).total_seconds()), 1))
 
 
-def _pairs(pairs: dict[str, str] | dict[str, int]) -> str:
+def _pairs(pairs: Mapping[str, str | int]) -> str:
     return " ".join(f"{name}={value}" for name, value in pairs.items())
 
 
@@ -165,6 +155,137 @@ COLUMNS: Columns[Instance] = {
     "version": lambda instance: instance.version,
     "protocol": lambda instance: instance.protocol,
     "age": _age,
-    "ports": lambda instance: _pairs(dict(instance.ports)),
-    "metadata": lambda instance: _pairs(dict(instance.metadata)),
+    "ports": lambda instance: _pairs(instance.ports),
+    "metadata": lambda instance: _pairs(instance.metadata),
 }
+
+
+Action = Literal["added", "removed", "updated"]
+
+_SIGNS: Mapping[Action, tuple[str, str]] = {
+    "added": ("+", typer.colors.GREEN),
+    "removed": ("-", typer.colors.RED),
+    "updated": ("~", typer.colors.YELLOW),
+}
+_STALENESS_CHECK = 0.5  # seconds
+_DEFAULTS = {"healthy": "yes", "enabled": "yes", "weight": "1", "protocol": "tcp"}
+
+
+async def watch(service: ServiceArgument, target: Target, as_json: JSONOption = False) -> None:
+    """Follow a service and print its changes.
+
+    Starts with the present instances. `+ ID` was added, `- ID` was removed, `~ ID` changed.
+    Changes of metrics are not printed.
+    """
+    log_to_stderr("mooring.registry.kv.feeds", "mooring.registry.redis.service_feed")
+    async with (
+        target.connect() as hub,
+        hub.discover(service, hold=0) as view,
+        view.changes() as changes,
+    ):
+        present = sorted(view.instances, key=lambda instance: instance.id)
+        if not present:
+            note(f"{service} has no instances yet")
+        _print((Change(instance.id, None, instance) for instance in present), service, as_json)
+        stale = False
+        while True:
+            arrived: Iterable[Change[str, Instance]] = ()
+            try:
+                async with asyncio.timeout(_STALENESS_CHECK):
+                    arrived = (await anext(changes)).changes
+            except TimeoutError:
+                pass
+            except StopAsyncIteration:
+                return
+            stale = _report_staleness(view, stale)
+            _print(arrived, service, as_json)
+
+
+def _report_staleness(view: View, before: bool) -> bool:
+    """Whether the list is stale. Prints a note when that begins and when it ends."""
+    if view.stale and not before:
+        silence = f"no contact with the store for {durations.show(view.age)}"
+        note(f"{view.service}: stale: {view.seen.reason or silence}")
+    elif before and not view.stale:
+        note(f"{view.service}: live again")
+    return view.stale
+
+
+class InstanceChange(NamedTuple):
+    action: Action
+    instance: Instance
+    """The present state, or the last one before removal."""
+    changed: Mapping[str, tuple[str, str]]
+    """Field → (old value, new value)."""
+
+
+def change_of(change: Change[str, Instance]) -> InstanceChange | None:
+    """What to print of a change, secrets masked; None for a change of metrics alone."""
+    if change.after is None:
+        removed = change.before
+        return None if removed is None else InstanceChange("removed", without_secrets(removed), {})
+    if change.before is None:
+        return InstanceChange("added", without_secrets(change.after), {})
+    before, after = _facts(change.before), _facts(change.after)
+    shown = without_secrets(change.after)
+    old, new = _facts(without_secrets(change.before)), _facts(shown)
+    changed = {
+        label: (old.get(label, ""), new.get(label, ""))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+        for label in [name if name in old or name in new else MASK]
+    }
+    return InstanceChange("updated", shown, changed) if changed else None
+
+
+def _facts(instance: Instance) -> dict[str, str]:
+    """The printed fields of an instance, without metrics, which change all the time."""
+    return {
+        "state": instance.status.state,
+        "healthy": "yes" if instance.status.healthy else "no",
+        "enabled": "yes" if instance.enabled else "no",
+        "weight": str(number(instance.weight)),
+        "zone": instance.zone,
+        "version": instance.version,
+        "protocol": instance.protocol,
+        **{f"ports.{name}": str(port) for name, port in instance.ports.items()},
+        **{f"metadata.{name}": value for name, value in instance.metadata.items()},
+        **{f"config.{name}": as_text(value) for name, value in instance.config.values.items()},
+        "incarnation": instance.incarnation[:8],
+    }
+
+
+def _print(changes: Iterable[Change[str, Instance]], service: str, as_json: bool) -> None:
+    for change in filter(None, map(change_of, changes)):
+        if as_json:
+            show_json(_record(change, service))
+        else:
+            sign, colour = _SIGNS[change.action]
+            line = printable(f"{change.instance.id} {_description(change)}".rstrip())
+            typer.echo(f"{typer.style(sign, fg=colour)} {line}")
+
+
+def _record(change: InstanceChange, service: str) -> dict[str, JSON]:
+    return {
+        "action": change.action,
+        "service": service,
+        "id": change.instance.id,
+        "changed": list(change.changed),
+        "instance": record(change.instance),
+    }
+
+
+def _description(change: InstanceChange) -> str:
+    if change.action == "removed":
+        return ""
+    if change.action == "updated":
+        return ", ".join(
+            f"{name} {before or EMPTY_FIELD} → {after or EMPTY_FIELD}"
+            for name, (before, after) in change.changed.items()
+        )
+    facts = _facts(change.instance)
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in facts.items()
+        if value and value != _DEFAULTS.get(name) and name != "incarnation"
+    )

@@ -11,12 +11,12 @@ from typing import Annotated, NamedTuple
 import typer
 
 from mooring.cli.io.child_process import Job, queue_signals, report_not_started
-from mooring.cli.io.connect import open_hub, run_command
+from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import JSONOption, StoreOption, seconds
-from mooring.cli.io.output import note, printable, show, show_json
+from mooring.cli.io.output import Columns, note, show, show_json
 from mooring.errors import LockLost, LockTimeout
-from mooring.formatting import quoted
-from mooring.locks.election import Leader
+from mooring.formatting import printable, quoted
+from mooring.locks.election import Election, Leader
 from mooring.locks.held import Held
 from mooring.locks.inspect import Contender, LockInfo
 from mooring.locks.lock import Lock, check_name, check_times
@@ -28,8 +28,8 @@ TOKEN = "MOORING_FENCING_TOKEN"
 KEY = "MOORING_LOCK_KEY"
 """Environment variable with the key of the holder, created at the token's revision."""
 
-_END_WITHIN = 5.0  # seconds that the command has to end in once the lock is lost
-_FOR_THE_COMMAND = (
+_STOP_TIMEOUT = 5.0  # seconds until the command is killed once the lock is lost
+_FORWARDED_SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
@@ -46,7 +46,7 @@ TimeoutOption = Annotated[
 ]
 
 
-def lock(
+async def lock(
     context: typer.Context,
     name: NameArgument,
     ttl: TTLOption = "10s",
@@ -55,49 +55,43 @@ def lock(
 ) -> None:
     """Run a command while holding a lock.
 
-    The command finds its fencing token in $MOORING_FENCING_TOKEN. Where the lock is lost, the
-    command is stopped. Exits with the command's code; 1 where the lock was not to be had in time,
-    or was lost.
+    The command gets its fencing token in $MOORING_FENCING_TOKEN, and is stopped if the lock is
+    lost. Exits with the exit code of the command, or with 1 if the lock was lost or not acquired
+    in time.
 
-    Without a command it prints the token and holds the lock until this is stopped.
+    Without a command, prints the token and holds the lock until this process is stopped.
     """
-    lasting, waiting = times(name, ttl, timeout)
-    command: list[str] = context.obj
-    raise typer.Exit(run_command(_lock(name, lasting, waiting, command, store)))
+    lifetime, patience = _parse_times(name, ttl, timeout)
+    async with open_hub(store) as hub:
+        lock = hub.lock(name, ttl=lifetime, timeout=patience)
+        code = await _run_while_held(lock, context.obj, f"the lock {quoted(name)}")
+    raise typer.Exit(code)
 
 
-def times(name: str, ttl: str, timeout: str) -> tuple[float, float | None]:
-    """The parsed durations, checked before the store is contacted."""
+def _parse_times(name: str, ttl: str, timeout: str) -> tuple[float, float | None]:
+    """The lifetime and the wait time, checked before the store is contacted."""
     check_name(name)
-    lasting = seconds("--ttl", ttl)
-    waiting = seconds("--timeout", timeout) if timeout else None
-    check_times(lasting, waiting)
-    return lasting, waiting
+    lifetime = seconds("--ttl", ttl)
+    patience = seconds("--timeout", timeout) if timeout else None
+    check_times(lifetime, patience)
+    return lifetime, patience
 
 
-async def _lock(
-    name: str, ttl: float, timeout: float | None, command: Sequence[str], store: str
-) -> int:
-    async with open_hub(store, "tree") as hub:
-        lock = hub.lock(name, ttl=ttl, timeout=timeout)
-        return await run_while_held(lock, command, f"the lock {quoted(name)}")
-
-
-async def run_while_held(
+async def _run_while_held(
     lock: Lock, command: Sequence[str], what: str, environment: Mapping[str, str] | None = None
 ) -> int:
     """Wait for a lock and run a command while it is held. Returns the exit code."""
-    signals = queue_signals(*_FOR_THE_COMMAND)
+    signals = queue_signals(*_FORWARDED_SIGNALS)
     tasks = Tasks()
-    waiting = tasks.start(_acquired(lock), name="waiting for a lock")
-    asked = tasks.start(signals.get(), name="signals")
+    acquiring = tasks.start(_acquire(lock), name="waiting for a lock")
+    arrival = tasks.start(signals.get(), name="signals")
     try:
-        await asyncio.wait([waiting, asked], return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            number = asked.result()
+        await asyncio.wait([acquiring, arrival], return_when=asyncio.FIRST_COMPLETED)
+        if arrival.done():
+            number = arrival.result()
             assert isinstance(number, signal.Signals)
             return 128 + number
-        held = waiting.result()
+        held = acquiring.result()
         if isinstance(held, LockTimeout):
             note(str(held))
             return 1
@@ -105,17 +99,17 @@ async def run_while_held(
             raise held
         assert isinstance(held, Held)
         try:
-            return await _run(held, command, what, asked, signals, environment or {})
+            return await _run(held, command, what, arrival, signals, environment or {})
         finally:
             await held.aclose()
     finally:
         await tasks.aclose()
 
 
-async def _acquired(lock: Lock) -> Held | Exception:
+async def _acquire(lock: Lock) -> Held | Exception:
     try:
         return await lock.acquire()
-    except Exception as error:  # noqa: BLE001 - handed on whole, to who waits for it
+    except Exception as error:  # noqa: BLE001 - raised by the caller
         return error
 
 
@@ -123,47 +117,49 @@ async def _run(
     held: Held,
     command: Sequence[str],
     what: str,
-    asked: asyncio.Task[object],
+    arrival: asyncio.Task[object],
     signals: asyncio.Queue[signal.Signals],
     environment: Mapping[str, str],
 ) -> int:
     tasks = Tasks()
     lost = tasks.start(held.lost.wait(), name="loss of a lock")
-    given = {TOKEN: str(held.token), KEY: os.fsdecode(held.key), **environment}
+    environment = {TOKEN: str(held.token), KEY: os.fsdecode(held.key), **environment}
     job = None
     try:
         if command:
-            job = Job(command, given, grace=_END_WITHIN, wanted=lambda: held.state != "lost")
+            job = Job(
+                command, environment, grace=_STOP_TIMEOUT, wanted=lambda: held.state != "lost"
+            )
             ended = tasks.start(job.end(), name="end of the command")
         else:
             typer.echo(held.token)
             ended = tasks.start(asyncio.Event().wait(), name="until it is stopped")
         while True:
-            await asyncio.wait([ended, lost, asked], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended, lost, arrival], return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 code = ended.result()
                 assert isinstance(code, int)
-                return await _released(held, what, code)
+                return await _release(held, what, code)
             if lost.done():
                 note(f"{what} is lost: stopping the command" if job else f"{what} is lost")
                 return 1
-            number = asked.result()
+            number = arrival.result()
             assert isinstance(number, signal.Signals)
             if job is None:
                 return 0
             job.signal(number)
-            asked = tasks.start(signals.get(), name="signals")
+            arrival = tasks.start(signals.get(), name="signals")
     except OSError as error:
         return report_not_started(command[0], error)
     finally:
         if job is not None:
             if not job.ended:
-                await job.stop(within=_END_WITHIN)
+                await job.stop(within=_STOP_TIMEOUT)
             job.close()
         await tasks.aclose()
 
 
-async def _released(held: Held, what: str, code: int) -> int:
+async def _release(held: Held, what: str, code: int) -> int:
     try:
         await held.release()
     except LockLost:
@@ -176,7 +172,7 @@ VALUE = "MOORING_ELECTION_VALUE"
 """Environment variable with the value that the leader publishes."""
 
 
-def elect(
+async def elect(
     context: typer.Context,
     name: NameArgument,
     value: Annotated[
@@ -192,42 +188,31 @@ def elect(
 ) -> None:
     """Run a command while this process is the elected leader.
 
-    Waits until it is elected. The command finds its fencing token in $MOORING_FENCING_TOKEN, and is
-    stopped where the leadership is lost. Exits with the command's code.
+    Waits until it is elected. The command gets its fencing token in $MOORING_FENCING_TOKEN, and is
+    stopped if the leadership is lost. Exits with the exit code of the command.
     """
-    lasting, waiting = times(name, ttl, timeout)
-    command: list[str] = context.obj
-    if listen and command:
+    lifetime, patience = _parse_times(name, ttl, timeout)
+    if listen and context.obj:
         raise typer.BadParameter("cannot be combined with a command", param_hint="--listen")
-    if listen:
-        run_command(_listen(name, store, as_json))
-        return
-    raise typer.Exit(run_command(_elect(name, value, lasting, waiting, command, store)))
+    async with open_hub(store) as hub:
+        if listen:
+            await _print_leaders(hub.election(name), as_json)
+            return
+        campaign = hub.election(name, ttl=lifetime, timeout=patience).campaign(value)
+        code = await _run_while_held(
+            campaign, context.obj, f"the election {quoted(name)}", {VALUE: value}
+        )
+    raise typer.Exit(code)
 
 
-async def _elect(
-    name: str,
-    value: str,
-    ttl: float,
-    timeout: float | None,
-    command: Sequence[str],
-    store: str,
-) -> int:
-    async with open_hub(store, "tree") as hub:
-        campaign = hub.election(name, ttl=ttl, timeout=timeout).campaign(value)
-        given = {VALUE: value}
-        return await run_while_held(campaign, command, f"the election {quoted(name)}", given)
+async def _print_leaders(election: Election, as_json: bool) -> None:
+    await election.leader()  # fails early if the store does not answer
+    async with election.observe() as leaders:
+        async for leader in leaders:
+            _print_leader(leader, as_json)
 
 
-async def _listen(name: str, store: str, as_json: bool) -> None:
-    async with open_hub(store, "tree") as hub:
-        await hub.election(name).leader()  # a store that is away is told at once
-        async with hub.election(name).observe() as leaders:
-            async for leader in leaders:
-                _print(leader, as_json)
-
-
-def _print(leader: Leader | None, as_json: bool) -> None:
+def _print_leader(leader: Leader | None, as_json: bool) -> None:
     if as_json:
         show_json(
             {
@@ -240,13 +225,13 @@ def _print(leader: Leader | None, as_json: bool) -> None:
         typer.echo(f"{leader.token}\t{printable(leader.text)}" if leader else "-")
 
 
-class Row(NamedTuple):
-    name: str
+class ContenderRow(NamedTuple):
+    lock: str
     holds: bool
     contender: Contender
 
 
-def locks(
+async def locks(
     prefix: Annotated[
         str, typer.Argument(metavar="PREFIX", help="only names with this prefix")
     ] = "",
@@ -254,35 +239,30 @@ def locks(
     as_json: JSONOption = False,
 ) -> None:
     """List locks and elections with their holders and waiters."""
-    run_command(_locks(prefix, store, as_json))
-
-
-async def _locks(prefix: str, store: str, as_json: bool) -> None:
-    async with open_hub(store, "tree") as hub:
-        found = await hub.locks(prefix)
-    columns = {
-        "lock": lambda row: row.name,
+    async with open_hub(store) as hub:
+        rows = [row for info in await hub.locks(prefix) for row in _rows(info)]
+    columns: Columns[ContenderRow] = {
+        "lock": lambda row: row.lock,
         "state": lambda row: "held" if row.holds else "waits",
         "kind": lambda row: row.contender.kind,
         "by": lambda row: row.contender.by or _text(row.contender.value),
         "token": lambda row: str(row.contender.token),
         "lease": lambda row: f"{row.contender.lease:x}",
     }
-    rows = [row for info in found for row in _rows(info)]
     show(rows, columns, _record, as_json=as_json, spare=("lease", "kind"))
 
 
-def _rows(info: LockInfo) -> list[Row]:
+def _rows(info: LockInfo) -> list[ContenderRow]:
     return [
-        *(Row(info.name, True, each) for each in info.holders),
-        *(Row(info.name, False, each) for each in info.waiting),
+        *(ContenderRow(info.name, True, contender) for contender in info.holders),
+        *(ContenderRow(info.name, False, contender) for contender in info.waiting),
     ]
 
 
-def _record(row: Row) -> Mapping[str, JSON]:
+def _record(row: ContenderRow) -> Mapping[str, JSON]:
     contender = row.contender
     return {
-        "lock": row.name,
+        "lock": row.lock,
         "state": "held" if row.holds else "waits",
         "kind": contender.kind or None,
         "by": contender.by or None,

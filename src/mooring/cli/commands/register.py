@@ -17,16 +17,8 @@ import typer
 
 from mooring import addresses
 from mooring.cli.io.child_process import Child, queue_signals, report_not_started
-from mooring.cli.io.connect import START_ONE, open_hub, run_command
-from mooring.cli.io.options import (
-    JSONOption,
-    LayoutOption,
-    RegistryOption,
-    ServiceArgument,
-    StoreOption,
-    pairs,
-    seconds,
-)
+from mooring.cli.io.connect import START_ONE, Target
+from mooring.cli.io.options import JSONOption, ServiceArgument, pairs, seconds
 from mooring.cli.io.output import log_to_stderr, note, print_stderr, warn
 from mooring.formatting import quoted
 from mooring.model import Instance
@@ -36,13 +28,14 @@ from mooring.registry.registration import Registration
 from mooring.store.validation import check_ttl
 from mooring.tasks import Tasks
 
-_WAIT = 1.0  # seconds to wait for the first registration
-_END_WITHIN = 10.0  # seconds for the command to end after the registration was refused
+_FIRST_REGISTRATION = 1.0  # seconds to wait for it before the command starts
+_STOP_TIMEOUT = 10.0  # seconds until the command is killed if the registration ends first
 
 
-def register(
+async def register(
     context: typer.Context,
     service: ServiceArgument,
+    target: Target,
     address: Annotated[
         str,
         typer.Argument(
@@ -80,9 +73,6 @@ def register(
             help="on Redis: mark as unhealthy instead of evicting when heartbeats stop",
         ),
     ] = False,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Register an instance while a command runs.
@@ -100,7 +90,7 @@ def register(
         service,
         host,
         number,
-        protocol=protocol or _default_protocol(service, layout),
+        protocol=protocol or _default_protocol(service, target.layout),
         version=version,
         zone=zone,
         weight=weight,
@@ -108,16 +98,31 @@ def register(
         ports={name: _number(name, text) for name, text in pairs("--port", port).items()},
         ephemeral=not persistent,
     )
-    lasting = seconds("--ttl", ttl) if ttl else None
-    code = run_command(_register(instance, lasting, command, store, registry, layout, as_json))
+    lifetime = seconds("--ttl", ttl) if ttl else None
+    if lifetime is not None:
+        check_ttl(lifetime)
+    async with target.connect() as hub:
+        signals = queue_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if not as_json:
+            log_to_stderr("mooring.addresses", "mooring.registry")
+        if not instance.ephemeral and hub.registry.evictions is None:
+            warn("--persistent has no effect here: on a store, instances expire with their lease")
+            instance = msgspec.structs.replace(instance, ephemeral=True)
+        registration = hub.register(instance, ttl=lifetime, wait=_FIRST_REGISTRATION)
+        if as_json:
+            registration.subscribe(lambda state: _print_state(registration.instance, state))
+        async with _started(command, instance.port) as child, registration:
+            if registration.state == "registering" and not (target.store or target.registry):
+                note(START_ONE)
+            code = await _run(registration, child, signals)
     raise typer.Exit(code)
 
 
 def _default_protocol(service: str, layout: str) -> str:
     if layout_of(layout).name != "hprose":
         return "tcp"
-    if found := protocol_of(service):
-        return found
+    if protocol := protocol_of(service):
+        return protocol
     raise typer.BadParameter(
         f"the domain {service} does not start with a protocol, such as http.{service}",
         param_hint="--protocol",
@@ -144,34 +149,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _register(
-    instance: Instance,
-    ttl: float | None,
-    command: Sequence[str],
-    store: str,
-    registry: str,
-    layout: str,
-    as_json: bool,
-) -> int:
-    if ttl is not None:
-        check_ttl(ttl)
-    async with open_hub(store, layout, registry=registry) as hub:
-        stops = queue_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if not as_json:
-            log_to_stderr("mooring.addresses", "mooring.registry")
-        if not instance.ephemeral and hub.registry.evictions is None:
-            warn("--persistent has no effect here: on a store, instances expire with their lease")
-            instance = msgspec.structs.replace(instance, ephemeral=True)
-        registration = hub.register(instance, ttl=ttl, wait=_WAIT)
-        if as_json:
-            registration.subscribe(lambda state: _say(registration.instance, state))
-        async with _started(command, instance.port) as child, registration:
-            if registration.state == "registering" and not (store or registry):
-                note(START_ONE)
-            return await _stay(registration, child, stops)
-
-
-def _say(instance: Instance, state: str) -> None:
+def _print_state(instance: Instance, state: str) -> None:
     record = {"service": instance.service, "id": instance.id, "state": state}
     print_stderr(json.dumps(record, ensure_ascii=False))
 
@@ -182,7 +160,8 @@ async def _started(command: Sequence[str], port: int) -> AsyncIterator[Child | N
         yield None
         return
     try:
-        keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None  # not for background groups
+        # A background process group must not read from a terminal.
+        keyboard = subprocess.DEVNULL if sys.stdin.isatty() else None
         child = Child(command, {"PORT": str(port)}, stdin=keyboard)
     except OSError as error:
         raise typer.Exit(report_not_started(command[0], error)) from None
@@ -190,25 +169,25 @@ async def _started(command: Sequence[str], port: int) -> AsyncIterator[Child | N
         yield child
     finally:
         if not child.ended:
-            await child.stop(within=_END_WITHIN)
+            await child.stop(within=_STOP_TIMEOUT)
 
 
-async def _stay(
-    registration: Registration, child: Child | None, stops: asyncio.Queue[signal.Signals]
+async def _run(
+    registration: Registration, child: Child | None, signals: asyncio.Queue[signal.Signals]
 ) -> int:
-    """Wait until the command ends or a signal arrives. Returns the exit code."""
+    """Wait until the command ends, and drain on a signal. Returns the exit code."""
     tasks = Tasks()
-    ended = tasks.start(child.end() if child else _over(registration), name="end")
+    ended = tasks.start(child.end() if child else _ended(registration), name="end")
     try:
-        number = await _asked(stops, ended)
+        number = await _next_signal(signals, ended)
         if number is not None:
             drained = tasks.start(registration.drain(), name="drain")
-            number = await _asked(stops, drained, ended) or number
-            drained.cancel()  # asked twice: no lingering
+            number = await _next_signal(signals, drained, ended) or number
+            drained.cancel()  # a second signal skips the wait
             await asyncio.wait([drained])
         while number is not None and child is not None:
             child.signal(number)
-            number = await _asked(stops, ended)
+            number = await _next_signal(signals, ended)
         if child is not None:
             return await child.end()
         return 1 if number is None else 0
@@ -216,27 +195,27 @@ async def _stay(
         await tasks.aclose()
 
 
-async def _asked(
-    stops: asyncio.Queue[signal.Signals], *ends: asyncio.Task[object]
+async def _next_signal(
+    signals: asyncio.Queue[signal.Signals], *ends: asyncio.Task[object]
 ) -> signal.Signals | None:
     """The next signal, or None if one of these tasks ends first."""
     tasks = Tasks()
-    asked = tasks.start(stops.get(), name="signals")
+    arrival = tasks.start(signals.get(), name="signals")
     try:
-        await asyncio.wait([asked, *ends], return_when=asyncio.FIRST_COMPLETED)
-        return cast("signal.Signals", asked.result()) if asked.done() else None
+        await asyncio.wait([arrival, *ends], return_when=asyncio.FIRST_COMPLETED)
+        return cast("signal.Signals", arrival.result()) if arrival.done() else None
     finally:
         await tasks.aclose()
 
 
-async def _over(registration: Registration) -> None:
+async def _ended(registration: Registration) -> None:
     """Wait until the registration is superseded or removed."""
-    over = asyncio.Event()
+    ended = asyncio.Event()
 
-    def look(state: str) -> None:
+    def check(state: str) -> None:
         if state in ("superseded", "removed"):
-            over.set()
+            ended.set()
 
-    registration.subscribe(look)
-    look(registration.state)
-    await over.wait()
+    registration.subscribe(check)
+    check(registration.state)
+    await ended.wait()

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from mooring import durations
 from mooring.cli.commands.instances import record, without_secrets
-from mooring.cli.io.connect import list_instances, open_hub, run_command
+from mooring.cli.io.connect import Target, list_instances
 from mooring.cli.io.options import (
     JSONOption,
-    LayoutOption,
-    RegistryOption,
     RevealOption,
     ServiceArgument,
-    StoreOption,
     TagOption,
     VersionOption,
     ZoneOption,
@@ -27,22 +24,23 @@ from mooring.cli.io.options import (
     seconds,
 )
 from mooring.cli.io.output import note, show, yes_no
-from mooring.discovery.eligibility import Explanation, Selector
+from mooring.discovery.eligibility import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
 from mooring.discovery.rotation import explain as explain_rotation
 from mooring.errors import NoInstance
-from mooring.model import JSON, Instance
+from mooring.model import Instance
 
-_PATIENCE = 1.0  # seconds for the first answer of the store, even with a shorter --timeout
+_FIRST_RESPONSE = 1.0  # seconds for the first response of the store, even with a shorter --timeout
 
 ProtocolOption = Annotated[
     str, typer.Option(metavar="NAME", help="use the named port of this protocol, if there is one")
 ]
 
 
-def resolve(
+async def resolve(
     service: ServiceArgument,
+    target: Target,
     policy: Annotated[str, typer.Option(metavar="NAME", help="balancing policy")] = "p2c",
     key: Annotated[str, typer.Option(metavar="TEXT", help="hash key for consistent_hash")] = "",
     zone: ZoneOption = "",
@@ -52,9 +50,6 @@ def resolve(
     count: Annotated[
         int, typer.Option(metavar="N", min=1, help="number of different instances to print")
     ] = 1,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
     as_json: JSONOption = False,
     reveal: RevealOption = False,
 ) -> None:
@@ -66,11 +61,12 @@ def resolve(
     rotation = Rotation(
         service, policy=policy, selector=Selector(version, pairs("--tag", tag), zone)
     )
-    instances = list(run_command(_listed(service, store, registry, layout)))
+    async with target.connect() as hub:
+        instances = list(await list_instances(hub, service))
     random.shuffle(instances)  # each command starts a round robin from the beginning
     for instance in instances:
         rotation.put(instance, 0.0, first=True)
-    picked = _picks(rotation, key, count)
+    picked = _pick(rotation, key, count)
     if len(picked) < count:
         note(f"{service} has {len(picked)} of {count} callable instances")
     if reveal and as_json:
@@ -78,12 +74,7 @@ def resolve(
     _show_addresses(picked, protocol, as_json, reveal)
 
 
-async def _listed(service: str, store: str, registry: str, layout: str) -> tuple[Instance, ...]:
-    async with open_hub(store, layout, registry=registry) as hub:
-        return await list_instances(hub, service)
-
-
-def _picks(rotation: Rotation, key: str, count: int) -> list[Instance]:
+def _pick(rotation: Rotation, key: str, count: int) -> list[Instance]:
     """Different instances, in the order in which they would be tried."""
     picked: dict[str, Instance] = {}
     while len(picked) < count:
@@ -97,26 +88,24 @@ def _picks(rotation: Rotation, key: str, count: int) -> list[Instance]:
 def _show_addresses(
     instances: Sequence[Instance], protocol: str, as_json: bool, reveal: bool = False
 ) -> None:
-    def address(instance: Instance) -> str:
-        return instance.address_for(protocol)
-
-    if as_json:
-        show(
-            instances,
-            {},
-            lambda instance: {
-                "address": address(instance),
-                **record(instance if reveal else without_secrets(instance)),
-            },
-            as_json=True,
-        )
+    if not as_json:
+        for instance in instances:
+            typer.echo(instance.address_for(protocol))
         return
-    for instance in instances:
-        typer.echo(address(instance))
+    show(
+        instances,
+        {},
+        lambda instance: {
+            "address": instance.address_for(protocol),
+            **record(instance if reveal else without_secrets(instance)),
+        },
+        as_json=True,
+    )
 
 
-def wait(
+async def wait(
     service: ServiceArgument,
+    target: Target,
     count: Annotated[
         int, typer.Option(metavar="N", min=1, help="number of instances to wait for")
     ] = 1,
@@ -126,9 +115,6 @@ def wait(
     version: VersionOption = "",
     tag: TagOption = None,
     protocol: ProtocolOption = "",
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Wait until a service has callable instances.
@@ -137,24 +123,12 @@ def wait(
     """
     within = seconds("--timeout", timeout)
     tags = pairs("--tag", tag)
-    instances = run_command(_wait(service, count, within, version, tags, store, registry, layout))
-    _show_addresses(instances, protocol, as_json)
-
-
-async def _wait(
-    service: str,
-    count: int,
-    within: float,
-    version: str,
-    tags: Mapping[str, str],
-    store: str,
-    registry: str,
-    layout: str,
-) -> list[Instance]:
     deadline = time.monotonic() + within
     async with (
-        open_hub(store, layout, registry=registry) as hub,
-        hub.discover(service, version=version, tags=tags, wait=max(within, _PATIENCE)) as view,
+        target.connect() as hub,
+        hub.discover(
+            service, version=version, tags=tags, wait=max(within, _FIRST_RESPONSE)
+        ) as view,
     ):
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
@@ -165,22 +139,22 @@ async def _wait(
                 f"{service} has {callable_count} of {count} callable instances after "
                 f"{durations.show(within)}: run `mooring explain {service}` for the reasons"
             ) from None
-        return [explanation.instance for explanation in view.explain() if explanation.called]
+        instances = [explanation.instance for explanation in view.explain() if explanation.called]
+    _show_addresses(instances, protocol, as_json)
 
 
-def explain(
+async def explain(
     service: ServiceArgument,
+    target: Target,
     zone: ZoneOption = "",
     version: VersionOption = "",
     tag: TagOption = None,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    layout: LayoutOption = "tree",
     as_json: JSONOption = False,
 ) -> None:
     """Show why each instance is or is not in rotation."""
     selector = Selector(version, pairs("--tag", tag), zone)
-    instances = run_command(_listed(service, store, registry, layout))
+    async with target.connect() as hub:
+        instances = await list_instances(hub, service)
     if not instances:
         note(f"{service} has no instances")
     show(
@@ -190,15 +164,11 @@ def explain(
             "called": lambda row: yes_no(row.called),
             "why": lambda row: "; ".join(row.reasons) or "in rotation",
         },
-        _reasons,
+        lambda row: {
+            "service": row.instance.service,
+            "id": row.instance.id,
+            "called": row.called,
+            "reasons": list(row.reasons),
+        },
         as_json=as_json,
     )
-
-
-def _reasons(explained: Explanation) -> dict[str, JSON]:
-    return {
-        "service": explained.instance.service,
-        "id": explained.instance.id,
-        "called": explained.called,
-        "reasons": list(explained.reasons),
-    }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import run
+from mooring.cli.io.connect import run_command
 from mooring.cli.io.output import log_to_stderr
 from mooring.errors import MissingExtra
 from mooring.tenants.keys import NAMESPACE_VARIABLE
@@ -102,4 +102,4 @@ def serve(
         insecure=insecure,
     )
     log_to_stderr("mooring.registry.redis.cleanup", "mooring.server", "mooring.xds")
-    run(serving.serve(server_settings, lambda text: typer.echo(text)))
+    run_command(serving.serve(server_settings, lambda text: typer.echo(text)))

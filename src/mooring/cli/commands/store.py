@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import run, url_or_local
+from mooring.cli.io.connect import run_command, url_or_local
 from mooring.cli.io.options import StoreOption
-from mooring.cli.io.output import count_of, progress
-from mooring.cli.io.stdout import open_output
+from mooring.cli.io.output import count_of, open_output, print_stderr, progress
+from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
 from mooring.hub import open_store
 from mooring.store import Put, everything, prefix
@@ -21,10 +21,10 @@ from mooring.store.embedded import sqlite_file
 from mooring.store.export_import import batches_of, line_of, pages, puts_of
 from mooring.store.url import StoreURL, parse
 
-app = typer.Typer(help="Check, back up, export and import a store.", no_args_is_help=True)
+app = CommandGroup(help="Check, back up, export and import a store.", no_args_is_help=True)
 
-_OWN = b"/mooring/"
-"""Records of Mooring servers. They are valid in their own store only."""
+_SERVER_RECORDS = b"/mooring/"
+"""Prefix of the records of Mooring servers, which are valid in their own store only."""
 
 FilePath = Annotated[Path, typer.Argument(metavar="PATH", help="file of an embedded store")]
 
@@ -64,7 +64,9 @@ def backup(
 @app.command(name="export")
 def export_keys(
     store: StoreOption = "",
-    start: Annotated[str, typer.Option("--prefix", help="only keys with this prefix")] = "",
+    key_prefix: Annotated[
+        str, typer.Option("--prefix", metavar="KEY", help="only keys with this prefix")
+    ] = "",
     leased: Annotated[bool, typer.Option(help="include keys that are attached to a lease")] = False,
     file: Annotated[
         Path | None, typer.Argument(help="output file (default: standard output)")
@@ -72,10 +74,10 @@ def export_keys(
 ) -> None:
     """Export keys as JSON lines."""
     with url_or_local(store) as url:
-        where = parse(url)
-        if where.scheme == "sqlite" and not os.path.exists(where.file):
-            raise InvalidRequest(f"{where.file} not found: name the file of a store")
-        run(_export(where, os.fsencode(start), leased, _unless_dash(file)))
+        address = parse(url)
+        if address.scheme == "sqlite" and not os.path.exists(address.file):
+            raise InvalidRequest(f"{address.file} not found: name the file of a store")
+        run_command(_export(address, os.fsencode(key_prefix), leased, _unless_dash(file)))
 
 
 @app.command(name="import")
@@ -91,7 +93,7 @@ def import_keys(
     """
     puts = list(puts_of(_read(_unless_dash(file))))  # reads everything before the first write
     with url_or_local(store) as url:
-        run(_import(parse(url), puts))
+        run_command(_import(parse(url), puts))
 
 
 def _unless_dash(file: Path | None) -> Path | None:
@@ -111,14 +113,15 @@ def _read(file: Path | None) -> str:
         ) from error
 
 
-async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
+async def _export(address: StoreURL, start: bytes, leased: bool, file: Path | None) -> None:
     range = prefix(start) if start else everything()
+    with_own = start.startswith(_SERVER_RECORDS)
     written = skipped = own = 0
     with open_output(file) as output, progress("keys") as report:
-        async with open_store(where) as store:
+        async with open_store(address) as store:
             async for entries in pages(store, range):
                 for entry in entries:
-                    if entry.key.startswith(_OWN) and not start.startswith(_OWN):
+                    if entry.key.startswith(_SERVER_RECORDS) and not with_own:
                         own += 1
                     elif entry.lease and not leased:
                         skipped += 1
@@ -129,15 +132,15 @@ async def _export(where: StoreURL, start: bytes, leased: bool, file: Path | None
     left_out = f", skipped {skipped} on a lease (--leased includes them)" if skipped else ""
     if own:
         left_out += f", skipped {own} of Mooring's servers (valid in this store only)"
-    typer.echo(count_of(written, "key") + left_out, err=True)
+    print_stderr(count_of(written, "key") + left_out)
 
 
-async def _import(where: StoreURL, puts: list[Put]) -> None:
+async def _import(address: StoreURL, puts: list[Put]) -> None:
     done = 0
     with progress("keys") as report:
-        async with open_store(where) as store:
+        async with open_store(address) as store:
             for batch in batches_of(puts):
                 await store.commit(*batch)
                 done += len(batch)
                 report(done, len(puts))
-    typer.echo(count_of(len(puts), "key"), err=True)
+    print_stderr(count_of(len(puts), "key"))

@@ -8,25 +8,18 @@ from urllib.parse import quote
 import typer
 
 from mooring import durations
-from mooring.cli.io.http_client import (
-    TLS,
-    CAOption,
-    CertOption,
-    DataOption,
-    InsecureOption,
-    KeyOption,
-    ServerOption,
-    reach,
-)
+from mooring.cli.io.http_client import ServerTarget
 from mooring.cli.io.options import JSONOption
-from mooring.cli.io.output import note, printable, show, show_json
+from mooring.cli.io.output import note, show, show_json
+from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.formatting import printable, quoted
 from mooring.tenants.keys import MAX_ID
 
 ROLES = ("viewer", "operator", "admin", "service")
+_PAGE = 1000
 
-app = typer.Typer(help="Create, list and revoke API tokens.", no_args_is_help=True)
+app = CommandGroup(help="Create, list and revoke API tokens.", no_args_is_help=True)
 
 
 @app.command()
@@ -40,6 +33,7 @@ def create(
             metavar="ROLE", help="viewer, operator, admin, or service (may register instances)"
         ),
     ],
+    target: ServerTarget,
     group: Annotated[
         list[str] | None,
         typer.Option("--group", metavar="GROUP", help="restrict to this group; repeatable"),
@@ -54,12 +48,6 @@ def create(
         str, typer.Option(metavar="DURATION", help="lifetime: 30d, 12h, never")
     ] = "90d",
     as_json: JSONOption = False,
-    data: DataOption = None,
-    server: ServerOption = "",
-    ca: CAOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    insecure: InsecureOption = False,
 ) -> None:
     """Create a token and print its secret.
 
@@ -69,81 +57,50 @@ def create(
         raise InvalidRequest(f"there is no role {quoted(role)}: there are {', '.join(ROLES)}")
     if expires != "never":
         durations.parse(expires)
-    wanted = {
+    settings = {
         "name": name,
         "role": role,
         "groups": group or [],
         "tenants": tenant or [],
         "expires": expires,
     }
-    made = reach(data, server, TLS(ca, cert, key), insecure=insecure).ask(
-        "POST", "/admin/tokens", wanted
-    )
+    token = target.connect().request("POST", "/admin/tokens", settings)
     if as_json:
-        show_json(made)
+        show_json(token)
         return
-    typer.echo(printable(made["token"]))
-    until = f"until {made['expires']}" if made["expires"] else "for ever"
+    typer.echo(printable(token["token"]))
+    lifetime = f"until {token['expires']}" if token["expires"] else "for ever"
     note(
-        f"{made['id']} is valid {until}. The secret is shown only once: store it safely. "
-        f"`mooring token revoke {made['id']}` ends it"
+        f"{token['id']} is valid {lifetime}. The secret is shown only once: store it safely. "
+        f"`mooring token revoke {token['id']}` ends it"
     )
 
 
 @app.command("list")
-def list_(
-    as_json: JSONOption = False,
-    data: DataOption = None,
-    server: ServerOption = "",
-    ca: CAOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    insecure: InsecureOption = False,
-) -> None:
+def list_tokens(target: ServerTarget, as_json: JSONOption = False) -> None:
     """List tokens, without their secrets."""
-    found: list[dict[str, Any]] = []
-    asked = reach(data, server, TLS(ca, cert, key), insecure=insecure)
-    while page := asked.ask("GET", f"/admin/tokens?limit=1000&after={_last(found)}"):
-        found += page
-        if len(page) < 1000:
+    tokens: list[dict[str, Any]] = []
+    client, last = target.connect(), ""
+    while page := client.request("GET", f"/admin/tokens?limit={_PAGE}&after={last}"):
+        tokens += page
+        if len(page) < _PAGE:
             break
+        last = quote(str(page[-1]["id"]), safe="")
     show(
-        found,
+        tokens,
         {
-            "id": lambda each: str(each["id"]),
-            "name": lambda each: str(each["name"]),
-            "role": lambda each: str(each["role"]),
+            "id": lambda token: str(token["id"]),
+            "name": lambda token: str(token["name"]),
+            "role": lambda token: str(token["role"]),
             "scope": _scope,
-            "state": lambda each: str(each["state"]),
-            "expires": lambda each: str(each["expires"] or "never"),
-            "last used": lambda each: str(each["lastUsed"] or ""),
+            "state": lambda token: str(token["state"]),
+            "expires": lambda token: str(token["expires"] or "never"),
+            "last used": lambda token: str(token["lastUsed"] or ""),
         },
-        lambda each: each,
+        lambda token: token,
         as_json=as_json,
         spare=("last used",),
     )
-
-
-@app.command()
-def revoke(
-    id: Annotated[
-        str, typer.Argument(metavar="ID", help="token id, as listed by `mooring token list`")
-    ],
-    data: DataOption = None,
-    server: ServerOption = "",
-    ca: CAOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    insecure: InsecureOption = False,
-) -> None:
-    """Revoke a token and end the sessions that were started with it."""
-    asked = reach(data, server, TLS(ca, cert, key), insecure=insecure)
-    gone = asked.ask("DELETE", f"/admin/tokens/{quote(id, safe='')}")
-    note(f"revoked {gone['id']} ({gone['name']})")
-
-
-def _last(found: list[dict[str, Any]]) -> str:
-    return quote(str(found[-1]["id"]), safe="") if found else ""
 
 
 def _scope(token: dict[str, Any]) -> str:
@@ -151,20 +108,23 @@ def _scope(token: dict[str, Any]) -> str:
     return ", ".join([*token["groups"], *tenants]) or "everything"
 
 
-def login(
-    data: DataOption = None,
-    server: ServerOption = "",
-    ca: CAOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    insecure: InsecureOption = False,
+@app.command()
+def revoke(
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="token id, as listed by `mooring token list`")
+    ],
+    target: ServerTarget,
 ) -> None:
+    """Revoke a token and end the sessions that were started with it."""
+    token = target.connect().request("DELETE", f"/admin/tokens/{quote(id, safe='')}")
+    note(f"revoked {token['id']} ({token['name']})")
+
+
+def login(target: ServerTarget) -> None:
     """Print a one-time login link for the console.
 
     The link is valid for ten minutes. With --server and MOORING_TOKEN, it logs in as that token.
     """
-    link = reach(data, server, TLS(ca, cert, key), insecure=insecure).ask(
-        "POST", "/admin/login-codes"
-    )
+    link = target.connect().request("POST", "/admin/login-codes")
     typer.echo(printable(link["url"]))
     note("the link works once, within ten minutes, in a browser that can reach the server")

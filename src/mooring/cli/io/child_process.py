@@ -1,4 +1,4 @@
-"""A command that runs while something lasts: a registration, a lock."""
+"""Child processes: a command that runs during a registration or while a lock is held."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mooring import durations
 from mooring.cli.io.output import note
 
-_LOOK_EACH = 0.02  # seconds between looks at a group that is to end
-_DIE_WITHIN = 2.0  # seconds that the system has to bury in who was killed
+_POLL_INTERVAL = 0.02  # seconds between two checks whether a process group has ended
+_KILL_TIMEOUT = 2.0  # seconds until a killed process group has ended
 
 
 def report_not_started(command: str, error: OSError) -> int:
-    """Report why a command did not start, and return the exit code that a shell has for it."""
+    """Report why a command did not start, and return a shell's exit code for that."""
     is_missing = isinstance(error, FileNotFoundError) or (
-        # The system reports this too if it may not search a folder of PATH.
+        # The system also reports this if it may not search a folder of PATH.
         isinstance(error, PermissionError) and not shutil.which(command, os.F_OK)
     )
     note(f"{command}: {os.strerror(errno.ENOENT) if is_missing else error.strerror}")
@@ -29,8 +29,8 @@ def report_not_started(command: str, error: OSError) -> int:
 
 
 def queue_signals(*numbers: signal.Signals) -> asyncio.Queue[signal.Signals]:
-    """These signals, in the order in which they arrive; not those that who started us ignores, as
-    nohup does."""
+    """A queue of these signals as they arrive. Signals that this process inherited as ignored, as
+    under nohup, stay ignored."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -39,8 +39,8 @@ def queue_signals(*numbers: signal.Signals) -> asyncio.Queue[signal.Signals]:
 
 
 class Child:
-    """The command. It has a process group of its own, so that it gets a signal when we say so:
-    Ctrl-C in a terminal reaches everything in the terminal's group at once."""
+    """A command in its own process group: Ctrl-C in a terminal reaches this process only, which
+    decides when the command gets the signal."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], *, stdin: int | None = None
@@ -60,58 +60,59 @@ class Child:
         return 128 - code if code < 0 else code
 
     def stopped(self, number: signal.Signals) -> None:
-        """A signal has stopped it, until another one continues it."""
+        """Called when a signal has stopped the command; another one may continue it."""
 
     @property
     def ended(self) -> bool:
         return self._end.done()
 
     async def end(self) -> int:
-        """Wait for it; its exit code as shells give it."""
+        """Wait for the command. Returns its exit code, as a shell does."""
         return await asyncio.shield(self._end)
 
     def signal(self, number: signal.Signals) -> None:
-        """To everybody in its group whom we may send one."""
-        # The last of them ended just now, or all have become another user's.
+        """Send a signal to the process group."""
+        # The last process may just have ended, or all may have changed their user.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
     async def stop(self, *, within: float) -> None:
-        """End everybody in its group, also who is stopped: with SIGTERM, and after so long with
-        SIGKILL."""
+        """End the process group, even if it is stopped: with SIGTERM, and with SIGKILL after
+        `within` seconds."""
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
-        if not await self._empty(within):
-            note(f"the command goes on after {durations.show(within)}: it is killed")
+        if not await self._ends_within(within):
+            note(f"the command still runs after {durations.show(within)}: it is killed")
             self.signal(signal.SIGKILL)
-            if not await self._empty(_DIE_WITHIN):
-                note(f"some of the command may be left, in the process group {self.group}")
+            if not await self._ends_within(_KILL_TIMEOUT):
+                note(f"processes may be left in the process group {self.group}")
 
-    async def _empty(self, within: float) -> bool:
-        """Whether nobody is left in its group, within a time."""
-        deadline = self._loop.time() + within
-        while not (gone := self._gone()) and self._loop.time() < deadline:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(_LOOK_EACH)
-        return gone
+    async def _ends_within(self, seconds: float) -> bool:
+        """Whether the process group is empty within a time."""
+        deadline = self._loop.time() + seconds
+        while not (empty := self._is_empty()) and self._loop.time() < deadline:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(_POLL_INTERVAL)
+        return empty
 
-    def _gone(self) -> bool:
+    def _is_empty(self) -> bool:
         try:
             os.killpg(self.group, 0)
         except ProcessLookupError:
             return True
-        except PermissionError:  # there are some, of another user
+        except PermissionError:  # processes of another user are left
             return False
         return False
 
 
 class Terminal:
-    """It belongs to one process group at a time: who else reads from it is stopped."""
+    """The controlling terminal. It belongs to one process group at a time: the system stops every
+    other process that reads from it."""
 
     def __init__(self) -> None:
         self.lent = False
 
     def lend(self, group: int) -> bool:
-        """Whether it was ours to lend."""
+        """Give the terminal to a process group. Returns whether it was ours."""
         with contextlib.suppress(OSError), _opened() as terminal:
             if os.tcgetpgrp(terminal) == os.getpgrp():
                 os.tcsetpgrp(terminal, group)
@@ -120,10 +121,10 @@ class Terminal:
         return False
 
     def take_back(self) -> None:
-        """Where it was lent: it is ours again, or gone."""
+        """Take a lent terminal back, unless it is gone."""
         if self.lent:
             self.lent = False
-            with contextlib.suppress(OSError), _opened() as terminal, _undisturbed():
+            with contextlib.suppress(OSError), _opened() as terminal, _sigttou_blocked():
                 os.tcsetpgrp(terminal, os.getpgrp())
 
 
@@ -137,8 +138,8 @@ def _opened() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without the signal that stops who is in the background and touches the terminal."""
+def _sigttou_blocked() -> Iterator[None]:
+    """Block the signal that stops a background process when it changes the terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         yield
@@ -147,21 +148,24 @@ def _undisturbed() -> Iterator[None]:
 
 
 _FROM_TERMINAL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
-"""What stops a job: Ctrl-Z, and the wish of who is in the background for the terminal."""
+"""Signals of job control: Ctrl-Z, and access to the terminal from the background."""
 
-_HEIR = """
+_WATCHDOG = """
 read -r group || exit
-read -r over && exit
+read -r ended && exit
 kill -s TERM -- "-$group"
 kill -s CONT -- "-$group"
 sleep {grace}
 kill -s KILL -- "-$group"
 """
-"""Left alone by us without a word, it ends the command as we would have done."""
+"""Ends the process group as `Child.stop` does, if the pipe closes before its second line."""
 
 
 class Job(Child):
-    """The command. `wanted` says whether it is to go on after it was stopped. Close it."""
+    """A command that does not run without this process, nor this process without it.
+
+    `wanted` says whether a stopped command may continue. Must be closed.
+    """
 
     def __init__(
         self,
@@ -172,7 +176,7 @@ class Job(Child):
         wanted: Callable[[], bool],
     ) -> None:
         self._wanted, self._terminal = wanted, Terminal()
-        self._heir = _Heir(grace)
+        self._watchdog = _Watchdog(grace)
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTSTP, self.signal, signal.SIGTSTP)
@@ -181,29 +185,29 @@ class Job(Child):
         except BaseException:
             self.close()
             raise
-        self._heir.tell(self.group)
+        self._watchdog.watch(self.group)
 
     def stopped(self, number: signal.Signals) -> None:
-        """Who stopped it at the terminal means us too: our lock must not be renewed for a command
-        that stands still, nor the command go on when nobody renews the lock. Only where it asks for
-        the terminal, and that is ours, it is lent it and goes on."""
+        """Stop this process too if the terminal stopped the command: the lock must not be renewed
+        for a stopped command, and the command must not run while the lock is not renewed. If the
+        command was stopped because it wants the terminal, and the terminal is ours, lend it."""
         if number not in _FROM_TERMINAL:
             return
         asks = number != signal.SIGTSTP
         if not (asks and self._terminal.lend(self.group)):
             if _may_stop():
                 self._stop_with_it()
-            elif asks:  # it will never have it: as the system does with those whose shell is gone
+            elif asks:  # it can never get it; the system sends SIGHUP to orphaned groups too
                 self.signal(signal.SIGHUP)
         if self._wanted():
             self.signal(signal.SIGCONT)
 
     def _stop_with_it(self) -> None:
-        """Returns once we are continued."""
+        """Stop the command and this process. Returns when this process is continued."""
         lent = self._terminal.lent
         self._terminal.take_back()
-        self.signal(signal.SIGSTOP)  # also those of its group who do not listen
-        # Ctrl-Z did not reach those who were started with us, where the terminal was lent.
+        self.signal(signal.SIGSTOP)  # also processes that ignore SIGTSTP
+        # With a lent terminal, Ctrl-Z did not reach the other processes of our own group.
         os.kill(0 if lent else os.getpid(), signal.SIGSTOP)
         if lent:
             self._terminal.lend(self.group)
@@ -211,42 +215,42 @@ class Job(Child):
     def close(self) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTSTP)
         self._terminal.take_back()
-        self._heir.close()
+        self._watchdog.close()
 
 
-class _Heir:
-    """A process that outlives us where we are killed. It holds the other end of a pipe, and is in
-    no group and on no terminal of ours."""
+class _Watchdog:
+    """A process that ends the command if this process is killed. It reads from a pipe, and has a
+    session of its own."""
 
     def __init__(self, grace: float) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = False
-        with contextlib.suppress(FileNotFoundError):  # without a shell the command does without
+        self._watching = False
+        with contextlib.suppress(FileNotFoundError):  # without a shell there is no watchdog
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _HEIR.format(grace=round(grace))],
+                ["/bin/sh", "-c", _WATCHDOG.format(grace=round(grace))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
 
-    def tell(self, group: int) -> None:
+    def watch(self, group: int) -> None:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(b"%d\n" % group)
                 self._process.stdin.flush()
-                self._told = True
+                self._watching = True
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.communicate(b"over\n" if self._told else b"")
+            self._process.communicate(b"ended\n" if self._watching else b"")
 
 
 def _may_stop() -> bool:
-    """Whether somebody could continue us: who started our group is a shell with job control."""
+    """Whether a shell with job control started our process group, so that it can continue us."""
     import psutil  # slow to load, and few commands are ever stopped
 
-    with contextlib.suppress(psutil.Error, OSError):  # it ended while we looked
+    with contextlib.suppress(psutil.Error, OSError):  # the parent ended meanwhile
         parent = psutil.Process().parent()
         while parent is not None:
             if os.getpgid(parent.pid) != os.getpgrp():

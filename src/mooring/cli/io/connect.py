@@ -1,46 +1,35 @@
-"""The registry that a command works on, and how it is run there."""
+"""The store or registry that a command works on, and the event loop that the command runs in."""
 
 from __future__ import annotations
 
 import asyncio
-import difflib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from mooring.cli.io.options import LayoutOption, NamespaceOption, RegistryOption, StoreOption
 from mooring.cli.io.output import log_crashes, log_to_stderr, warn
 from mooring.errors import InvalidRequest, RegistryError, Unavailable
 from mooring.formatting import quoted
 from mooring.hub import Hub, connect
 from mooring.model import Instance
-from mooring.names import join_service, split_service
+from mooring.names import closest, join_service, split_service
 from mooring.settings.registry import RegistrySettings, parse
+from mooring.tenants.keys import NAMESPACE, TenantKeys
+
+if TYPE_CHECKING:
+    from mooring.tenants.publish.publisher import Publisher
 
 T = TypeVar("T")
 
-
-def run(work: Coroutine[object, object, T]) -> T:
-    """Run a command's coroutine, on uvloop where it is installed."""
-    log_crashes()
-    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-        return runner.run(work)
-
-
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        return None
-    return new_event_loop
-
-
 LOCAL = "127.0.0.1:2379"
-"""Where `mooring serve` listens unless told otherwise."""
+"""The default address of `mooring serve`."""
 
 _NO_METRICS: dict[str, object] = {"registry": {"metrics": {"enabled-metrics": []}}}
-"""A command's own metrics are not those of the service that it registers."""
+"""The metrics of the command's own process are not those of the service that it registers."""
 
 START_ONE = (
     "start `mooring serve`, or name a store with --store URL or MOORING_STORE, or a registry with "
@@ -49,24 +38,76 @@ START_ONE = (
 
 
 def run_command(work: Coroutine[object, object, T]) -> T:
-    """Run a command's coroutine; Ctrl-C ends it without a word."""
+    """Run a command's coroutine, on uvloop if it is installed. Ctrl-C exits with 130, silently."""
+    log_crashes()
     try:
-        return run(work)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return None
+    return new_event_loop
+
+
+@dataclass(frozen=True)
+class Target:
+    """Options that name the registry that a command works on."""
+
+    store: StoreOption = ""
+    registry: RegistryOption = ""
+    layout: LayoutOption = "tree"
+
+    def connect(self) -> AbstractAsyncContextManager[Hub]:
+        return open_hub(self.store, self.layout, registry=self.registry)
+
+
+@dataclass(frozen=True)
+class TenantTarget:
+    """Options that name the tenants that a command works on."""
+
+    store: StoreOption = ""
+    namespace: NamespaceOption = NAMESPACE
+
+    @property
+    def keys(self) -> TenantKeys:
+        return TenantKeys(self.namespace)
+
+    def connect(self) -> AbstractAsyncContextManager[Hub]:
+        return open_hub(self.store)
+
+    def run(self, work: Callable[[Publisher], Awaitable[T]], by: str = "") -> T:
+        """Run some work with a publisher, in an event loop of its own."""
+
+        async def with_publisher() -> T:
+            log_to_stderr(
+                "mooring.tenants.publish.committer", "mooring.tenants.publish.commit_loop"
+            )
+            async with self.connect() as hub:
+                return await work(hub.publisher(namespace=self.namespace, by=by))
+
+        return run_command(with_publisher())
+
+
 @asynccontextmanager
 async def open_hub(
-    store: str, layout: str, *, registry: str = "", settings: RegistrySettings | None = None
+    store: str,
+    layout: str = "tree",
+    *,
+    registry: str = "",
+    settings: RegistrySettings | None = None,
 ) -> AsyncIterator[Hub]:
-    """The hub on a store, or on the registry alone where that is elsewhere: a store that is not
-    needed need not be there, nor free. By default it is on the local server, and who has none is
-    told how to start it."""
-    log_to_stderr("mooring.registry.redis.registry")  # what it leaves out of an answer
+    """Connect to the store, or to the registry alone if it is elsewhere: a command that needs only
+    the registry works without the store. The default is the local server."""
+    log_to_stderr("mooring.registry.redis.registry")  # warns of services that it leaves out
     settings = settings or parse(_NO_METRICS)
     if store and registry:
-        connect(store, registry=registry)  # raises where the two do not go together
+        connect(store, registry=registry)  # raises if the two cannot be combined
     with url_or_local(registry or store) as url:
         async with connect(url, layout=layout, settings=settings) as hub:
             yield hub
@@ -74,8 +115,8 @@ async def open_hub(
 
 @contextmanager
 def url_or_local(url: str) -> Iterator[str]:
-    """The URL that was given, or that of the local server. If the local server does not answer,
-    the error says how to start it."""
+    """The given URL, or that of the local server. If the local server does not answer, the error
+    says how to start it."""
     try:
         yield url or f"etcd://{LOCAL}?timeout=2s"
     except Unavailable as error:
@@ -85,8 +126,8 @@ def url_or_local(url: str) -> Iterator[str]:
 
 
 async def list_instances(hub: Hub, service: str) -> tuple[Instance, ...]:
-    """The instances of a service. Warns of what cannot be understood there; raises where there is
-    no such service."""
+    """The instances of a service. Warns of unreadable records. Raises `RegistryError` if the
+    service does not exist."""
     listing = await hub.registry.instances(service)
     for problem in listing.problems:
         warn(str(problem))
@@ -96,12 +137,11 @@ async def list_instances(hub: Hub, service: str) -> tuple[Instance, ...]:
 
 
 async def require_service(hub: Hub, service: str) -> None:
-    """Raise `RegistryError` where the registry has never heard of a service: it has no instances,
-    no description, and no configuration."""
+    """Raise `RegistryError` if a service has no instances, no description and no configuration."""
     try:
         known = await hub.registry.names()
     except InvalidRequest:
-        return  # a layout without a root cannot tell which services there are
+        return  # a layout without a root cannot list its services
     if service in known or join_service(*split_service(service)) in known:
         return
     if not await hub.registry.configured(service):
@@ -109,6 +149,6 @@ async def require_service(hub: Hub, service: str) -> None:
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """The end of an error about an unknown name; there may be too many to list them."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f": did you mean {quoted(close[0])}?" if close else ""
+    """The end of an error about an unknown name."""
+    close = closest(name, known)
+    return f": did you mean {quoted(close)}?" if close else ""

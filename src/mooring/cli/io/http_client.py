@@ -1,7 +1,6 @@
-"""The server that a command talks to over HTTP, and as whom.
+"""The HTTP client of commands that call the admin API, and the options that name the server.
 
-By default that is the one that runs on this machine for this user: its data folder says where it
-is, and holds the admin token.
+The default is the local server of this user: its data folder has its address and the admin token.
 """
 
 from __future__ import annotations
@@ -25,71 +24,92 @@ from mooring.errors import AccessDenied, InvalidRequest, MooringError, StoreErro
 from mooring.formatting import describe, quoted
 from mooring.server.auth.data_dir import DataDir, data_folder
 
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        envvar="MOORING_DATA",
-        metavar="FOLDER",
-        help="the data folder of the local `mooring serve`; default: the user's",
-    ),
-]
-ServerOption = Annotated[
-    str,
-    typer.Option(
-        "--server",
-        envvar="MOORING_SERVER",
-        metavar="URL",
-        help="another server, as who MOORING_TOKEN says: https://HOST:7480",
-    ),
-]
-CAOption = Annotated[
-    Path | None,
-    typer.Option("--ca", envvar="MOORING_CA", metavar="FILE", help="who signs for the server"),
-]
-CertOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--cert",
-        envvar="MOORING_CERT",
-        metavar="FILE",
-        help="a certificate to show, where the server asks for one",
-    ),
-]
-KeyOption = Annotated[
-    Path | None,
-    typer.Option("--key", envvar="MOORING_KEY", metavar="FILE", help="the key of --cert"),
-]
-InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="show the token to another machine without TLS")
-]
-
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 _ERRORS: Mapping[int, type[MooringError]] = {400: InvalidRequest, 403: AccessDenied}
-"""By the status of an answer; any other is a `StoreError`."""
+"""By the status of a response; any other is a `StoreError`."""
 _MISMATCHES = (62, 64)
 """OpenSSL's codes for a certificate of another name, and of another address."""
-_WANTED = ("certificate required", "handshake failure")
-"""What a server says that got no certificate, in newer and in older TLS."""
-_SHOW_ONE = (
-    "if it has a `client_ca`, show it a certificate that this signed, with --cert FILE --key FILE"
+_NO_CLIENT_CERTIFICATE = ("certificate required", "handshake failure")
+"""The reasons of a server that requires a client certificate, in newer and in older TLS."""
+_GIVE_CERTIFICATE = (
+    "if the server has a `client_ca`, name a certificate of that authority with --cert FILE "
+    "--key FILE"
 )
 _START_ONE = (
     "start `mooring serve`, or name its folder with --data, or a server elsewhere with --server URL"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TLS:
-    """The files that TLS is spoken with."""
+@dataclass(frozen=True)
+class ServerTarget:
+    """Options that name the server that a command calls."""
 
-    ca: Path | None = None
-    """Who signs for the server; None: the authorities that this machine trusts."""
-    cert: Path | None = None
-    key: Path | None = None
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            envvar="MOORING_DATA",
+            metavar="FOLDER",
+            help="data folder of the local `mooring serve` (default: the user's)",
+        ),
+    ] = None
+    server: Annotated[
+        str,
+        typer.Option(
+            envvar="MOORING_SERVER",
+            metavar="URL",
+            help="call another server, such as https://HOST:7480, with the token in MOORING_TOKEN",
+        ),
+    ] = ""
+    ca: Annotated[
+        Path | None,
+        typer.Option(envvar="MOORING_CA", metavar="FILE", help="CA certificate of the server"),
+    ] = None
+    cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MOORING_CERT",
+            metavar="FILE",
+            help="client certificate, if the server requires one",
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        typer.Option(envvar="MOORING_KEY", metavar="FILE", help="key of the client certificate"),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="send the token to another machine without TLS"),
+    ] = False
 
-    def context(self) -> ssl.SSLContext:
-        """Raises `InvalidRequest` for files that are no good."""
+    def connect(self) -> AdminClient:
+        """A client of this server. Raises `InvalidRequest` for wrong options, and `Unavailable` if
+        no local server runs."""
+        self.tls_context()  # reports wrong files first
+        folder = DataDir(self.data.absolute() if self.data else data_folder())
+        token = os.environ.get("MOORING_TOKEN", "").strip()
+        if not token.isascii() or not token.isprintable():
+            raise InvalidRequest("MOORING_TOKEN is not a token")
+        url, address = (_checked(self.server), "") if self.server else _local_server(folder)
+        local = _is_loopback(f"//{address}" if address else url)
+        if url.startswith("http://") and not local and not self.insecure:
+            raise InvalidRequest(
+                f"{url} would send the token unencrypted: use https://, or add --insecure"
+            )
+        if not token and not local:
+            raise InvalidRequest(
+                f"{url} is another machine, and the local admin token is not valid there: set "
+                "MOORING_TOKEN"
+            )
+        if not token:
+            try:
+                token = folder.read_admin_token()
+            except FileNotFoundError:
+                raise Unavailable(f"{folder.admin_token} not found: {_START_ONE}") from None
+        return AdminClient(self, url, token, address)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Raises `InvalidRequest` for unusable files."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
@@ -104,8 +124,10 @@ class TLS:
             context.load_cert_chain(self.cert, self.key, password=_no_password)
         except OSError as error:
             pair = f"--cert {self.cert}" + (f" --key {self.key}" if self.key else "")
-            why = error.strerror if not isinstance(error, ssl.SSLError) else error.reason or error
-            raise InvalidRequest(f"{pair} is no certificate with its key: {why}") from error
+            reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+            raise InvalidRequest(
+                f"{pair} is not a certificate with its key: {reason or error}"
+            ) from error
         return context
 
 
@@ -113,15 +135,15 @@ def _no_password() -> str:
     raise InvalidRequest("the key is protected by a password: store it without one")
 
 
-class _Verified(http.client.HTTPSConnection):
-    """A connection to a server by its name, at an address on this machine."""
+class _LocalHTTPSConnection(http.client.HTTPSConnection):
+    """A connection to an address of this machine that verifies the certificate for another name."""
 
-    def __init__(self, host: str, port: int | None, at: tuple[str, int], tls: ssl.SSLContext):
-        super().__init__(host, port, timeout=_PATIENCE, context=tls)
-        self._at, self._tls = at, tls
+    def __init__(self, host: str, port: int | None, address: tuple[str, int], tls: ssl.SSLContext):
+        super().__init__(host, port, timeout=_TIMEOUT, context=tls)
+        self._address, self._tls = address, tls
 
     def connect(self) -> None:
-        plain = socket.create_connection(self._at, _PATIENCE)
+        plain = socket.create_connection(self._address, _TIMEOUT)
         try:
             self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
         except BaseException:
@@ -129,128 +151,105 @@ class _Verified(http.client.HTTPSConnection):
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    url: str
-    token: str
-    tls: TLS = TLS()
-    at: str = ""
-    """Its address on this machine, where the URL has only the name of its certificate."""
+class AdminClient:
+    """Calls the admin API of one server. Errors say what to do.
 
-    def __repr__(self) -> str:
-        return f"Server({self.url!r})"
+    `address` is where the server listens on this machine, if the URL has only the name of its
+    certificate.
+    """
 
-    def ask(self, method: str, path: str, body: object = None) -> Any:
-        """What the server answers. Raises a `MooringError` that says what to do."""
-        headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
+    def __init__(self, target: ServerTarget, url: str, token: str, address: str = "") -> None:
+        self._target, self._url, self._token, self._address = target, url, token, address
+
+    def request(self, method: str, path: str, body: object = None) -> Any:
+        """Send a request and return the decoded response. Raises a `MooringError`."""
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
         content = None
         if body is not None:
             content, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
         connection = self._connection()
         try:
-            # Nothing follows a redirect: the token is for this server alone.
+            # Redirects are not followed: the token is for this server alone.
             connection.request(method, path, content, headers)
-            answer = connection.getresponse()
-            status, told = answer.status, answer.read()
+            response = connection.getresponse()
+            status, data = response.status, response.read()
         except ssl.SSLCertVerificationError as error:
             raise AccessDenied(self._untrusted(error)) from error
         except ssl.SSLError as error:
-            raise self._refused(error) from error
+            raise self._tls_failed(error) from error
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(self._unanswered(error)) from error
+            raise Unavailable(self._unreachable(error)) from error
         finally:
             connection.close()
-        return self._understood(status, told)
+        return self._decoded(status, data)
 
     def _connection(self) -> http.client.HTTPConnection:
-        parts = urllib.parse.urlsplit(self.url)
+        parts = urllib.parse.urlsplit(self._url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=_PATIENCE)
-        if self.at:
-            return _Verified(host, port, addresses.split(self.at), self.tls.context())
-        context = self.tls.context()
-        return http.client.HTTPSConnection(host, port, timeout=_PATIENCE, context=context)
+            return http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
+        context = self._target.tls_context()
+        if self._address:
+            return _LocalHTTPSConnection(host, port, addresses.split(self._address), context)
+        return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT, context=context)
 
     def _untrusted(self, error: ssl.SSLCertVerificationError) -> str:
-        why = error.verify_message
+        reason, ca = error.verify_message, self._target.ca
         if error.verify_code in _MISMATCHES:
             return (
-                f"{self.url} shows a certificate that is not for that name ({why}): call it by one "
-                "that it is for, with --server URL"
+                f"the certificate of {self._url} is for another name ({reason}): use a name in the "
+                "certificate, with --server URL"
             )
-        if self.tls.ca is None:
-            told = f"shows a certificate that nobody here trusts ({why})"
-            return f"{self.url} {told}: name who signs for it with --ca FILE"
+        if ca is None:
+            return (
+                f"the certificate of {self._url} is not trusted ({reason}): name its CA with "
+                "--ca FILE"
+            )
         return (
-            f"{self.url} shows a certificate that does not come from {self.tls.ca} ({why}): that "
-            "is another authority's, or it is not the server that you mean"
+            f"the certificate of {self._url} was not issued by {ca} ({reason}): this is another "
+            "CA, or not the server that you mean"
         )
 
-    def _refused(self, error: ssl.SSLError) -> StoreError:
+    def _tls_failed(self, error: ssl.SSLError) -> StoreError:
         reason = (error.reason or str(error)).lower().replace("_", " ")
-        if self.tls.cert is None and any(word in reason for word in _WANTED):
-            return AccessDenied(f"{self.url} asks for a certificate ({reason}): {_SHOW_ONE}")
-        return Unavailable(f"TLS with {self.url} fails ({reason}): is it a server with TLS?")
+        if self._target.cert is None and any(text in reason for text in _NO_CLIENT_CERTIFICATE):
+            return AccessDenied(
+                f"{self._url} requires a client certificate ({reason}): {_GIVE_CERTIFICATE}"
+            )
+        return Unavailable(f"TLS with {self._url} fails ({reason}): is it a server with TLS?")
 
-    def _unanswered(self, error: Exception) -> str:
-        reason = describe(error)
-        ended = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
-        if ended and self.url.startswith("https:") and self.tls.cert is None:
-            # A server of asyncio says nothing to who shows it no certificate, and hangs up.
-            return f"{self.url} ends the connection without a word: {_SHOW_ONE}"
-        return f"no server answers at {self.url} ({reason}): {_START_ONE}"
+    def _unreachable(self, error: Exception) -> str:
+        closed = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
+        if closed and self._url.startswith("https:") and self._target.cert is None:
+            # A server of asyncio closes the connection of a client without a certificate.
+            return f"{self._url} closed the connection without a response: {_GIVE_CERTIFICATE}"
+        return f"no server answers at {self._url} ({describe(error)}): {_START_ONE}"
 
-    def _understood(self, status: int, told: bytes) -> Any:
+    def _decoded(self, status: int, data: bytes) -> Any:
         try:
-            value = json.loads(told) if told else None
+            value = json.loads(data) if data else None
         except ValueError:
             value = None
         if 200 <= status < 300:
             return value
-        error = value.get("error") if isinstance(value, dict) else None
-        said = error.get("message") if isinstance(error, dict) else None
         if status == 401:
             raise AccessDenied(
-                f"{self.url} does not know the token: it is revoked, expired or another server's"
+                f"{self._url} does not know the token: it is revoked, expired or another server's"
             )
-        message = f"{self.url} answers {status}: {said or http.client.responses.get(status, '')}"
+        error = value.get("error") if isinstance(value, dict) else None
+        text = error.get("message") if isinstance(error, dict) else None
+        message = f"{self._url} answers {status}: {text or http.client.responses.get(status, '')}"
         raise _ERRORS.get(status, StoreError)(message)
 
 
-def reach(data: Path | None, server: str, tls: TLS, *, insecure: bool) -> Server:
-    """The server that is meant. Raises `InvalidRequest` or `Unavailable` where there is none."""
-    tls.context()  # wrong files are reported before anything else is looked for
-    folder = DataDir(data.absolute() if data else data_folder())
-    token = os.environ.get("MOORING_TOKEN", "").strip()
-    if not token.isascii() or not token.isprintable():
-        raise InvalidRequest("MOORING_TOKEN is no token")
-    url, at = (_checked(server), "") if server else _running(folder.path, folder.running())
-    near = _is_near(f"//{at}" if at else url)
-    if url.startswith("http://") and not near and not insecure:
-        raise InvalidRequest(
-            f"{url} would be shown the token for everybody on the way to read: write https://, or "
-            "--insecure"
-        )
-    if not token and not near:
-        raise InvalidRequest(
-            f"{url} is not this machine, and the admin token here is not for it: set MOORING_TOKEN"
-        )
-    if not token:
-        try:
-            token = folder.read_admin_token()
-        except FileNotFoundError:
-            raise Unavailable(f"there is no {folder.admin_token}: {_START_ONE}") from None
-    return Server(url, token, tls, at)
-
-
-def _running(folder: Path, running: Any) -> tuple[str, str]:
-    """The URL of the server of a folder, and its address on this machine where that is another."""
+def _local_server(folder: DataDir) -> tuple[str, str]:
+    """The URL of the server of a data folder, and its address on this machine if that differs."""
+    running = folder.running()
     if running is None:
-        raise Unavailable(f"no server has said in {folder} where it is: {_START_ONE}")
-    # What took its port may be anybody's.
+        raise Unavailable(f"no server runs with the folder {folder.path}: {_START_ONE}")
+    # Its port may be used by another program by now, which must not get the token.
     if not _is_alive(running.pid):
-        raise Unavailable(f"the server of {folder} is gone: {_START_ONE}")
+        raise Unavailable(f"the server of {folder.path} has ended: {_START_ONE}")
     return running.url, running.at
 
 
@@ -267,17 +266,17 @@ def _is_alive(pid: int) -> bool:
 def _checked(server: str) -> str:
     try:
         parts = urllib.parse.urlsplit(server)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        good = False
-    if not good or parts.path not in ("", "/") or parts.query or parts.username is not None:
+        valid = False
+    if not valid or parts.path not in ("", "/") or parts.query or parts.username is not None:
         raise InvalidRequest(
-            f"--server {quoted(server)} is no server: write it like https://HOST:7480"
+            f"--server {quoted(server)} is not a server: write it like https://HOST:7480"
         )
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _is_near(url: str) -> bool:
+def _is_loopback(url: str) -> bool:
     host = urllib.parse.urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

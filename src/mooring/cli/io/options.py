@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mooring import durations
-from mooring.errors import InvalidRequest
+from mooring.errors import Conflict, InvalidRequest
 from mooring.formatting import quoted
-from mooring.tenants.keys import NAMESPACE_VARIABLE
+from mooring.tenants.keys import MAX_ID, NAMESPACE_VARIABLE, Owner, named
+
+if TYPE_CHECKING:
+    from mooring.tenants.parts import StoredParts
 
 StoreOption = Annotated[
     str,
@@ -40,6 +44,10 @@ LayoutOption = Annotated[
 ]
 RevealOption = Annotated[bool, typer.Option("--reveal", help="show secrets in clear text")]
 JSONOption = Annotated[bool, typer.Option("--json", help="print JSON, one object per line")]
+YesOption = Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="show what would change without writing it")
+]
 
 NamespaceOption = Annotated[
     str,
@@ -52,6 +60,12 @@ NamespaceOption = Annotated[
 ]
 
 ServiceArgument = Annotated[str, typer.Argument(metavar="SERVICE", help="GROUP/NAME or NAME")]
+ByOption = Annotated[
+    str,
+    typer.Option(
+        "--by", metavar="NAME", help="author of the change, for the history (default: user@machine)"
+    ),
+]
 InstanceOption = Annotated[
     str,
     typer.Option("--instance", metavar="ID", help="apply to this instance instead of the service"),
@@ -68,6 +82,45 @@ TagOption = Annotated[
         "--tag", metavar="KEY=VALUE", help="only instances with this metadata; repeatable"
     ),
 ]
+TenantArgument = Annotated[
+    int, typer.Argument(metavar="ID", min=1, max=MAX_ID, help="id of the tenant")
+]
+EntryArgument = Annotated[
+    int, typer.Argument(metavar="NUMBER", min=0, help="number of an entry in the history")
+]
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """Options of commands that change the configuration of tenants."""
+
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="REVISION",
+            help="write only if nothing changed since this revision, as printed by `show --json` "
+            "or `get --json`",
+        ),
+    ] = ""
+    by: ByOption = ""
+    note: Annotated[
+        str, typer.Option(metavar="TEXT", help="reason for the change, for the history")
+    ] = ""
+
+    def require(self, owner: Owner) -> Callable[[StoredParts], None] | None:
+        """A check that nothing changed since `--base`; None without `--base`."""
+        if not self.base:
+            return None
+
+        def require(stored: StoredParts) -> None:
+            if stored.revision != self.base:
+                raise Conflict(
+                    f"{named(owner)}: changed since revision {self.base}. Compare and merge, then "
+                    f"write with the new revision, {stored.revision}",
+                    revision=0,
+                )
+
+        return require
 
 
 def pairs(what: str, typed: Iterable[str] | None) -> dict[str, str]:

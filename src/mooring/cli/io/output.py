@@ -1,30 +1,123 @@
-"""Output of commands: tables in a terminal, tab-separated lines in a pipe, JSON; and notes."""
+"""Output of commands: tables in a terminal, tab-separated lines in a pipe, JSON, files, notes on
+stderr. What happens if standard output is closed, or its reader ends."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeAlias, TypeVar
 
 import typer
 
+from mooring.errors import InvalidRequest, MooringError, misplaced
 from mooring.formatting import printable
-from mooring.model import JSON
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["log_crashes", "log_to_stderr", "note", "print_stderr", "printable", "warn"]
+    from mooring.model import JSON
+
+T = TypeVar("T")
+
+BROKEN_PIPE = 141
+"""The exit code of a command whose reader ends early (`| head`), as after SIGPIPE in a shell."""
+
+_PROGRESS_INTERVAL = 5.0  # seconds between two lines of progress
+_GAP = 2  # characters between two columns
+EMPTY_FIELD = "-"
+"""An empty field in a pipe: `read` and awk would skip an empty string."""
+
+
+def fill_descriptors() -> None:
+    """Open closed standard descriptors on /dev/null. Otherwise a socket of the event loop would get
+    the number, and output or the input of a child process would go through it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - stays open
+
+
+class _Output(io.FileIO):
+    """Ends the command if a write fails, before asyncio, click or rich handles the error."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for what is still buffered
+            if error.errno == errno.EPIPE:
+                raise typer.Exit(BROKEN_PIPE) from None
+            raise MooringError(f"the output cannot be written: {error.strerror}") from error
+
+
+def guarded(stream: TextIO) -> TextIO:
+    """Standard output that ends the command if it cannot be written, and escapes the characters
+    that its encoding lacks."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+    )
+
+
+@contextmanager
+def open_output(file: Path | None, *, mode: int = 0o666) -> Iterator[TextIO]:
+    """Standard output, or a file that is replaced when everything is written and is unchanged after
+    an error. `mode` is that of a new file."""
+    try:
+        if file is None:
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+            yield sys.stdout
+            sys.stdout.flush()
+        elif file.exists() and not file.is_file():  # a pipe, a terminal
+            with file.open("w", encoding="utf-8") as output:
+                yield output
+        else:
+            with _replacement(file.resolve(), mode) as output:
+                yield output
+    except BrokenPipeError:
+        raise typer.Exit(BROKEN_PIPE) from None
+    except OSError as error:
+        name = file or "standard output"
+        if file is not None and misplaced(error):
+            raise InvalidRequest(f"{name} cannot be written: name a file in a folder") from error
+        raise MooringError(f"{name} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _replacement(file: Path, mode: int) -> Iterator[TextIO]:
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "w", encoding="utf-8") as output:
+            yield output
+            output.flush()
+            os.fsync(output.fileno())
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def print_stderr(line: str) -> None:
-    """One line. Where the terminal is gone nobody hears it, and what was under way goes on."""
+    """Print a line on stderr. A closed terminal does not interrupt the command."""
     with contextlib.suppress(OSError):
         typer.echo(line, err=True)
 
@@ -37,7 +130,7 @@ def warn(text: str) -> None:
     note(f"warning: {text}")
 
 
-class _Notes(logging.Handler):
+class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
         if record.exc_info:
@@ -45,37 +138,34 @@ class _Notes(logging.Handler):
 
 
 def log_crashes() -> None:
-    """Of the library's log only what is a bug; commands tell the rest in their own words."""
+    """Print the library's log records from ERROR on. Commands report everything else themselves."""
     logger = logging.getLogger("mooring")
     if not logger.handlers:
-        logger.addHandler(_Notes(logging.ERROR))
+        logger.addHandler(_StderrHandler(logging.ERROR))
 
 
 def log_to_stderr(*names: str) -> None:
-    """Everything that these loggers tell people."""
+    """Print the log records of these loggers from INFO on."""
     for name in names:
         logger = logging.getLogger(name)
         if logger.handlers:
             continue
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        logger.addHandler(_Notes())
-
-
-_EVERY = 5.0  # seconds between two lines
+        logger.addHandler(_StderrHandler())
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """Yields a function that reports how much is done, and the total if it is known."""
-    from rich.console import Console  # slow to load, and only a terminal needs the rest
+    from rich.console import Console  # slow to load
 
     console = Console(stderr=True)
     last = time.monotonic()
 
     def line(done: int, total: int | None) -> None:
         nonlocal last
-        if time.monotonic() - last >= _EVERY:
+        if time.monotonic() - last >= _PROGRESS_INTERVAL:
             last = time.monotonic()
             print_stderr(f"{what} {done}" if total is None else f"{what} {done} of {total}")
 
@@ -90,7 +180,16 @@ def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-T = TypeVar("T")
+def confirm(question: str, yes: bool) -> None:
+    """Ask for confirmation, and end the command with 1 if it is refused. Raises `InvalidRequest` if
+    standard input is not a terminal."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidRequest(f"{question} Confirm with --yes: standard input is not a terminal")
+    if not typer.confirm(printable(question), err=True):
+        note("nothing was changed")
+        raise typer.Exit(1)
 
 
 class Styled(NamedTuple):
@@ -101,16 +200,7 @@ class Styled(NamedTuple):
 
 
 Columns: TypeAlias = Mapping[str, Callable[[T], str | Styled]]
-"""What to show of an item, by heading."""
-
-_GAP = 2  # between two columns
-EMPTY_FIELD = "-"
-"""An empty field in a pipe: `read` and awk would skip it."""
-
-
-def count_of(number: int, one: str, many: str = "") -> str:
-    """`1 tenant`, `2 tenants`."""
-    return f"{number} {one if number == 1 else many or f'{one}s'}"
+"""The cell of an item, by heading."""
 
 
 def show(
@@ -121,18 +211,32 @@ def show(
     as_json: bool,
     spare: Collection[str] = (),
 ) -> None:
-    """Print items. A table leaves out columns without any content, and those that are `spare`
-    where the terminal is too narrow; a pipe gets them all."""
+    """Print items. A table leaves out empty columns, and the `spare` ones if the terminal is too
+    narrow. A pipe gets all columns."""
     if as_json:
         for item in items:
             show_json(record(item))
         return
-    rows = [[_clean(cell(item)) for cell in columns.values()] for item in items]
+    rows = [[_styled(cell(item)) for cell in columns.values()] for item in items]
     if sys.stdout.isatty():
         _show_table(columns, rows, spare)
         return
     for row in rows:
         typer.echo("\t".join(cell.text or EMPTY_FIELD for cell in row))
+
+
+def show_fields(
+    fields: Mapping[str, JSON], headings: tuple[str, str] = ("key", "value"), *, as_json: bool
+) -> None:
+    """Print one object: a row for each field, or JSON."""
+    if as_json:
+        show_json(fields)
+        return
+    columns: Columns[tuple[str, JSON]] = {
+        headings[0]: lambda field: field[0],
+        headings[1]: lambda field: as_text(field[1]),
+    }
+    show(list(fields.items()), columns, lambda field: {field[0]: field[1]}, as_json=False)
 
 
 def _show_table(
@@ -141,17 +245,17 @@ def _show_table(
     from rich.console import Console
     from rich.text import Text
 
-    kept = {
+    columns = {
         heading: [Text(*cell) for cell in cells]
         for heading, *cells in zip(headings, *rows, strict=True)
         if any(cell.text for cell in cells)
     }
     console = Console(highlight=False)
-    for heading in reversed([heading for heading in kept if heading in spare]):
-        if _width(kept) > console.width:
-            del kept[heading]
-    if kept:
-        console.print(_table(kept))
+    for heading in reversed([heading for heading in columns if heading in spare]):
+        if _width(columns) > console.width:
+            del columns[heading]
+    if columns:
+        console.print(_table(columns))
 
 
 def _width(columns: Mapping[str, Sequence[Text]]) -> int:
@@ -190,9 +294,14 @@ def yes_no(flag: bool) -> Styled:
 
 
 def number(value: float) -> int | float:
-    """A number as a person would write it: 1, not 1.0."""
+    """An integer if the value is one: 1, not 1.0."""
     return int(value) if float(value).is_integer() else value
 
 
-def _clean(cell: str | Styled) -> Styled:
+def count_of(number: int, one: str, many: str = "") -> str:
+    """`1 tenant`, `2 tenants`."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def _styled(cell: str | Styled) -> Styled:
     return Styled(printable(cell), "") if isinstance(cell, str) else cell

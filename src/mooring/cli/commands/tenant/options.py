@@ -10,8 +10,9 @@ from typing import Annotated, TypeVar
 import typer
 
 from mooring.cli.io.connect import open_hub, run_command
-from mooring.cli.io.output import log_to_stderr, note, printable
+from mooring.cli.io.output import log_to_stderr, note
 from mooring.errors import Conflict, InvalidRequest
+from mooring.formatting import printable
 from mooring.tenants.keys import MAX_ID, Owner, default_namespace, joined, named
 from mooring.tenants.parts import Parts, StoredParts
 from mooring.tenants.publish.publisher import Publisher, Require
@@ -73,7 +74,7 @@ def must_agree(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidRequest(f"{question} Nobody can be asked here: say --yes")
+        raise InvalidRequest(f"{question} Confirm with --yes: standard input is not a terminal")
     if not typer.confirm(printable(question), err=True):
         note("nothing was changed")
         raise typer.Exit(1)

@@ -25,7 +25,7 @@ from mooring.cli.commands.tenant.options import (
 )
 from mooring.cli.commands.tenant.show import counted, print_changes
 from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.io.output import count_of, note, printable, progress, show_json, warn
+from mooring.cli.io.output import count_of, note, progress, show_json, warn
 from mooring.errors import (
     Conflict,
     InvalidRequest,
@@ -36,6 +36,7 @@ from mooring.errors import (
     TenantError,
     TooLarge,
 )
+from mooring.formatting import printable
 from mooring.masking import is_secret
 from mooring.model import JSON
 from mooring.tenants.diff import changes_to_json

@@ -19,15 +19,14 @@ from mooring.cli.io.output import (
     as_text,
     count_of,
     note,
+    open_output,
     print_stderr,
-    printable,
     progress,
     show_json,
     warn,
 )
-from mooring.cli.io.stdout import open_output
 from mooring.errors import NotConfigured, Undecipherable
-from mooring.formatting import quoted
+from mooring.formatting import printable, quoted
 from mooring.masking import cleartext_secrets, is_hidden, is_split_key, masked
 from mooring.model import JSON
 from mooring.store.contract import Entry
