@@ -91,7 +91,7 @@ token create a --role nix                             there is no role 'nix'
 token create a --role admin --expires x               write it like 10s
 token create a --role viewer --tenant 0               Invalid value for '--tenant'
 xds bootstrap                                         give either --grpc or --envoy
-xds bootstrap --envoy --listen nix                    write it like 127.0.0.1:10000
+xds bootstrap --envoy --listen nix                    use the form 127.0.0.1:10000
 migrate jxt verify {s} --verified {f}/text/x          cannot be
 migrate jxt verify {s} --verified {f}/folder          cannot be
 migrate jxt delete {s} --verified {f}/folder          cannot be read
