@@ -167,7 +167,7 @@ async def test_what_did_not_change_is_written_once_for_all(admin: Admin):
     path, fleet = "/admin/overview", admin.fleet
     quiet = Instance("shop/orders", "10.0.0.1", 80)
     await admin.hub.registry.enter(quiet, ttl=600.0)
-    await eventually(lambda: fleet.silence("shop/orders", "10.0.0.1:80") is not None)
+    await eventually(lambda: fleet.observation("shop/orders", "10.0.0.1:80").silence is not None)
     await fleet._poller.aclose()  # time stands still
     first = await admin.get(path)
     again = await admin.get(path, headers={"If-None-Match": first.headers["etag"]})

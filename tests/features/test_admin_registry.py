@@ -108,7 +108,7 @@ async def shows_all(admin: Admin) -> bool:
     assert orders is not None
     assert auth is not None
     heard = [
-        fleet.silence(known.name, id) is not None
+        fleet.observation(known.name, id).silence is not None
         for known in (orders, auth)
         for id in known.instances
     ]
@@ -398,7 +398,7 @@ async def test_metrics_are_aggregated_charted_and_told(admin: Admin, store_url: 
 
 
 async def test_what_happened_is_told_also_of_who_is_gone(admin: Admin):
-    await admin.fleet.ready()
+    await eventually(lambda: admin.fleet.loaded)
     async with admin.hub.register(Instance("a", "h", 1)) as one:
         await eventually(lambda: admin.fleet.service("a") is not None)
         one.update(healthy=False)
@@ -433,7 +433,7 @@ async def test_services_without_instances_are_known_where_the_registry_knows_the
 ):
     await admin.hub.registry.describe(service="idle", set={"description": "sleeps"})
     admin.fleet.update_names([each.name for each in await admin.hub.registry.services()])
-    await admin.fleet.ready()
+    await eventually(lambda: admin.fleet.loaded)
     assert [each["serviceName"] for each in await told(admin, "services")] == ["idle"]
 
 
@@ -482,7 +482,7 @@ async def test_while_the_store_is_away_the_picture_stays_and_is_called_stale(
 async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admin: Admin):
     """As after FLUSHALL: nobody left, and whoever lives comes back with the next heartbeat."""
     entered = await admin.hub.registry.enter(Instance("orders", "10.0.0.1", 80))
-    await eventually(lambda: admin.fleet.silence("orders", "10.0.0.1:80") is not None)
+    await eventually(lambda: admin.fleet.observation("orders", "10.0.0.1:80").silence is not None)
     await hands_of(admin.hub).delete_all()
     await eventually(lambda: admin.fleet.observed("orders")["10.0.0.1:80"].missing)
     found = await told(admin, "services", "orders")

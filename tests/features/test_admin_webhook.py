@@ -99,7 +99,7 @@ class Wrong(CurrentProblems):
         self.now: list[Problem] = []
 
     def problems(self) -> list[Problem]:
-        self.looked_at = time.monotonic()
+        self.updated_at = time.monotonic()
         return self.now
 
 

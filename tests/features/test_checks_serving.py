@@ -49,10 +49,14 @@ async def test_the_live_picture_has_the_response_time_and_the_failure():
         ill = Instance("orders", "127.0.0.1", free_port(), "http")
         async with HealthChecks(fleet, OFTEN, policy=rules), hub.register(well):
             async with hub.register(ill):
-                await eventually(lambda: (fleet.response_time("orders", well.id) or 0) > 0)
-                await eventually(lambda: "refused" in fleet.check_failure("orders", ill.id))
-                assert fleet.check_failure("orders", well.id) == ""
-            await eventually(lambda: fleet.check_failure("orders", ill.id) == "")
+                await eventually(
+                    lambda: (fleet.observation("orders", well.id).response_time or 0) > 0
+                )
+                await eventually(
+                    lambda: "refused" in fleet.observation("orders", ill.id).check_failure
+                )
+                assert fleet.observation("orders", well.id).check_failure == ""
+            await eventually(lambda: fleet.observation("orders", ill.id).check_failure == "")
 
 
 async def test_serve_checks_what_is_registered_and_never_itself(tmp_path: Path):

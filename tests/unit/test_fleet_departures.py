@@ -50,8 +50,8 @@ def test_one_that_said_so_went_in_order(state: str, how: str):
 
 def test_one_that_somebody_takes_out_here_went_in_order_for_a_moment():
     signs = LivenessSignals()
-    signs.expect_departure(AT, "taken_out", 100.0)
-    assert signs.classify_departure(AT, ONE, 101.0) == "taken_out"
+    signs.expect_departure(AT, "removed", 100.0)
+    assert signs.classify_departure(AT, ONE, 101.0) == "removed"
     signs.expect_departure(AT, "left", 100.0)
     assert signs.classify_departure(AT, ONE, 200.0) == "lost"
 

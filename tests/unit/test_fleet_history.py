@@ -98,7 +98,7 @@ def test_samples_are_bounded_also_where_there_are_many_instances(monkeypatch: py
 def test_how_one_was_that_is_gone_is_kept_for_a_while_and_goes_on_when_it_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(histories, "_GONE", 2)
+    monkeypatch.setattr(histories, "_MAX_GONE", 2)
     history = MetricHistory()
     for number in range(3):
         history.add(("a", f"h:{number}"), measured(number), now())

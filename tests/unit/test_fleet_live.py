@@ -32,7 +32,7 @@ async def hub() -> AsyncIterator[Hub]:
 @pytest.fixture
 async def fleet(hub: Hub) -> AsyncIterator[Fleet]:
     async with Fleet(hub.registry) as opened:
-        await opened.ready()
+        await eventually(lambda: opened.loaded)
         yield opened
 
 
@@ -96,7 +96,7 @@ async def test_a_service_that_lost_all_stays_until_somebody_comes_again(hub: Hub
 
 async def test_who_was_there_before_is_no_news(hub: Hub):
     async with hub.register(at("a")) as one, Fleet(hub.registry) as fleet:
-        await fleet.ready()
+        await eventually(lambda: fleet.loaded)
         assert kinds(fleet, "a") == []
         (event,) = fleet.timeline("a", "h:1")
         assert event.time == one.instance.status.registered_at
@@ -105,15 +105,15 @@ async def test_who_was_there_before_is_no_news(hub: Hub):
 
 async def test_silence_is_sampled_soon_after_somebody_has_come(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
-        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
         assert fleet.observed("a")["h:1"].last_heartbeat is not None
-    await eventually(lambda: fleet.silence("a", "h:1") is None)
+    await eventually(lambda: fleet.observation("a", "h:1").silence is None)
 
 
 async def test_who_is_silent_for_too_long_is_late_until_it_is_heard_again(hub: Hub, fleet: Fleet):
     impatient(hub.registry, late=30.0)
     async with hub.register(at("a")):
-        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
         version = fleet.version
         fleet.update_silence("a", {"h:1": 31.0, "unknown": 99.0})
         assert fleet.observed("a")["h:1"].late
@@ -133,7 +133,7 @@ async def test_who_is_shown_and_not_in_the_registry_is_missing(
         return {}
 
     async with hub.register(at("a")):
-        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
         monkeypatch.setattr(hub.registry, "silence", nobody)
         known = fleet.service("a")
         assert known is not None
@@ -156,7 +156,7 @@ async def test_who_is_shown_and_not_in_the_registry_is_missing(
 async def test_one_look_in_which_somebody_is_missing_may_be_an_accident(hub: Hub, fleet: Fleet):
     impatient(hub.registry, late=30.0)
     async with hub.register(at("a")):
-        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
         fleet.update_silence("a", {})
         fleet.update_silence("a", {"h:1": 1.0})
         fleet.update_silence("a", {})
@@ -166,7 +166,7 @@ async def test_one_look_in_which_somebody_is_missing_may_be_an_accident(hub: Hub
 
 async def test_a_sample_is_no_change_but_shows(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
-        await eventually(lambda: fleet.silence("a", "h:1") is not None)
+        await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
         known = fleet.service("a")
         assert known is not None
         version, stamp = fleet.version, known.stamp
@@ -182,17 +182,17 @@ async def test_what_a_check_finds_is_told_when_it_turns(hub: Hub, fleet: Fleet):
         version = fleet.version
         fleet.report_check("a", "h:1", 12.0, "")
         fleet.report_check("a", "h:1", 14.0, "")
-        assert fleet.response_time("a", "h:1") == 14.0
+        assert fleet.observation("a", "h:1").response_time == 14.0
         assert fleet.version == version
         fleet.report_check("a", "h:1", None, "refused")
         fleet.report_check("a", "h:1", None, "timed out")
         fleet.report_check("a", "h:1", 15.0, "")
         assert fleet.version == version + 2
-        assert fleet.check_failure("a", "h:1") == ""
+        assert fleet.observation("a", "h:1").check_failure == ""
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
         assert checks == ["check failing: refused", "check passes"]
         fleet.report_check("a", "gone", None, "refused")
-        assert fleet.check_failure("a", "gone") == ""
+        assert fleet.observation("a", "gone").check_failure == ""
 
 
 async def test_a_check_that_is_not_made_is_no_failure(hub: Hub, fleet: Fleet):
@@ -200,7 +200,7 @@ async def test_a_check_that_is_not_made_is_no_failure(hub: Hub, fleet: Fleet):
         await eventually(lambda: fleet.service("a") is not None)
         fleet.report_check("a", "h:1", None, "refused")
         fleet.report_unchecked("a", "h:1", "its address is link-local")
-        assert fleet.check_failure("a", "h:1") == ""
+        assert fleet.observation("a", "h:1").check_failure == ""
         assert fleet.observed("a")["h:1"].unchecked == "its address is link-local"
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
         assert checks == ["check failing: refused", 'not checked: "its address is link-local"']
@@ -230,10 +230,10 @@ async def test_a_service_that_only_has_a_name_is_forgotten_after_a_while(
         for name in fleet.names():
             known = fleet.service(name)
             assert known is not None
-            known.since = now() - datetime.timedelta(seconds=services.FORGOTTEN + 1)
+            known.since = now() - datetime.timedelta(seconds=services.FORGET_LOST + 1)
         fleet.update_names(["described"])
         assert fleet.names() == ["described", "lives"]
-        monkeypatch.setattr(live, "_EMPTY", 1)
+        monkeypatch.setattr(live, "_MAX_EMPTY", 1)
         fleet.update_names(["described", "x", "y", "z"])
         fleet.update_names(["described"])
         assert fleet.names() == ["described", "lives", "z"]
@@ -247,10 +247,10 @@ async def test_a_service_that_another_server_had_forgotten_is_forgotten_here_too
     known = fleet.service("a")
     assert known is not None
     await eventually(lambda: known.emptied is not None, within=30)
-    await fleet._poller._names()
+    await fleet._poller._poll_names()
     assert fleet.names() == ["a"]  # its description is still there
     assert await hub.registry.forget("a")
-    await fleet._poller._names()
+    await fleet._poller._poll_names()
     assert not fleet.names()
 
 
@@ -277,9 +277,9 @@ async def test_where_a_list_also_names_the_silent_it_does_not_tell_who_was_forgo
 ):
     hub.registry.guarantees = msgspec.structs.replace(hub.registry.guarantees, keeps_names=False)
     await hub.registry.describe(service="a", set={"description": "as if its last one were silent"})
-    await fleet._poller._names()
+    await fleet._poller._poll_names()
     assert await hub.registry.forget("a")  # as if cleanup had taken it out
-    await fleet._poller._names()
+    await fleet._poller._poll_names()
     assert fleet.names() == ["a"]
 
 
@@ -358,11 +358,11 @@ async def test_a_service_whose_last_instance_fell_silent_was_lost(hub: Hub, flee
 
 async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fleet):
     entered = await hub.registry.enter(at("a"), ttl=60.0)
-    await eventually(lambda: fleet.silence("a", "h:1") is not None)
+    await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
     fleet.update_silence("a", {"h:1": 50.0})
     fleet._signals.reported(("a", "h:1"), 0.0)
-    fleet.expect_departure("a", "h:1", "taken_out")
-    fleet.expect_departure("a", "unknown", "taken_out")
+    fleet.expect_departure("a", "h:1", "removed")
+    fleet.expect_departure("a", "unknown", "removed")
     await hub.registry.leave("a", "h:1", entered.instance.incarnation)
     known = fleet.service("a")
     assert known is not None
@@ -381,7 +381,7 @@ async def test_a_service_without_anybody_at_the_start_is_absent_until_somebody_c
         if names_first:
             fleet.update_names(["a", "b"])
         async with fleet:
-            await fleet.ready()
+            await eventually(lambda: fleet.loaded)
             await eventually(lambda: fleet.names() == ["a", "b"])
             known = [fleet.service(name) for name in "ab"]
             assert [each and each.absent for each in known] == [True, False]
@@ -440,7 +440,7 @@ async def test_a_service_whose_last_instance_left_in_order_is_forgotten_sooner(
     await eventually(lambda: all(each and each.emptied for each in known))
     for each in known:
         assert each is not None
-        each.emptied = now() - datetime.timedelta(seconds=services.FORGOTTEN_IN_ORDER + 1)
+        each.emptied = now() - datetime.timedelta(seconds=services.FORGET_DEREGISTERED + 1)
         each.lost = each.name == "lost"
     fleet.update_names([])
     assert fleet.names() == ["lost"]

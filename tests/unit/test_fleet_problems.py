@@ -15,6 +15,7 @@ from mooring.model import Instance, Status, Time
 from mooring.server.http.response import shown
 from mooring.server.live.history import TimelineEvent
 from mooring.server.live.problems import KINDS, GracePeriods, Problem, problems, visible_problems
+from mooring.server.live.services import KnownService
 from mooring.server.live.summary import Observed
 
 NOW = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
@@ -24,22 +25,26 @@ def ago(seconds: float) -> Time:
     return NOW - datetime.timedelta(seconds=seconds)
 
 
-@dataclass
-class Service:
-    name: str
-    instances: Mapping[str, Instance] = field(default_factory=dict)
-    emptied: Time | None = None
-    lost: bool = True
-    absent: bool = False
-    since: Time = NOW
-    changed: Time = NOW
+def service(
+    name: str,
+    instances: dict[str, Instance] | None = None,
+    *,
+    emptied: Time | None = None,
+    lost: bool = True,
+    absent: bool = False,
+    since: Time = NOW,
+) -> KnownService:
+    known = KnownService(name, since=since, changed=NOW, version=1)
+    known.instances.update(instances or {})
+    known.emptied, known.lost, known.absent = emptied, lost, absent
+    return known
 
 
 @dataclass
 class Seen:
     """A picture of a fleet as plain data."""
 
-    services: dict[str, Service] = field(default_factory=dict)
+    services: dict[str, KnownService] = field(default_factory=dict)
     stale: bool = False
     error: str = ""
     observations: dict[str, dict[str, Observed]] = field(default_factory=dict)
@@ -49,7 +54,7 @@ class Seen:
     def names(self) -> Sequence[str]:
         return sorted(self.services)
 
-    def service(self, name: str) -> Service | None:
+    def service(self, name: str) -> KnownService | None:
         return self.services.get(name)
 
     def observed(self, service: str) -> Mapping[str, Observed]:
@@ -62,15 +67,15 @@ class Seen:
         return self.events.get(service, [])
 
 
-def having(service: str, *statuses: Status, **changes: Any) -> Service:
+def having(name: str, *statuses: Status, **changes: Any) -> KnownService:
     instances = [
-        Instance(service, "10.0.0.1", 80 + number, status=status, **changes)
+        Instance(name, "10.0.0.1", 80 + number, status=status, **changes)
         for number, status in enumerate(statuses)
     ]
-    return Service(service, {each.id: each for each in instances})
+    return service(name, {each.id: each for each in instances})
 
 
-def of(*services: Service, **named: Any) -> Seen:
+def of(*services: KnownService, **named: Any) -> Seen:
     return Seen({each.name: each for each in services}, **named)
 
 
@@ -97,8 +102,8 @@ def test_a_registry_that_cannot_be_read_comes_first():
 
 
 def test_a_service_that_had_no_instance_to_begin_with_may_have_died():
-    absent = Service("orders", absent=True, since=ago(90))
-    problem = only(problems(of(absent, Service("just described")), NOW))
+    absent = service("orders", absent=True, since=ago(90))
+    problem = only(problems(of(absent, service("just described")), NOW))
     assert (problem.kind, problem.severity, problem.since) == ("absent", "warning", shown(ago(90)))
     assert problem.text == "orders has no instance, and had none when this server started"
     absent.emptied = ago(10)
@@ -106,7 +111,7 @@ def test_a_service_that_had_no_instance_to_begin_with_may_have_died():
 
 
 def test_a_service_that_lost_its_last_instance_has_none():
-    problem = only(problems(of(Service("orders", emptied=ago(90))), NOW))
+    problem = only(problems(of(service("orders", emptied=ago(90))), NOW))
     assert (problem.kind, problem.severity) == ("no_instances", "critical")
     assert problem.since == shown(ago(90))
     assert problem.text == "orders has no instance: the last one was lost"
@@ -114,7 +119,7 @@ def test_a_service_that_lost_its_last_instance_has_none():
 
 
 def test_a_service_whose_last_instance_left_in_order_is_a_note_for_an_hour():
-    seen = of(Service("orders", emptied=ago(90), lost=False), having("x", WELL, WELL))
+    seen = of(service("orders", emptied=ago(90), lost=False), having("x", WELL, WELL))
     note = only(problems(seen, NOW))
     assert (note.kind, note.severity, note.since) == ("emptied", "info", shown(ago(90)))
     assert note.text == "orders has no instance: the last one deregistered"
@@ -122,14 +127,14 @@ def test_a_service_whose_last_instance_left_in_order_is_a_note_for_an_hour():
 
 
 def test_a_service_that_was_given_up_is_less_bad_and_the_same_problem():
-    lost = only(problems(of(Service("orders", emptied=ago(60))), NOW))
-    seen = of(Service("orders", emptied=ago(7200)), having("x", WELL, UNWELL), stale=True)
+    lost = only(problems(of(service("orders", emptied=ago(60))), NOW))
+    seen = of(service("orders", emptied=ago(7200)), having("x", WELL, UNWELL), stale=True)
     _, given_up, _ = problems(seen, NOW)
     assert (given_up.severity, given_up.key) == ("warning", lost.key)
 
 
 def test_a_service_that_never_had_an_instance_is_no_problem():
-    assert problems(of(Service("described-only")), NOW) == []
+    assert problems(of(service("described-only")), NOW) == []
 
 
 def test_nobody_to_call_is_said_though_there_are_instances():
@@ -203,7 +208,7 @@ def test_the_worst_comes_first_and_services_in_order():
     seen = of(
         having("b/one", WELL, UNWELL),
         having("a/two", WELL, UNWELL),
-        Service("z", emptied=NOW),
+        service("z", emptied=NOW),
         having("orders", WELL),
         brakes={"orders": "paused"},
     )
@@ -228,7 +233,7 @@ def test_its_words_do_not_change_with_the_time_alone():
     late = Observed(silence=60.0, sampled=NOW, late=True)
     seen = of(
         having("orders", Status(state="draining"), WELL),
-        Service("gone", emptied=ago(10)),
+        service("gone", emptied=ago(10)),
         observations={"orders": {"10.0.0.1:81": late}},
         events={"orders": [began]},
     )

@@ -19,6 +19,7 @@ from mooring.server.live.summary import (
     CheckResult,
     HealthCounts,
     Observed,
+    ServiceDetail,
     aggregate,
     aggregates,
     count_health,
@@ -30,7 +31,6 @@ from mooring.server.live.summary import (
     percentile,
     rate,
     reasons,
-    service_detail,
     service_summary,
 )
 
@@ -201,7 +201,8 @@ def test_the_shape_of_a_service_and_of_its_instances():
     two = at(2, status=Status(healthy=False))
     seen = {one.id: Observed(silence=1.5, sampled=MOMENT, response_time=12.5)}
     summary = service_summary("a", {one.id: one, two.id: two}, seen, changed=MOMENT)
-    detail = service_detail(summary, [instance_detail(one, seen[one.id])])
+    instances = (instance_detail(one, seen[one.id]),)
+    detail = ServiceDetail(**msgspec.structs.asdict(summary), instances=instances)
     told = msgspec.json.decode(encode(detail))
     instance = told.pop("instances")
     assert told == {

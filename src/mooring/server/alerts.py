@@ -386,7 +386,7 @@ class Alerts:
             await self._change_duty()
             grave = self._grave()
             # They may be a second old. A problem has lasted until then, not until now.
-            notice = self._ledger.look(grave, self._problems.looked_at)
+            notice = self._ledger.look(grave, self._problems.updated_at)
             if self._election.mine and not self._left:
                 await self._leave()
             mine = self._election.mine

@@ -160,7 +160,7 @@ async def deregister(call: ApiCall) -> Response:
             "version": instance.version,
             "incarnation": instance.incarnation,
         }
-    call.server.fleet.expect_departure(service, id, "taken_out")
+    call.server.fleet.expect_departure(service, id, "removed")
     if not await registry.deregister(service, id):
         call.server.fleet.expect_departure(service, id, None)
         await instance_of(call)  # says what is wrong with the name

@@ -1,6 +1,6 @@
-"""What is registered, live: one picture for the API, the stream, metrics, alerts and checks.
+"""The live state of everything registered: the source of the API, the event stream and alerts.
 
-`live` is the picture, `sampling` what is found out for it by asking, `timeline` what happened,
-`history` the metrics of a while, `summary` the shapes in which the API shows it, and `rendering`
-keeps those that are written.
+`state` holds it, `polling` observes what no change reports, `history` keeps recent events and
+metrics, `service_history` stores the known services, `summary` defines the shapes of the API,
+`services` caches their JSON, and `problems` says what is wrong.
 """

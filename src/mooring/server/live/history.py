@@ -1,4 +1,4 @@
-"""The timeline of events, and why an instance left: deregistered, drained or lost."""
+"""The recent history of the fleet, in bounded memory: events, departures and metric samples."""
 
 from __future__ import annotations
 
@@ -15,98 +15,95 @@ from mooring.server.live.summary import STATES, moment, numbers
 InstanceKey: TypeAlias = tuple[str, str]
 """A service and the id of an instance."""
 
-Departure = Literal["drained", "down", "left", "taken_out", "lost"]
+Departure = Literal["drained", "down", "left", "removed", "lost"]
 
 EXPECTED = 10.0
-"""Seconds within which one goes that somebody takes out."""
-_LATELY = 4.5
-"""Seconds since the last sign of life with which nobody is lost whose rhythm is not known yet: the
-shortest time that a layout gives is five."""
-_SAID = 2.0
-"""The same since it was seen to say something, which renews no lease."""
+"""Seconds within which an announced removal takes place."""
+_RECENT = 4.5
+"""Seconds since the last heartbeat within which an instance whose interval is unknown cannot have
+expired: the shortest timeout of any layout is five seconds."""
+_RECENT_REPORT = 2.0
+"""The same since its last report, which does not renew a lease."""
 _ROUNDING = 1.2
 """Seconds by which a store may be wrong about a renewal."""
-_BEATS = 1.8
-"""Between two signs of life passes a third of the time that one may be silent. So many times the
-longest pause is less than that time, also key it was rounded up."""
-_SURELY = 0.6
-"""The part of the time that one may be silent within which it cannot have run out: what it says of
-itself may come when a third of it has passed already."""
-_PAUSES = 12
-"""So many pauses of an instance are remembered."""
+_INTERVALS = 1.8
+"""Instances renew after a third of their timeout. So this multiple of the longest interval is below
+the timeout, even if the interval was rounded up."""
+_SAFE_SHARE = 0.6
+"""The share of the timeout within which an instance cannot have expired. It is below 2/3, because a
+report may arrive up to a third of the timeout after the renewal."""
+_MAX_INTERVALS = 12
 
 
 @dataclass(slots=True)
-class _Signal:
-    said: float = float("-inf")
-    """When it was last seen to say something."""
-    heard: float | None = None
-    """When it last gave a sign of life, as far as was asked."""
+class _Liveness:
+    reported: float = float("-inf")
+    """When a report of the instance was last seen."""
+    heartbeat: float | None = None
+    """When it last sent a heartbeat, according to the registry."""
     silence: float = 0.0
-    """How long it was silent when that was asked."""
-    pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
-    """How long it was silent before it was heard again."""
-    time: float | None = None
-    """Seconds that it may be silent, key they are known."""
+    """How long it had been silent when it was last sampled."""
+    intervals: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_INTERVALS))
+    """How long it was silent before each heartbeat."""
+    ttl: float | None = None
     expected: tuple[float, Departure] | None = None
 
     @property
-    def rhythm(self) -> float:
-        """The longest pause but one, which may have been an accident; 0 key none is known."""
-        return max(sorted(self.pauses)[-2:-1] or self.pauses, default=0.0)
+    def longest_interval(self) -> float:
+        """The second longest interval, since the longest may be an outlier; 0 if none is known."""
+        return max(sorted(self.intervals)[-2:-1] or self.intervals, default=0.0)
+
+    def is_recent(self, moment: float) -> bool:
+        """Whether the last heartbeat is so recent that the instance cannot have expired."""
+        if self.ttl is not None:
+            heartbeat = self.reported if self.heartbeat is None else self.heartbeat
+            return moment - max(heartbeat, self.reported) < _SAFE_SHARE * self.ttl
+        longest = self.longest_interval
+        if moment - self.reported < max(_RECENT_REPORT, longest):
+            return True
+        if self.heartbeat is None:
+            return False
+        return moment - self.heartbeat < (_INTERVALS * longest if longest else _RECENT)
 
 
 class LivenessSignals:
-    """LivenessSignals of life of the instances that are there. Moments are of a monotonic clock."""
+    """The signs of life of all registered instances, from which it follows why one left. Times are
+    from a monotonic clock."""
 
     def __init__(self) -> None:
-        self._signals: dict[InstanceKey, _Signal] = {}
+        self._instances: dict[InstanceKey, _Liveness] = {}
 
-    def _of(self, key: InstanceKey) -> _Signal:
-        return self._signals.setdefault(key, _Signal())
+    def _of(self, key: InstanceKey) -> _Liveness:
+        return self._instances.setdefault(key, _Liveness())
 
     def reported(self, key: InstanceKey, moment: float) -> None:
-        """It came, or said something of itself."""
-        self._of(key).said = moment
+        """The instance registered or reported a status."""
+        self._of(key).reported = moment
 
     def sampled(self, key: InstanceKey, silence: float, moment: float) -> None:
-        """It has been silent for so long."""
-        sign, heard = self._of(key), moment - silence
-        if sign.heard is not None and heard - sign.heard > _ROUNDING:
-            sign.pauses.append(sign.silence)
-        sign.heard, sign.silence = heard, silence
+        """The registry returned how long the instance has been silent."""
+        known, heartbeat = self._of(key), moment - silence
+        if known.heartbeat is not None and heartbeat - known.heartbeat > _ROUNDING:
+            known.intervals.append(known.silence)
+        known.heartbeat, known.silence = heartbeat, silence
 
     def set_ttl(self, key: InstanceKey, seconds: float) -> None:
-        """It may be silent for so long."""
-        self._of(key).time = seconds
+        self._of(key).ttl = seconds
 
     def expect_departure(self, key: InstanceKey, how: Departure | None, moment: float) -> None:
-        """Somebody is about to take it out; None: it was not to be."""
+        """The instance is about to be removed; None: its removal failed."""
         self._of(key).expected = None if how is None else (moment, how)
 
     def classify_departure(self, key: InstanceKey, before: Instance, moment: float) -> Departure:
-        """How it went; nothing is known of it any more."""
-        sign = self._signals.pop(key, None) or _Signal()
-        if sign.expected is not None and moment - sign.expected[0] <= EXPECTED:
-            return sign.expected[1]  # it is marked as draining for that
+        """Why an instance left, which is forgotten with this call."""
+        known = self._instances.pop(key, None) or _Liveness()
+        if known.expected is not None and moment - known.expected[0] <= EXPECTED:
+            return known.expected[1]  # even if it is draining: it was drained for its removal
         if before.status.state == "draining":
             return "drained"
         if before.status.state == "down":
             return "down"
-        return "left" if _is_recent(sign, moment) else "lost"
-
-
-def _is_recent(sign: _Signal, moment: float) -> bool:
-    """Whether its last sign of life is so near that its time cannot have run out."""
-    if sign.time is not None:
-        heard = sign.said if sign.heard is None else max(sign.heard, sign.said)
-        return moment - heard < _SURELY * sign.time
-    rhythm = sign.rhythm
-    if moment - sign.said < max(_SAID, rhythm):
-        return True
-    if sign.heard is None:
-        return False
-    return moment - sign.heard < (_BEATS * rhythm if rhythm else _LATELY)
+        return "left" if known.is_recent(moment) else "lost"
 
 
 EventKind = Literal[
@@ -128,7 +125,7 @@ EventKind = Literal[
 ]
 
 MAX_EVENTS = 50_000
-"""Events of all services together, or about so many."""
+"""The approximate limit for all services together."""
 MAX_SERVICE_EVENTS = 500
 MIN_SERVICE_EVENTS = 50
 
@@ -137,9 +134,9 @@ MIN_SERVICE_EVENTS = 50
 class TimelineEvent:
     time: Time
     service: str
-    """Empty key it concerns everything."""
+    """Empty if it concerns the whole fleet."""
     id: str
-    """Empty key it concerns the service."""
+    """Empty if it concerns the whole service."""
     kind: EventKind
     message: Message
 
@@ -157,12 +154,12 @@ class Timeline:
     def add(self, event: TimelineEvent) -> None:
         events = self._events.setdefault(event.service, deque())
         events.append(event)
-        most = min(max(MAX_EVENTS // len(self._events), MIN_SERVICE_EVENTS), MAX_SERVICE_EVENTS)
-        while len(events) > most:
+        share = max(MAX_EVENTS // len(self._events), MIN_SERVICE_EVENTS)
+        while len(events) > min(share, MAX_SERVICE_EVENTS):
             events.popleft()
 
     def of(self, service: str, id: str = "") -> list[TimelineEvent]:
-        """Those of a service, or of one of its instances, the newest last."""
+        """The events of a service, or of one of its instances, oldest first."""
         return [event for event in self._events.get(service, ()) if not id or event.id == id]
 
     def forget(self, service: str) -> None:
@@ -172,13 +169,13 @@ class Timeline:
 def events_of(
     before: Instance | None, after: Instance | None, how: Departure | None = None
 ) -> Iterator[tuple[EventKind, Message]]:
-    """The events that a change of an instance means; `how` it went, if it is gone. A change of
+    """The events that describe a change of an instance; `how` it left, if it did. A change of
     metrics alone is not an event."""
     if before is None or after is None:
         if after is not None:
-            version = _short(after.version)
+            version = _shortened(after.version)
             yield "added", message("registered", address=after.address, version=version)
-            yield from _shortcomings(after)
+            yield from _restrictions(after)
         elif before is not None:
             yield "removed", message(_DEPARTURES[how or "lost"])
         return
@@ -187,7 +184,7 @@ def events_of(
     if before.address != after.address:
         yield "restarted", message("moved", before=before.address, after=after.address)
     if before.version != after.version:
-        old, new = _short(before.version), _short(after.version)
+        old, new = _shortened(before.version), _shortened(after.version)
         yield "version", message("version_changed", before=old, after=new)
     if before.status.state != after.status.state:
         yield "state", message(STATES[after.status.state])
@@ -204,7 +201,7 @@ def events_of(
         yield "metadata", message("metadata_changed", names=names)
 
 
-def _shortcomings(instance: Instance) -> Iterator[tuple[EventKind, Message]]:
+def _restrictions(instance: Instance) -> Iterator[tuple[EventKind, Message]]:
     if instance.status.state != "up":
         yield "state", message(STATES[instance.status.state])
     if not instance.status.healthy:
@@ -217,32 +214,31 @@ _DEPARTURES: Mapping[Departure, str] = {
     "drained": "gone_drained",
     "down": "gone_down",
     "left": "gone_left",
-    "taken_out": "gone_removed",
+    "removed": "gone_removed",
     "lost": "gone_lost",
 }
 
+_MAX_NAMES = 5
+_MAX_LENGTH = 80
 
-_SHOWN = 5
-_LONG = 80
 
-
-def _short(text: str) -> str:
-    """What an instance says may be long."""
-    return text if len(text) <= _LONG else f"{text[:_LONG]}…"
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
 
 
 def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     names = sorted({*before, *after})
     changed = [name for name in names if before.get(name) != after.get(name)]
-    return [*map(_short, changed[:_SHOWN]), *(["…"] if len(changed) > _SHOWN else [])]
+    more = ["…"] if len(changed) > _MAX_NAMES else []
+    return [*map(_shortened, changed[:_MAX_NAMES]), *more]
 
 
 MAX_SAMPLES = 200_000
-"""Samples of all instances together, or about so many."""
+"""The approximate limit for all instances together."""
 MAX_INSTANCE_SAMPLES = 240
 MIN_INSTANCE_SAMPLES = 20
-_GONE = 500
-"""Instances that are gone, of which it is still shown how they were."""
+_MAX_GONE = 500
+"""Instances that left and whose samples are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,54 +248,52 @@ class MetricSample:
     """Numbers by path: `memory.usagePercent`."""
 
 
-class _Packed:
-    """A sample in little space: its paths are shared with others."""
-
-    __slots__ = ("paths", "time", "values")
-
-    def __init__(self, time: Time, paths: tuple[str, ...], values: array[float]) -> None:
-        self.time, self.paths, self.values = time, paths, values
+@dataclass(frozen=True, slots=True)
+class _PackedSample:
+    time: Time
+    paths: tuple[str, ...]
+    """Shared by all samples with the same paths."""
+    values: array[float]
 
 
 class MetricHistory:
+    """Recent metric samples of each instance, for charts."""
+
     def __init__(self) -> None:
-        self._samples: dict[InstanceKey, deque[_Packed]] = {}
-        self._gone: OrderedDict[InstanceKey, deque[_Packed]] = OrderedDict()
+        self._samples: dict[InstanceKey, deque[_PackedSample]] = {}
+        self._gone: OrderedDict[InstanceKey, deque[_PackedSample]] = OrderedDict()
         self._paths: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def add(self, key: InstanceKey, instance: Instance, time: Time) -> None:
-        """What an instance tells of itself now."""
-        found = dict(numbers(instance.status.metrics))
-        if not found:
+        """Add the metrics that an instance reports now."""
+        metrics = dict(numbers(instance.status.metrics))
+        if not metrics:
             return
         samples = self._samples.get(key)
         if samples is None:
             samples = self._samples[key] = self._gone.pop(key, deque())
-        names = tuple(found)
-        if len(self._paths) > 10_000:  # somebody makes up names
+        if len(self._paths) > 10_000:  # some instance invents new names all the time
             self._paths.clear()
+        names = tuple(metrics)
         paths = self._paths.setdefault(names, names)
-        samples.append(
-            _Packed(moment(instance.status.updated_at) or time, paths, array("d", found.values()))
-        )
-        most = min(
-            max(MAX_SAMPLES // len(self._samples), MIN_INSTANCE_SAMPLES), MAX_INSTANCE_SAMPLES
-        )
-        while len(samples) > most:
+        time = moment(instance.status.updated_at) or time
+        samples.append(_PackedSample(time, paths, array("d", metrics.values())))
+        share = max(MAX_SAMPLES // len(self._samples), MIN_INSTANCE_SAMPLES)
+        while len(samples) > min(share, MAX_INSTANCE_SAMPLES):
             samples.popleft()
 
     def leave(self, key: InstanceKey) -> None:
-        """An instance is gone: what is known of it is kept for a while."""
+        """Move the samples of an instance that left to those that are dropped first."""
         samples = self._samples.pop(key, None)
         if samples is not None:
             self._gone[key] = samples
-            while len(self._gone) > _GONE:
+            while len(self._gone) > _MAX_GONE:
                 self._gone.popitem(last=False)
 
     def of(self, key: InstanceKey) -> list[MetricSample]:
-        """The newest last."""
+        """Oldest first."""
         samples = self._samples.get(key) or self._gone.get(key) or ()
         return [
-            MetricSample(each.time, dict(zip(each.paths, each.values, strict=True)))
-            for each in samples
+            MetricSample(sample.time, dict(zip(sample.paths, sample.values, strict=True)))
+            for sample in samples
         ]

@@ -1,12 +1,12 @@
-"""What is found out by asking, at a bounded pace: silence, brakes, and services without instances.
+"""Polls the registry at a limited rate: for silent instances, brakes and empty services.
 
-Nothing of it is needed for the fleet to be right: where the store does not answer, what was found
-before stands.
+If the store does not answer, the last results stay. The mirror does not depend on them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import random
@@ -21,18 +21,17 @@ from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-QUESTIONS = 200
-"""That are asked about silence within a second at the most: one for each lease, and a few for each
-service."""
+READ_RATE = 200
+"""Reads per second for silence: one for each lease, and a few for each service."""
 EVERY = 3.0
-"""Seconds between looks at the silence of one service, where the pace allows it."""
+"""Seconds between two polls of the silence of a service, if the rate allows it."""
 SOON = 0.3
-"""The same where somebody has just come."""
-_APART = 1.0
-_EACH = 5
+"""Seconds until a service with a new instance is polled."""
+_MIN_INTERVAL = 1.0
+_READS_PER_SERVICE = 5
 BRAKES = 5.0
-BRAKES_A_SECOND = 50
-"""Services whose brakes are looked at within a second."""
+BRAKE_RATE = 50
+"""Services per second whose brakes are polled."""
 NAMES = 60.0
 STALE = 0.5
 
@@ -43,7 +42,7 @@ class _Service(Protocol):
 
 
 class _Fleet(Protocol):
-    """A `Fleet`, which hears of what is found."""
+    """A `Fleet`, which receives the results."""
 
     def names(self) -> list[str]: ...
     def service(self, name: str) -> _Service | None: ...
@@ -57,98 +56,95 @@ class Poller:
     def __init__(self, fleet: _Fleet, registry: Registry) -> None:
         self._fleet, self._registry = fleet, registry
         self._tasks = Tasks()
-        self._dues: list[tuple[float, str]] = []
+        self._schedule: list[tuple[float, str]] = []
+        """A heap of services by the time of their next poll. An entry that differs from `_due` is
+        obsolete."""
         self._due: dict[str, float] = {}
-        """By service, when it is looked at next."""
-        self._last: dict[str, float] = {}
-        """By service, when it was looked at."""
+        self._polled: dict[str, float] = {}
         self._wake = asyncio.Event()
 
     def start(self) -> None:
-        for work, name in (
-            (self._silences, "silence"),
-            (self._brakes, "brakes"),
-            (self._names, "names of services"),
-            (self._staleness, "staleness"),
+        for poll, name in (
+            (self._poll_next_silence, "silence"),
+            (self._poll_brakes, "brakes"),
+            (self._poll_names, "names of services"),
+            (self._check_staleness, "staleness"),
         ):
-            self._tasks.start(self._run(work), name=f"sampling of {name}")
+            self._tasks.start(self._repeat(poll), name=f"polling of {name}")
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
-    async def _run(self, work: Callable[[], Awaitable[float]]) -> None:
-        """Do it again and again; it says after how many seconds."""
+    async def _repeat(self, poll: Callable[[], Awaitable[float]]) -> None:
+        """Call `poll` again after the seconds that it returns."""
         while True:
             try:
-                pause = await work()
+                pause = await poll()
             except Closed:
                 return
             except StoreError as error:
-                log.debug("not found out at present: %s", error)  # the mirror tells of it
+                log.debug("polling the registry failed: %s", error)  # the mirror reports it
                 pause = 1.0
             except Exception:
-                log.exception("sampling failed, and is tried again")
+                log.exception("polling the registry failed; retrying")
                 pause = 5.0
             await asyncio.sleep(pause)
 
     def soon(self, service: str) -> None:
-        """Somebody has come, of whom nothing is known yet."""
+        """Poll a service soon, because it has a new instance."""
         moment = time.monotonic()
-        self._plan(service, max(moment + SOON, self._last.get(service, 0.0) + _APART))
+        self._plan(service, max(moment + SOON, self._polled.get(service, 0.0) + _MIN_INTERVAL))
 
     def _plan(self, service: str, due: float) -> None:
         if self._due.get(service, due + 1) > due:
             self._due[service] = due
-            heapq.heappush(self._dues, (due, service))
+            heapq.heappush(self._schedule, (due, service))
             self._wake.set()
 
-    async def _silences(self) -> float:
-        """Ask about whoever is due first; how long to wait before the next."""
-        while self._dues and self._due.get(self._dues[0][1]) != self._dues[0][0]:
-            heapq.heappop(self._dues)  # it was planned anew
-        moment = time.monotonic()
-        if not self._dues or self._dues[0][0] > moment:
+    async def _poll_next_silence(self) -> float:
+        while self._schedule and self._due.get(self._schedule[0][1]) != self._schedule[0][0]:
+            heapq.heappop(self._schedule)
+        pause = self._schedule[0][0] - time.monotonic() if self._schedule else None
+        if pause is None or pause > 0:
             self._wake.clear()
-            try:
-                async with asyncio.timeout(self._dues[0][0] - moment if self._dues else None):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             return 0.0
-        _, service = heapq.heappop(self._dues)
+        _, service = heapq.heappop(self._schedule)
         del self._due[service]
-        return await self._silence(service)
+        return await self._poll_silence(service)
 
-    async def _silence(self, service: str) -> float:
+    async def _poll_silence(self, service: str) -> float:
         known = self._fleet.service(service)
         if known is None or not known.instances:
-            self._last.pop(service, None)
+            self._polled.pop(service, None)
             return 0.0
-        self._last[service] = time.monotonic()
+        self._polled[service] = time.monotonic()
         try:
             silent = await self._registry.silence(service)
         finally:
-            # Not in step with its renewals: always just after one, it seems never to pause.
+            # Jitter: in step with the renewals, every poll would see the same short silence.
             self._plan(service, time.monotonic() + EVERY * random.uniform(0.8, 1.2))
         self._fleet.update_silence(service, silent)
         leases = len(silent) if self._registry.guarantees.renews else 0
-        return (_EACH + leases) / QUESTIONS
+        return (_READS_PER_SERVICE + leases) / READ_RATE
 
-    async def _brakes(self) -> float:
+    async def _poll_brakes(self) -> float:
         evictions = self._registry.evictions
         brakes = {} if evictions is None else await evictions.brakes()
         self._fleet.update_brakes({service: str(brake) for service, brake in brakes.items()})
-        return max(BRAKES, len(self._fleet.names()) / BRAKES_A_SECOND)
+        return max(BRAKES, len(self._fleet.names()) / BRAKE_RATE)
 
-    async def _names(self) -> float:
-        if not self._registry.guarantees.keeps_names:
+    async def _poll_names(self) -> float:
+        if self._registry.guarantees.keeps_names:
+            services = await self._registry.services()
+            kept = [service.name for service in services if not service.instances]
+            self._fleet.update_names([service.name for service in services], kept=kept)
+        else:
             self._fleet.update_names(await self._registry.names())
-            return NAMES
-        told = await self._registry.services()
-        kept = [each.name for each in told if not each.instances]
-        self._fleet.update_names([each.name for each in told], kept=kept)
         return NAMES
 
-    async def _staleness(self) -> float:
+    async def _check_staleness(self) -> float:
         self._fleet.check_staleness()
         return STALE

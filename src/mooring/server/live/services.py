@@ -1,11 +1,11 @@
-"""The services that the fleet knows, and the JSON that is written of them."""
+"""The services that the fleet knows, and a cache of the JSON that describes them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,7 +13,6 @@ from mooring.model import Instance, Time
 from mooring.server.http.response import encode
 from mooring.server.live.summary import (
     UNOBSERVED,
-    Aggregate,
     HealthCounts,
     InstanceDetail,
     Observed,
@@ -24,84 +23,26 @@ from mooring.server.live.summary import (
     service_summary,
 )
 
-Stamp = tuple[int, int]
-"""What tells one state of a service from another: its changes, and what was found out beside."""
+T = TypeVar("T")
 
-FORGOTTEN = 86_400.0
-"""Seconds after which a service is forgotten that has no instances and is not described."""
-FORGOTTEN_IN_ORDER = 3_600.0
-"""The same of one whose last instance left in order."""
+Stamp = tuple[int, int]
+"""Differs between any two states of a service: its version, and its number of samples."""
+
+FORGET_LOST = 86_400.0
+"""Seconds after which a service without instances is forgotten, unless it has a configuration."""
+FORGET_DEREGISTERED = 3_600.0
+"""The same if its last instance deregistered."""
+_MAX_PAGES = 500
+_MAX_PAGE_BYTES = 32 * 1024 * 1024
 
 
 class ServiceRecord(msgspec.Struct, frozen=True):
     """A service as a server last saw it."""
 
     emptied: Time | None = None
-    """When its last instance went; None while it has some."""
+    """When its last instance left; None while it has instances."""
     lost: bool = False
-    """Whether that one was lost, and did not leave in order."""
-
-
-class KnownService:
-    """A service that is known."""
-
-    __slots__ = (
-        "_instances",
-        "absent",
-        "changed",
-        "emptied",
-        "kept",
-        "lost",
-        "name",
-        "remembered",
-        "sampled",
-        "since",
-        "version",
-    )
-
-    def __init__(self, name: str, since: Time, version: int = 0) -> None:
-        self.name = name
-        self.since = since
-        """Since when this server knows it."""
-        self.changed = since
-        self.emptied: Time | None = None
-        """When its last instance went; None while it has some, or if it never had one."""
-        self.lost = False
-        """Whether that one was lost, and did not leave in order."""
-        self.absent = False
-        """Whether it had no instance when this server started, and none since."""
-        self.remembered = False
-        """Whether it had instances when a server last saw it, but none since this one started."""
-        self.kept = False
-        """Whether the registry kept its name since it has no instances: if it does no longer, the
-        service was forgotten, by whichever server."""
-        self.version = version
-        """Goes up with each change of it."""
-        self.sampled = 0
-        """Goes up with what is found out of it without a change: silence, response times."""
-        self._instances: dict[str, Instance] = {}
-
-    @property
-    def instances(self) -> Mapping[str, Instance]:
-        return MappingProxyType(self._instances)
-
-    @property
-    def stamp(self) -> Stamp:
-        """Another one whenever something else is shown of it."""
-        return self.version, self.sampled
-
-    @property
-    def lasts(self) -> float:
-        """Seconds for which it is remembered while it has no instances and is not described; none
-        if it was described while it had none: an operator removed that."""
-        if self.kept:
-            return 0.0
-        return FORGOTTEN if self.emptied is None or self.lost else FORGOTTEN_IN_ORDER
-
-
-_ANSWERS = 500
-_ANSWERED_BYTES = 32 * 1024 * 1024
-"""What whole answers take at the most."""
+    """Whether that instance was lost, instead of deregistered."""
 
 
 class _RenderedInstance(NamedTuple):
@@ -110,17 +51,44 @@ class _RenderedInstance(NamedTuple):
     text: bytes
 
 
-class _RenderedService:
-    """What was last written of a service."""
+@dataclass(slots=True, eq=False)
+class KnownService:
+    name: str
+    since: Time
+    """Since when this server knows it."""
+    changed: Time
+    version: int
+    """Increases with each change."""
+    sampled: int = 0
+    """Increases with each sample that changes nothing: silence, response times."""
+    emptied: Time | None = None
+    """When its last instance left; None while it has instances, or if it never had one."""
+    lost: bool = False
+    """Whether that instance was lost, instead of deregistered."""
+    absent: bool = False
+    """Whether it had no instances when this server started, and none since."""
+    remembered: bool = False
+    """Whether it had instances when a server last saw it, but none since this server started."""
+    kept: bool = False
+    """Whether the registry lists it although it has no instances. Once the registry no longer lists
+    it, an operator has removed it, on any server."""
+    instances: dict[str, Instance] = field(default_factory=dict)
+    observed: dict[str, Observed] = field(default_factory=dict)
+    """By instance; those of which nothing was observed are missing."""
+    rendered: dict[str, tuple[Hashable, Any]] = field(default_factory=dict)
+    """What `RenderCache` last computed for it, with the state that it was computed from."""
+    rendered_instances: dict[str, _RenderedInstance] = field(default_factory=dict)
 
-    __slots__ = ("aggregates", "instances", "summary", "tally", "text")
+    @property
+    def stamp(self) -> Stamp:
+        return self.version, self.sampled
 
-    def __init__(self) -> None:
-        self.aggregates: tuple[int, dict[str, Aggregate]] = (-1, {})
-        self.summary: tuple[Stamp, ServiceSummary] | None = None
-        self.text: tuple[Stamp, bytes] | None = None
-        self.tally: tuple[Stamp, HealthCounts] | None = None
-        self.instances: dict[str, _RenderedInstance] = {}
+    @property
+    def retention(self) -> float:
+        """Seconds for which it is remembered while it has no instances and no configuration."""
+        if self.kept:
+            return 0.0
+        return FORGET_LOST if self.emptied is None or self.lost else FORGET_DEREGISTERED
 
 
 class RenderedPage(NamedTuple):
@@ -129,98 +97,88 @@ class RenderedPage(NamedTuple):
 
 
 class RenderCache:
-    def __init__(self, observed: Callable[[str], Mapping[str, Observed]]) -> None:
-        self._observed = observed
-        self._services: dict[str, _RenderedService] = {}
+    """JSON of services, instances and whole responses, encoded once for each of their states:
+    thousands of clients may request the same."""
+
+    def __init__(self) -> None:
         self._pages: OrderedDict[Hashable, tuple[Hashable, RenderedPage]] = OrderedDict()
         self._bytes = 0
 
-    def forget(self, service: str) -> None:
-        self._services.pop(service, None)
-
-    def leave(self, service: str, id: str) -> None:
-        """An instance is gone."""
-        if (written := self._services.get(service)) is not None:
-            written.instances.pop(id, None)
-
-    def _of(self, known: KnownService) -> _RenderedService:
-        written = self._services.get(known.name)
-        if written is None:
-            written = self._services[known.name] = _RenderedService()
-        return written
-
     def summary(self, known: KnownService) -> ServiceSummary:
-        written, stamp = self._of(known), known.stamp
-        if written.summary is None or written.summary[0] != stamp:
-            if written.aggregates[0] != known.version:
-                written.aggregates = known.version, aggregates(known.instances.values())
-            told = service_summary(
-                known.name,
-                known.instances,
-                self._observed(known.name),
-                changed=known.changed,
-                metrics=written.aggregates[1],
+        def compute() -> ServiceSummary:
+            metrics = _cached(
+                known, "metrics", known.version, lambda: aggregates(known.instances.values())
             )
-            written.summary = stamp, told
-        return written.summary[1]
+            return service_summary(
+                known.name, known.instances, known.observed, changed=known.changed, metrics=metrics
+            )
+
+        return _cached(known, "summary", known.stamp, compute)
 
     def summary_text(self, known: KnownService) -> bytes:
-        """As JSON."""
-        written, stamp = self._of(known), known.stamp
-        if written.text is None or written.text[0] != stamp:
-            written.text = stamp, encode(self.summary(known))
-        return written.text[1]
+        return _cached(known, "text", known.stamp, lambda: encode(self.summary(known)))
 
     def counts(self, known: KnownService) -> HealthCounts:
-        written, stamp = self._of(known), known.stamp
-        if written.tally is None or written.tally[0] != stamp:
-            written.tally = stamp, count_health(known.instances, self._observed(known.name))
-        return written.tally[1]
+        return _cached(
+            known, "counts", known.stamp, lambda: count_health(known.instances, known.observed)
+        )
 
     def instance_text(self, known: KnownService, id: str) -> bytes:
-        """As JSON. Raises `KeyError` where there is none."""
+        """Raises `KeyError` for an unknown instance."""
         instance = known.instances[id]
-        observed = self._observed(known.name).get(id, UNOBSERVED)
-        written = self._of(known).instances
-        shown = written.get(id)
-        if shown is None or shown.instance is not instance or shown.observed is not observed:
-            text = _written(instance_detail(instance, observed))
-            shown = written[id] = _RenderedInstance(instance, observed, text)
-        return shown.text
+        observed = known.observed.get(id, UNOBSERVED)
+        rendered = known.rendered_instances.get(id)
+        if (
+            rendered is None
+            or rendered.instance is not instance
+            or rendered.observed is not observed
+        ):
+            text = _encoded(instance_detail(instance, observed))
+            rendered = _RenderedInstance(instance, observed, text)
+            known.rendered_instances[id] = rendered
+        return rendered.text
 
     def detail_text(self, known: KnownService) -> bytes:
-        """A service with its instances, as JSON."""
+        """A service with its instances."""
         instances = array(self.instance_text(known, id) for id in sorted(known.instances))
         return b'%s,"instances":%s}' % (self.summary_text(known)[:-1], instances)
 
     def page(
-        self, what: Hashable, stamp: Hashable, write: Callable[[], RenderedPage]
+        self, request: Hashable, stamp: Hashable, render: Callable[[], RenderedPage]
     ) -> RenderedPage:
-        """A whole answer to `what`, written anew when the stamp is another."""
-        found = self._pages.get(what)
-        if found is not None and found[0] == stamp:
-            self._pages.move_to_end(what)
-            return found[1]
-        page = write()
-        self._drop(what)
-        self._pages[what] = stamp, page
+        """The response to `request`, rendered again if the stamp differs from that of the last."""
+        cached = self._pages.get(request)
+        if cached is not None and cached[0] == stamp:
+            self._pages.move_to_end(request)
+            return cached[1]
+        page = render()
+        self._drop(request)
+        self._pages[request] = stamp, page
         self._bytes += len(page.body)
-        while self._bytes > _ANSWERED_BYTES or len(self._pages) > _ANSWERS:
+        while self._bytes > _MAX_PAGE_BYTES or len(self._pages) > _MAX_PAGES:
             self._drop(next(iter(self._pages)))
         return page
 
-    def _drop(self, what: Hashable) -> None:
-        if (found := self._pages.pop(what, None)) is not None:
-            self._bytes -= len(found[1].body)
+    def _drop(self, request: Hashable) -> None:
+        if (cached := self._pages.pop(request, None)) is not None:
+            self._bytes -= len(cached[1].body)
 
 
-def _written(detail: InstanceDetail) -> bytes:
+def _cached(known: KnownService, what: str, stamp: Hashable, compute: Callable[[], T]) -> T:
+    cached = known.rendered.get(what)
+    if cached is None or cached[0] != stamp:
+        cached = known.rendered[what] = stamp, compute()
+    value: T = cached[1]
+    return value
+
+
+def _encoded(detail: InstanceDetail) -> bytes:
     try:
         return encode(detail)
-    except RecursionError:  # one that nests what it says a thousand deep hides nobody else
+    except RecursionError:  # metrics nested a thousand deep must not hide the other instances
         return encode(msgspec.structs.replace(detail, metrics={}, config={}))
 
 
 def array(texts: Iterable[bytes]) -> bytes:
-    """A JSON array of what is JSON already."""
+    """A JSON array of encoded values."""
     return b"[%s]" % b",".join(texts)

@@ -1,7 +1,7 @@
-"""Services and instances as the API shows them, and what can be said of many at once. Pure.
+"""Services and instances as the API returns them, with aggregates. Pure.
 
-Rates are from 0 to 1. A rate of nothing is 0: where nobody is, nobody answers. Delays and response
-times are in milliseconds, null where they are not known; moments are UTC with milliseconds.
+Rates are from 0 to 1, and 0 without instances: then no call succeeds. Delays and response times are
+in milliseconds, null if unknown. Times are UTC with milliseconds.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mooring.server.http.response import shown
 
 
 class HealthSummary(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """Of everything that the caller may see, or of one service."""
+    """The health of everything that the caller may see, or of one service."""
 
     total_services: int
     total_instances: int
     healthy_instances: int
-    """Healthy by their own account and by active checks, and not silent."""
+    """Healthy according to themselves and to active checks, and not silent."""
     active_instances: int
-    """Those that callers call: healthy, enabled, up and with a weight."""
+    """Those that receive calls: healthy, enabled, up and with a weight above 0."""
     healthy_rate: float
     timestamp: str
 
 
 class Aggregate(msgspec.Struct, frozen=True, gc=False):
-    """One metric of several instances. A percentile is the value of one of them: the lowest that
-    so many percent do not exceed."""
+    """One metric of several instances. A percentile is the lowest value of an instance that this
+    percentage of the instances does not exceed."""
 
     avg: float
     min: float
@@ -50,9 +50,8 @@ class Aggregate(msgspec.Struct, frozen=True, gc=False):
 class AbnormalInstance(msgspec.Struct, frozen=True, rename="camel", gc=False):
     instance_id: str
     reason: str
-    """In English; several are joined by a semicolon."""
+    """The English texts of `reasons`, joined by semicolons."""
     reasons: tuple[Message, ...]
-    """The same as data."""
 
 
 class ServiceSummary(msgspec.Struct, frozen=True, rename="camel", kw_only=True, gc=False):
@@ -63,19 +62,19 @@ class ServiceSummary(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     aggregated_metrics: dict[str, Aggregate]
     """By path: `memory.usagePercent`."""
     last_update_time: str | None
-    """When something about it last changed, as this server saw it."""
+    """When this server last saw a change."""
     healthy_rate: float
     enabled_rate: float
     avg_heartbeat_delay: float | None
     avg_response_time: float | None
-    """Of active checks; null without them."""
+    """From active checks."""
     abnormal_instances: tuple[AbnormalInstance, ...]
 
 
 class CheckResult(msgspec.Struct, frozen=True, gc=False):
     result: Literal["passing", "failing", "not_checked"]
     reason: str
-    """Why it fails or is not checked."""
+    """Why the check fails or was skipped."""
 
 
 ShownState = Literal[State, "silent"]
@@ -95,22 +94,22 @@ class InstanceDetail(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     weight: float
     enabled: bool
     healthy: bool
-    """By its own account and by active checks, and not silent."""
+    """According to itself and to active checks, and not silent."""
     state: ShownState
     """As registered; `silent` if its heartbeats stopped."""
     check: CheckResult | None
-    """The last active check; null if none was made."""
+    """The last active check; null if there was none."""
     ephemeral: bool
     metadata: dict[str, str]
     ports: dict[str, int]
     config: dict[str, Any]
-    """The operator's word on it and on its service."""
+    """The operator overrides of it and of its service."""
     registration_time: str | None
     last_heartbeat: str | None
     last_metadata_update: str | None
     metrics: dict[str, Any]
     heartbeat_delay: float | None
-    """Since its last sign of life: a heartbeat, or the renewal of its lease."""
+    """Since its last heartbeat or lease renewal."""
 
 
 class ServiceDetail(ServiceSummary, frozen=True, rename="camel", kw_only=True, gc=False):
@@ -122,28 +121,28 @@ class InstanceMetrics(msgspec.Struct, frozen=True, rename="camel", kw_only=True,
     service_name: str
     metrics: dict[str, Any]
     last_metadata_update: str | None
-    """When the metrics were last told."""
+    """When the instance last reported metrics."""
     last_heartbeat: str | None
     heartbeat_delay: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is known of an instance beside what is registered."""
+    """What this server observed of an instance, beyond what is registered."""
 
     silence: float | None = None
-    """Seconds since its last sign of life, at `sampled`."""
+    """Seconds since its last heartbeat, at `sampled`."""
     sampled: Time | None = None
     late: bool = False
-    """It has been silent for longer than it should, or is missing."""
+    """It has been silent for longer than its heartbeat interval allows, or is missing."""
     missing: bool = False
-    """It is shown for a while though the registry has it no longer, and nobody took it out."""
+    """The registry no longer lists it, but has not reported its removal."""
     response_time: float | None = None
-    """Of an active check, in ms."""
+    """Of the last active check, in milliseconds."""
     check_failure: str = ""
     """Why the active check fails; empty if it does not."""
     unchecked: str = ""
-    """Why the active check was not made. That is no failure."""
+    """Why the active check was skipped, which is not a failure."""
 
     @property
     def heartbeat_delay(self) -> float | None:
@@ -156,7 +155,7 @@ class Observed:
         return self.sampled - datetime.timedelta(seconds=self.silence)
 
     def aged(self, moment: Time) -> float | None:
-        """Seconds since its last sign of life, if it gave none since it was sampled."""
+        """Seconds since its last heartbeat, provided that there was none since `sampled`."""
         last = self.last_heartbeat
         return None if last is None else max((moment - last).total_seconds(), 0.0)
 
@@ -164,34 +163,33 @@ class Observed:
 UNOBSERVED = Observed()
 
 NUMBERS = 200
-"""Metrics of one instance that are reckoned with at the most, and how deep they may lie."""
-_DEEP = 8
+"""Metrics of one instance that are used."""
+_MAX_DEPTH = 8
 PATHS = 1000
-"""Metrics of one service that are aggregated at the most."""
+"""Metrics of one service that are aggregated."""
 
 
-def moment(told: Time | None) -> Time | None:
-    """What an instance says about time, in UTC; None where it is no moment that there can be."""
-    if told is None:
+def moment(reported: Time | None) -> Time | None:
+    """A time that an instance reported, in UTC; None if it is out of range."""
+    if reported is None:
         return None
     try:
-        return told.astimezone(datetime.UTC)
+        return reported.astimezone(datetime.UTC)
     except (OverflowError, ValueError, OSError):
         return None
 
 
-def rate(some: int, of: int) -> float:
-    """Some of so many, from 0 to 1; 0 of nothing."""
-    return round(some / of, 4) if of else 0.0
+def rate(part: int, total: int) -> float:
+    return round(part / total, 4) if total else 0.0
 
 
 def healthy(instance: Instance, observed: Observed) -> bool:
-    """An instance whose heartbeats stopped is not healthy, whatever it said before."""
+    """Whether an instance is healthy; one whose heartbeats stopped is not, whatever it reported."""
     return instance.status.healthy and not observed.check_failure and not observed.late
 
 
 def active(instance: Instance, observed: Observed) -> bool:
-    """Whether callers call it."""
+    """Whether an instance receives calls."""
     return (
         healthy(instance, observed)
         and instance.enabled
@@ -213,7 +211,7 @@ def check_shown(observed: Observed) -> CheckResult | None:
 
 
 def reasons(instance: Instance, observed: Observed) -> list[Message]:
-    """What is wrong with an instance; empty if nothing is."""
+    """What is wrong with an instance."""
     found = []
     if observed.check_failure:
         found.append(message("check_failing", detail=observed.check_failure))
@@ -234,12 +232,11 @@ def reasons(instance: Instance, observed: Observed) -> list[Message]:
 
 
 def numbers(metrics: Mapping[str, JSON]) -> Iterator[tuple[str, float]]:
-    """Every number of a tree by its path: `memory.usagePercent`. What is no number, or none that
-    can be reckoned with, is left out, and so is what is too much."""
-    return itertools.islice(_numbers(metrics, "", _DEEP), NUMBERS)
+    """The finite numbers of a tree by path: `memory.usagePercent`. Limited in number and depth."""
+    return itertools.islice(_numbers(metrics, "", _MAX_DEPTH), NUMBERS)
 
 
-def _numbers(metrics: Mapping[str, JSON], path: str, deep: int) -> Iterator[tuple[str, float]]:
+def _numbers(metrics: Mapping[str, JSON], path: str, depth: int) -> Iterator[tuple[str, float]]:
     for name, value in metrics.items():
         if isinstance(value, bool):
             continue
@@ -250,17 +247,17 @@ def _numbers(metrics: Mapping[str, JSON], path: str, deep: int) -> Iterator[tupl
                 continue
             if math.isfinite(number):
                 yield f"{path}{name}", number
-        elif deep and isinstance(value, Mapping):
-            yield from _numbers(value, f"{path}{name}.", deep - 1)
+        elif depth and isinstance(value, Mapping):
+            yield from _numbers(value, f"{path}{name}.", depth - 1)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order: the lowest that at least this share of them does not exceed."""
+    """The lowest of some sorted values that at least this share of them does not exceed."""
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
 def aggregate(values: Iterable[float]) -> Aggregate:
-    """Of one value at least."""
+    """Needs at least one value."""
     ordered = sorted(values)
     count, least, most = len(ordered), ordered[0], ordered[-1]
     try:
@@ -279,40 +276,39 @@ def aggregate(values: Iterable[float]) -> Aggregate:
 
 
 def aggregates(instances: Iterable[Instance]) -> dict[str, Aggregate]:
-    """Each metric of these instances, by its path, in order; of those that are too many the
-    first."""
-    found: dict[str, list[float]] = {}
+    """The metrics of some instances, aggregated by path and sorted; at most `PATHS`."""
+    values: dict[str, list[float]] = {}
     for instance in instances:
         for path, value in numbers(instance.status.metrics):
-            if path in found:
-                found[path].append(value)
-            elif len(found) < PATHS:
-                found[path] = [value]
-    return {path: aggregate(found[path]) for path in sorted(found)}
+            if path in values:
+                values[path].append(value)
+            elif len(values) < PATHS:
+                values[path] = [value]
+    return {path: aggregate(values[path]) for path in sorted(values)}
 
 
 def average(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
+    """The average of the known values."""
     known = [value for value in values if value is not None]
     return round(math.fsum(known) / len(known), 1) if known else None
 
 
 def config_shown(config: Config) -> dict[str, JSON]:
-    """What an operator said, without what was not said, and without its secrets."""
-    told: dict[str, JSON] = dict(config.values)
+    """The operator overrides that are set, with secrets masked."""
+    fields: dict[str, JSON] = dict(config.values)
     if config.weight is not None:
-        told["weight"] = config.weight
+        fields["weight"] = config.weight
     if config.enabled is not None:
-        told["enabled"] = config.enabled
+        fields["enabled"] = config.enabled
     if config.zone is not None:
-        told["zone"] = config.zone
+        fields["zone"] = config.zone
     if config.metadata:
-        told["metadata"] = dict(config.metadata)
-    return masked_fields(dict(sorted(told.items())))
+        fields["metadata"] = dict(config.metadata)
+    return masked_fields(dict(sorted(fields.items())))
 
 
 def metadata_shown(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What an instance says of itself, without its secrets."""
+    """Metadata of an instance, with secrets masked."""
     return {name: str(value) for name, value in metrics_shown(metadata).items()}
 
 
@@ -366,38 +362,32 @@ def service_summary(
     changed: Time | None,
     metrics: dict[str, Aggregate] | None = None,
 ) -> ServiceSummary:
-    """`metrics`, where they were aggregated before."""
+    """`metrics` are the aggregates of the instances, if already computed."""
     ordered = [instances[id] for id in sorted(instances)]
-    seen = [(each, observed.get(each.id, UNOBSERVED)) for each in ordered]
-    well = sum(healthy(*pair) for pair in seen)
-    enabled = sum(each.enabled for each in ordered)
+    pairs = [(instance, observed.get(instance.id, UNOBSERVED)) for instance in ordered]
+    healthy_count = sum(healthy(*pair) for pair in pairs)
+    enabled_count = sum(instance.enabled for instance in ordered)
     return ServiceSummary(
         service_name=name,
         total_instances=len(ordered),
-        healthy_instances=well,
-        enabled_instances=enabled,
+        healthy_instances=healthy_count,
+        enabled_instances=enabled_count,
         aggregated_metrics=aggregates(ordered) if metrics is None else metrics,
         last_update_time=shown(changed),
-        healthy_rate=rate(well, len(ordered)),
-        enabled_rate=rate(enabled, len(ordered)),
-        avg_heartbeat_delay=average(each.heartbeat_delay for _, each in seen),
-        avg_response_time=average(each.response_time for _, each in seen),
+        healthy_rate=rate(healthy_count, len(ordered)),
+        enabled_rate=rate(enabled_count, len(ordered)),
+        avg_heartbeat_delay=average(seen.heartbeat_delay for _, seen in pairs),
+        avg_response_time=average(seen.response_time for _, seen in pairs),
         abnormal_instances=tuple(
             AbnormalInstance(instance.id, joined(why), tuple(why))
-            for instance, each in seen
-            if (why := reasons(instance, each))
+            for instance, seen in pairs
+            if (why := reasons(instance, seen))
         ),
     )
 
 
-def service_detail(summary: ServiceSummary, instances: Iterable[InstanceDetail]) -> ServiceDetail:
-    return ServiceDetail(**msgspec.structs.asdict(summary), instances=tuple(instances))
-
-
 @dataclass(frozen=True, slots=True)
 class HealthCounts:
-    """What health is reckoned from."""
-
     services: int = 0
     instances: int = 0
     healthy: int = 0
@@ -415,22 +405,22 @@ class HealthCounts:
 def count_health(
     instances: Mapping[str, Instance], observed: Mapping[str, Observed]
 ) -> HealthCounts:
-    """Of one service."""
-    seen = [(each, observed.get(id, UNOBSERVED)) for id, each in instances.items()]
+    """The counts of one service."""
+    pairs = [(instance, observed.get(id, UNOBSERVED)) for id, instance in instances.items()]
     return HealthCounts(
-        1,
-        len(seen),
-        sum(healthy(*pair) for pair in seen),
-        sum(active(*pair) for pair in seen),
+        services=1,
+        instances=len(pairs),
+        healthy=sum(healthy(*pair) for pair in pairs),
+        active=sum(active(*pair) for pair in pairs),
     )
 
 
-def health(told: HealthCounts, at: Time) -> HealthSummary:
+def health(counts: HealthCounts, at: Time) -> HealthSummary:
     return HealthSummary(
-        total_services=told.services,
-        total_instances=told.instances,
-        healthy_instances=told.healthy,
-        active_instances=told.active,
-        healthy_rate=rate(told.healthy, told.instances),
+        total_services=counts.services,
+        total_instances=counts.instances,
+        healthy_instances=counts.healthy,
+        active_instances=counts.active,
+        healthy_rate=rate(counts.healthy, counts.instances),
         timestamp=shown(at) or "",
     )
