@@ -382,6 +382,6 @@ async def left_to_a_successor(store: str, problem: str) -> None:
         )
 
         async def noted() -> bool:
-            return problem.encode() in await duty.reported()
+            return problem.encode() in await duty.load_reported()
 
         await eventually(noted)

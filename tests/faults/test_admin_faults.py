@@ -79,20 +79,20 @@ async def test_the_last_one_on_duty_reports_that_the_store_is_away(
     with receiving() as receiver:
         hook = f"http://127.0.0.1:{receiver.server_port}/"
         async with alerting(server.url, wrong, hook, ttl=2.0) as first:
-            await eventually(lambda: first.mine)
+            await eventually(lambda: first.elected)
             async with alerting(server.url, wrong, hook, ttl=2.0) as second:
                 # A busy machine can lose the duty to the other one: either may have it.
-                await eventually(lambda: {first._mine, second._mine} == {True, False})
-                on_duty, other = (first, second) if first.mine else (second, first)
+                await eventually(lambda: {first._elected, second._elected} == {True, False})
+                on_duty, other = (first, second) if first.elected else (second, first)
                 server.kill()
                 wrong.now = [problem("store")]
                 await eventually(lambda: len(receiver.told) == 1)
                 await asyncio.sleep(2.5)  # longer than the TTL
-                assert (on_duty.mine, other.mine, len(receiver.told)) == (True, False, 1)
+                assert (on_duty.elected, other.elected, len(receiver.told)) == (True, False, 1)
                 server.start()
                 wrong.now = []
                 await eventually(lambda: sent() - before == 2)
-                await eventually(lambda: first.mine is not second.mine)
+                await eventually(lambda: first.elected is not second.elected)
     assert receiver.problems == [
         ("firing", "no_instances:store"),
         ("resolved", "no_instances:store"),

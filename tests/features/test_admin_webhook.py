@@ -19,8 +19,7 @@ import pytest
 import mooring
 from mooring.errors import StoreError
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.server import alerts as duty_module
-from mooring.server import alerts as running
+from mooring.server import alerts as alerts_module
 from mooring.server.alerts import Alerts, NotifierElection, RedisElection, StoreElection
 from mooring.server.api.prometheus import NOTICES
 from mooring.server.live.problems import CurrentProblems, Problem
@@ -113,19 +112,19 @@ class Alone(NotifierElection):
 
     def __init__(self) -> None:
         super().__init__()
-        self._mine = True
+        self._elected = True
         self._left = b""
         self.away = False
 
     async def _run(self) -> None: ...
 
     async def confirm(self) -> bool:
-        return self.mine
+        return self.elected
 
-    async def reported(self) -> bytes:
+    async def load_reported(self) -> bytes:
         return self._left
 
-    async def leave(self, reported: bytes) -> None:
+    async def save_reported(self, reported: bytes) -> None:
         if self.away:
             raise StoreError("the store is away")
         self._left = reported
@@ -140,8 +139,8 @@ def alerts(
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_FIRST", 0.05)
-    monkeypatch.setattr(running, "_MOST", 0.1)
+    monkeypatch.setattr(alerts_module, "_FIRST_RETRY", 0.05)
+    monkeypatch.setattr(alerts_module, "_MAX_RETRY", 0.1)
 
 
 async def test_what_lasts_is_told_once_and_so_is_its_end():
@@ -195,7 +194,7 @@ async def test_what_is_refused_is_tried_again(status: int, caplog: pytest.LogCap
             async with alerts(wrong, url):
                 await eventually(lambda: len(receiver.told) >= 3)
                 receiver.status = 200
-                await eventually(lambda: "takes alerts again" in caplog.text)
+                await eventually(lambda: "accepts alerts again" in caplog.text)
     assert caplog.text.count(f"it answered {status}") == 1
     assert "a-secret-path" not in caplog.text
     assert {each[0] for each in receiver.problems} == {"firing"}
@@ -281,20 +280,20 @@ class TestOfSeveralServers:
             hook = f"http://127.0.0.1:{receiver.server_port}/"
             async with contextlib.AsyncExitStack() as others:
                 async with alerting(store_url, wrong, hook) as first:
-                    await eventually(lambda: first.mine and len(receiver.told) == 1)
+                    await eventually(lambda: first.elected and len(receiver.told) == 1)
                     second, third = [
                         await others.enter_async_context(alerting(store_url, wrong, hook))
                         for _ in range(2)
                     ]
                     wrong.now = [problem("orders"), problem("cart"), problem("stock")]
                     await _left(first, b"stock")
-                    assert [first.mine, second.mine, third.mine] == [True, False, False]
-                await eventually(lambda: second.mine or third.mine)
+                    assert [first.elected, second.elected, third.elected] == [True, False, False]
+                await eventually(lambda: second.elected or third.elected)
                 wrong.now = [problem("orders"), problem("stock"), problem("mail")]
                 firing = ("firing", "no_instances:mail")
                 await eventually(lambda: len(receiver.problems) >= 4)
                 await eventually(lambda: sent() - before == len(receiver.told))
-                assert second.mine is not third.mine
+                assert second.elected is not third.elected
         assert [set(each[1:]) for each in receiver.problems[:2]] == [
             {"no_instances:orders", "no_instances:cart"},
             {"no_instances:stock"},
@@ -320,26 +319,26 @@ class TestOfSeveralServers:
             if store_url.startswith("redis"):
                 lease = cast(RedisRegistry, hub.registry).leader_lease
                 async with RedisElection(lease, ttl=60.0) as before:
-                    await eventually(lambda: before.mine)
+                    await eventually(lambda: before.elected)
                     assert not await lease.lead("another", 2.0)
-                    await before.leave(b"new")
+                    await before.save_reported(b"new")
                     former = RedisElection(lease)
-                    with pytest.raises(StoreError, match="another server has the duty"):
-                        await former.leave(b"old")
-                    assert await former.reported() == b"new"
+                    with pytest.raises(StoreError, match="another server is elected"):
+                        await former.save_reported(b"old")
+                    assert await former.load_reported() == b"new"
                 assert await lease.lead("another", 2.0), "it resigns when it stops"
                 return
             async with StoreElection(hub, ttl=60.0) as duty:
-                await eventually(lambda: duty.mine)
-                await duty.leave(b"new")
+                await eventually(lambda: duty.elected)
+                await duty.save_reported(b"new")
                 leadership = duty._leadership
                 assert leadership is not None
                 await hub.store.commit(Delete(prefix(b"/mooring/alerts/leader/")))
                 await eventually(leadership.lost.is_set)
                 duty._leadership = leadership
-                with pytest.raises(StoreError, match="another server has the duty"):
-                    await duty.leave(b"old")
-                assert await duty.reported() == b"new"
+                with pytest.raises(StoreError, match="another server is elected"):
+                    await duty.save_reported(b"old")
+                assert await duty.load_reported() == b"new"
 
 
 async def test_a_server_that_regains_the_duty_at_once_goes_on_from_what_another_one_reported():
@@ -349,7 +348,7 @@ async def test_a_server_that_regains_the_duty_at_once_goes_on_from_what_another_
             wrong.now = [problem("orders")]
             await _left(duty, b"orders")
             duty.term, duty._left, wrong.now = duty.term + 1, b"[]", []
-            await eventually(lambda: not server._ledger.known())
+            await eventually(lambda: not server._state.reported())
             wrong.now = [problem("cart")]
             await eventually(lambda: len(receiver.told) == 2)
     assert receiver.problems == [("firing", "no_instances:orders"), ("firing", "no_instances:cart")]
@@ -372,10 +371,10 @@ async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_ov
     """Its key from before the outage still leads, and another server stands before its new one."""
     async with mooring.connect(store_url) as hub, mooring.connect(store_url) as other_hub:
         duty = Confirming(hub, ttl=60.0)
-        duty._mine = True
-        old, other = (each.election(duty_module._ELECTION) for each in (hub, other_hub))
+        duty._elected = True
+        old, other = (each.election(alerts_module._ELECTION) for each in (hub, other_hub))
         reported = msgspec.json.encode([problem("orders")])
-        await hub.store.commit(Put(duty_module._REPORTED, reported))
+        await hub.store.commit(Put(alerts_module._REPORTED, reported))
 
         async def standing(count: int) -> None:
             async def stand() -> bool:
@@ -400,8 +399,8 @@ async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_ov
                     await stack.enter_async_context(alerts(Wrong(), hook, duty))
                     await standing(3)
                     await eventually(lambda: len(duty.confirmed) >= 3)
-                    assert (duty.mine, receiver.told) == (True, [])
-                await eventually(lambda: not duty.mine)
+                    assert (duty.elected, receiver.told) == (True, [])
+                await eventually(lambda: not duty.elected)
                 done.set()
                 await eventually(lambda: bool(receiver.told))
     assert receiver.problems == [("resolved", "no_instances:orders")]
@@ -411,7 +410,7 @@ async def _left(duty: NotifierElection, text: bytes) -> None:
     """Wait until the successor of a server would know that something was told."""
 
     async def is_known() -> bool:
-        return text in await duty.reported()
+        return text in await duty.load_reported()
 
     await eventually(is_known)
 
@@ -426,11 +425,11 @@ async def test_a_server_that_reported_while_the_store_was_away_reports_the_end(r
             await _left(duty, b"orders")
             duty.away = True
             wrong.now = [problem("orders"), problem("store")]
-            await eventually(lambda: "no_instances:store" in server._ledger._told)
-            duty.away, duty._mine = False, False
-            await eventually(lambda: not server._on_duty)
+            await eventually(lambda: "no_instances:store" in server._state._reported)
+            duty.away, duty._elected = False, False
+            await eventually(lambda: not server._was_elected)
             if regains:
-                duty._mine = True
+                duty._elected = True
                 await _left(duty, b"store")
             wrong.now = []
             await eventually(lambda: len(receiver.told) == 3)

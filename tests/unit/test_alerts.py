@@ -22,55 +22,55 @@ A, B = problem("a"), problem("b")
 
 
 def test_a_problem_is_told_once_it_has_lasted():
-    ledger = AlertState(after=30)
-    assert not ledger.look([A], 0)
-    assert not ledger.look([A], 29)
-    notice = ledger.look([A], 30)
+    state = AlertState(after=30)
+    assert not state.update([A], 0)
+    assert not state.update([A], 29)
+    notice = state.update([A], 30)
     assert notice.firing == (A,)
-    ledger.told(notice)
-    assert not ledger.look([A], 1000)
+    state.mark_sent(notice)
+    assert not state.update([A], 1000)
 
 
 def test_one_that_comes_and_goes_is_not_told():
-    ledger = AlertState(after=30)
+    state = AlertState(after=30)
     for second in range(0, 600, 20):
-        assert not ledger.look([A] if second % 40 else [], second)
+        assert not state.update([A] if second % 40 else [], second)
 
 
 def test_it_is_over_once_it_has_been_gone():
-    ledger = AlertState(after=30)
-    ledger.look([A], 0)
-    ledger.told(ledger.look([A], 30))
-    assert not ledger.look([], 31)
-    assert not ledger.look([A], 50)  # back again: it never was over
-    assert not ledger.look([], 60)
-    notice = ledger.look([], 90)
+    state = AlertState(after=30)
+    state.update([A], 0)
+    state.mark_sent(state.update([A], 30))
+    assert not state.update([], 31)
+    assert not state.update([A], 50)  # back again: it never was over
+    assert not state.update([], 60)
+    notice = state.update([], 90)
     assert notice.resolved == (A,)
-    ledger.told(notice)
-    assert not ledger.look([], 200)
+    state.mark_sent(notice)
+    assert not state.update([], 200)
 
 
 def test_what_could_not_be_told_is_due_again_as_it_is_then():
-    ledger = AlertState(after=30)
-    ledger.look([A], 0)
-    assert ledger.look([A], 30).firing == (A,)
+    state = AlertState(after=30)
+    state.update([A], 0)
+    assert state.update([A], 30).firing == (A,)
     worse = problem("a", "worse")
-    assert ledger.look([worse, B], 60).firing == (worse,)
-    assert ledger.look([B], 90).firing == (B,)  # it went before anybody heard of it
+    assert state.update([worse, B], 60).firing == (worse,)
+    assert state.update([B], 90).firing == (B,)  # it went before anybody heard of it
 
 
 @given(some.lists(some.sets(some.sampled_from("abc")), max_size=30), some.integers(0, 3))
 def test_who_hears_everything_knows_what_holds(states: list[set[str]], after: int):
-    ledger, heard = AlertState(after=after), set[str]()
+    state, heard = AlertState(after=after), set[str]()
     states += [states[-1] if states else set()] * (after + 1)
     for second, names in enumerate(states):
-        notice = ledger.look(map(problem, sorted(names)), second)
+        notice = state.update(map(problem, sorted(names)), second)
         fired = {each.service for each in notice.firing}
         over = {each.service for each in notice.resolved}
         assert not fired & heard
         assert over <= heard
         heard = heard - over | fired
-        ledger.told(notice)
+        state.mark_sent(notice)
     assert heard == states[-1]
 
 

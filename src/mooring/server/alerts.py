@@ -1,4 +1,13 @@
-"""Sends alerts to the webhook: once when a problem lasts, and once when it is over."""
+"""Reports problems to a webhook: once when a problem persists, and once when it is resolved.
+
+Of the servers on one registry, one is elected to call the webhook: with an election on the store,
+or with a lease on Redis if the registry is there. If it dies, another takes over within the TTL and
+reads which problems were already reported.
+
+While the store is unavailable, no server can be elected, and that is when alerts matter most. So
+each server keeps its last known role: the elected one continues until it learns that another one is
+elected, and a server that never reached the store considers itself elected.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +20,7 @@ import ssl
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +30,7 @@ from mooring import __version__
 from mooring.errors import Conflict, MooringError, StoreError
 from mooring.hub import Hub
 from mooring.locks.election import Leader, Leadership
-from mooring.model import Time, now
+from mooring.model import now
 from mooring.registry.contract import LeaderLease
 from mooring.server.api.prometheus import NOTICES
 from mooring.server.auth.signed_records import ROOT
@@ -31,10 +40,24 @@ from mooring.server.settings import AlertSettings
 from mooring.store import Put, key
 from mooring.tasks import Backoff, Tasks, cleanup, in_thread
 
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Seconds between two checks for new and resolved problems."""
+TTL = 10.0
+"""Seconds after which another server takes over from one that died."""
+_FIRST_RETRY, _MAX_RETRY = 2.0, 300.0
+_TIMEOUT = 2.0
+"""Seconds for each exchange with the store that delays a report or a shutdown."""
+_MAX_STORED = 2_000
+"""Reported problems that are stored. A successor reports the others again."""
+_ELECTION = f"{ROOT}alerts/leader"
+_REPORTED = f"{ROOT}alerts/notified".encode()
+
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What is to be told."""
+    """The problems to report."""
 
     firing: tuple[Problem, ...] = ()
     resolved: tuple[Problem, ...] = ()
@@ -43,80 +66,82 @@ class Notification:
         return bool(self.firing or self.resolved)
 
 
-@dataclass(slots=True)
 class AlertState:
-    after: float
-    """Seconds that a problem must last to be told, and be gone to be over."""
-    _since: dict[str, float] = field(default_factory=dict)
-    """When each that holds began to hold."""
-    _gone: dict[str, float] = field(default_factory=dict)
-    """When each that was told was first missing."""
-    _now: dict[str, Problem] = field(default_factory=dict)
-    _told: dict[str, Problem] = field(default_factory=dict)
-    _left: frozenset[str] = frozenset()
-    """The keys that a successor would know."""
+    """Decides which problems to report. Pure."""
 
-    def look(self, problems: Iterable[Problem], now: float) -> Notification:
-        """What is due, given what is wrong now. The same again until it is `told`."""
-        self._now = {each.key: each for each in problems}
-        self._since = {key: self._since.get(key, now) for key in self._now}
-        missing = [key for key in self._told if key not in self._now]
-        self._gone = {key: self._gone.get(key, now) for key in missing}
+    def __init__(self, after: float) -> None:
+        """A problem is reported after this many seconds, and resolved after being absent for as
+        long."""
+        self._after = after
+        self._since: dict[str, float] = {}
+        """When each current problem began."""
+        self._gone: dict[str, float] = {}
+        """When each reported problem was first absent."""
+        self._reported: dict[str, Problem] = {}
+        self._stored: frozenset[str] = frozenset()
+        """The keys of the reported problems that a successor can read."""
+
+    def update(self, problems: Iterable[Problem], now: float) -> Notification:
+        """What to report, given the current problems. Repeated until `mark_sent` is called."""
+        current = {problem.key: problem for problem in problems}
+        self._since = {key: self._since.get(key, now) for key in current}
+        absent = [key for key in self._reported if key not in current]
+        self._gone = {key: self._gone.get(key, now) for key in absent}
         return Notification(
             firing=tuple(
                 problem
-                for key, problem in self._now.items()
-                if key not in self._told and now - self._since[key] >= self.after
+                for key, problem in current.items()
+                if key not in self._reported and now - self._since[key] >= self._after
             ),
             resolved=tuple(
-                self._told[key] for key in missing if now - self._gone[key] >= self.after
+                self._reported[key] for key in absent if now - self._gone[key] >= self._after
             ),
         )
 
-    def known(self) -> tuple[Problem, ...]:
-        """What was told and is not over, as far as was told."""
-        return tuple(self._told.values())
+    def mark_sent(self, notification: Notification) -> None:
+        self._reported.update({problem.key: problem for problem in notification.firing})
+        for problem in notification.resolved:
+            self._reported.pop(problem.key, None)
 
-    def left(self, known: Iterable[Problem]) -> None:
-        """A successor would know these."""
-        self._left = frozenset(each.key for each in known)
+    def reported(self) -> tuple[Problem, ...]:
+        """The problems that were reported and not yet resolved."""
+        return tuple(self._reported.values())
+
+    def mark_stored(self, problems: Iterable[Problem]) -> None:
+        self._stored = frozenset(problem.key for problem in problems)
 
     def hand_over(self) -> None:
-        """Another server goes on from what was left. The end of anything else stays due here."""
-        self._told = {key: each for key, each in self._told.items() if key not in self._left}
-        self._left = frozenset()
+        """Another server continues with the stored problems. This server still has to report the
+        end of all others."""
+        for name in self._stored:
+            self._reported.pop(name, None)
+        self._stored = frozenset()
 
-    def take_over(self, known: Iterable[Problem]) -> None:
-        """Go on from what another server told."""
-        known = tuple(known)
-        self.left(known)
-        self._told = {each.key: each for each in known} | self._told
-
-    def told(self, notice: Notification) -> None:
-        """That notice arrived."""
-        self._told.update({each.key: each for each in notice.firing})
-        for each in notice.resolved:
-            self._told.pop(each.key, None)
+    def take_over(self, problems: Iterable[Problem]) -> None:
+        """Continue with the problems that another server reported."""
+        stored = {problem.key: problem for problem in problems}
+        self._stored = frozenset(stored)
+        self._reported = stored | self._reported
 
 
 class WebhookError(Exception):
-    """The webhook did not take it; the message says why, without what may be secret."""
+    """The webhook did not accept a notification. The message contains no secrets."""
 
 
 class AlertPayload(msgspec.Struct, frozen=True):
-    """The body of the POST. A problem that is told again, by another server or after a restart, has
-    the same `key`."""
+    """The body of the POST request. A problem that is reported again, by another server or after a
+    restart, has the same `key`."""
 
     source: str
-    """The machine whose server tells."""
+    """The host name of the server."""
     time: str
     firing: tuple[Problem, ...]
     resolved: tuple[Problem, ...]
-    """As they were told."""
+    """As they were reported."""
 
 
 class Webhook:
-    """Where people are told. A redirect is not followed: it would take the token elsewhere."""
+    """Does not follow redirects, which would send the token to another host."""
 
     def __init__(self, settings: AlertSettings) -> None:
         self._settings = settings
@@ -127,15 +152,16 @@ class Webhook:
             else None
         )
 
-    async def tell(self, notice: Notification, time: Time) -> None:
+    async def send(self, notification: Notification) -> None:
         """Raises `WebhookError`."""
-        body = encode(
-            AlertPayload(socket.gethostname(), shown(time) or "", notice.firing, notice.resolved)
+        payload = AlertPayload(
+            socket.gethostname(), shown(now()) or "", notification.firing, notification.resolved
         )
-        # A thread of its own: names are looked up in it, and the loop waits for none of that.
+        body = encode(payload)
+        # In a thread, because looking up the host name would block the event loop.
         outcome = await in_thread(lambda: self._post(body), name="mooring webhook")
         if isinstance(outcome, BaseException):
-            raise WebhookError(self._why(outcome)) from outcome
+            raise WebhookError(self._reason(outcome)) from outcome
 
     def _post(self, body: bytes) -> None:
         host, timeout = self._url.hostname or "", self._settings.timeout
@@ -161,7 +187,7 @@ class Webhook:
         if not 200 <= status < 300:
             raise WebhookError(f"it answered {status}")
 
-    def _why(self, error: BaseException) -> str:
+    def _reason(self, error: BaseException) -> str:
         match error:
             case WebhookError():
                 return str(error)
@@ -171,44 +197,23 @@ class Webhook:
                 return f"its certificate is not trusted: {error.verify_message}"
             case OSError():
                 return error.strerror or "it cannot be reached"
-            case _:  # not in its own words: those of a bad header quote the token
-                return "it cannot be told: check the webhook's URL and token"
-
-
-log = logging.getLogger(__name__)
-
-INTERVAL = 1.0
-"""Seconds between two looks."""
-_FIRST, _MOST = 2.0, 300.0
-"""Seconds between two tries, at first and at the most."""
-
-
-_LEAVE_WITHIN = 2.0
-_LEFT = 2_000
-"""Problems that a successor is told of; it tells the others again."""
-
-
-TTL = 10.0
-"""Seconds after which another server takes over from one that died."""
-_ELECTION = f"{ROOT}alerts/leader"
-_REPORTED = f"{ROOT}alerts/notified".encode()
-_ASK_WITHIN = _CLOSE_WITHIN = 2.0
+            case _:  # without the text of the error, which may quote the token
+                return "the request could not be sent: check the webhook's URL and token"
 
 
 class NotifierElection(ABC):
-    """Entering does not wait for the store."""
+    """Elects the server that calls the webhook. Entering does not wait for the store."""
 
     def __init__(self) -> None:
         self._id = f"{socket.gethostname()} {secrets.token_hex(6)}"
-        self._mine: bool | None = None
+        self._elected: bool | None = None
         self.term = 0
         """Increases whenever this server is elected: another one may have been elected before."""
         self._tasks = Tasks()
 
     @property
-    def mine(self) -> bool:
-        """Whether it is for this server to call."""
-        return self._mine is True
+    def elected(self) -> bool:
+        return self._elected is True
 
     @abstractmethod
     async def confirm(self) -> bool:
@@ -216,34 +221,34 @@ class NotifierElection(ABC):
         is back and the election is still open."""
 
     @abstractmethod
-    async def reported(self) -> bytes:
-        """What the server with the duty last reported. Raises what a store raises."""
+    async def load_reported(self) -> bytes:
+        """What the elected server last saved. Raises `StoreError`."""
 
     @abstractmethod
-    async def leave(self, reported: bytes) -> None:
-        """Leave to the others what was reported. Raises what a store raises."""
+    async def save_reported(self, reported: bytes) -> None:
+        """Save what was reported for a successor. Raises `StoreError`."""
 
     @abstractmethod
     async def _run(self) -> None:
-        """Keep `_mine` right."""
+        """Keep `_elected` up to date."""
 
     async def __aenter__(self) -> Self:
-        self._tasks.start(self._run(), name="duty of calling the webhook")
+        self._tasks.start(self._run(), name="election of the server that calls the webhook")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.aclose()
-        self._mine = False
+        self._elected = False
 
-    def _set(self, mine: bool) -> None:
-        if mine is not self._mine:
-            log.info("%s calls the webhook", "this server" if mine else "another server")
-            self.term += mine
-        self._mine = mine
+    def _set(self, elected: bool) -> None:
+        if elected is not self._elected:
+            log.info("%s calls the webhook", "this server" if elected else "another server")
+            self.term += elected
+        self._elected = elected
 
-    def _cannot_ask(self, error: MooringError) -> None:
-        if self._mine is None:
-            log.warning("which server calls the webhook cannot be decided: %s", error)
+    def _election_failed(self, error: MooringError) -> None:
+        if self._elected is None:
+            log.warning("no server can be elected to call the webhook, so this one does: %s", error)
             self._set(True)
 
 
@@ -258,7 +263,7 @@ class StoreElection(NotifierElection):
         async with self._election.observe() as leaders:
             async for leader in leaders:
                 if leader is not None:
-                    self._learn(leader)
+                    self._observe(leader)
 
     async def _campaign(self) -> None:
         backoff = Backoff(0.2, 2.0)
@@ -271,12 +276,12 @@ class StoreElection(NotifierElection):
                     backoff.reset()
                     await leadership.lost.wait()
             except MooringError as error:
-                self._cannot_ask(error)
+                self._election_failed(error)
             finally:
                 self._leadership = None
             await asyncio.sleep(backoff.next())
 
-    def _learn(self, leader: Leader) -> None:
+    def _observe(self, leader: Leader) -> None:
         if leader.text != self._id:
             self._set(False)
         elif self._leadership is not None and self._leadership.key == leader.key:
@@ -284,26 +289,26 @@ class StoreElection(NotifierElection):
         # Otherwise it is this server's key from before an outage: it must expire first.
 
     async def confirm(self) -> bool:
-        if self._leadership is not None or not self.mine:
-            return self.mine
+        if self._leadership is not None or not self.elected:
+            return self.elected
         try:
-            async with asyncio.timeout(_ASK_WITHIN):
-                await self.reported()
+            async with asyncio.timeout(_TIMEOUT):
+                await self.load_reported()
         except (StoreError, TimeoutError):
-            return self.mine
+            return self.elected
         return False
 
-    async def reported(self) -> bytes:
-        found = (await self._store.read(key(_REPORTED))).first
-        return b"" if found is None else found.value
+    async def load_reported(self) -> bytes:
+        entry = (await self._store.read(key(_REPORTED))).first
+        return b"" if entry is None else entry.value
 
-    async def leave(self, reported: bytes) -> None:
+    async def save_reported(self, reported: bytes) -> None:
         if self._leadership is None:
-            raise StoreError("it is not known whether another server has the duty")
+            raise StoreError("it is unknown whether another server is elected")
         try:
             await self._store.commit(Put(_REPORTED, reported), require=[self._leadership.check])
         except Conflict as error:
-            raise StoreError("another server has the duty") from error
+            raise StoreError("another server is elected") from error
 
 
 class RedisElection(NotifierElection):
@@ -320,35 +325,35 @@ class RedisElection(NotifierElection):
         try:
             self._set(await self._lease.lead(self._id, self._ttl))
         except StoreError as error:
-            self._cannot_ask(error)
+            self._election_failed(error)
 
     async def confirm(self) -> bool:
         await self._campaign()
-        return self.mine
+        return self.elected
 
     async def __aexit__(self, *_: object) -> None:
-        mine = self.mine
+        elected = self.elected
         await super().__aexit__()
-        if mine:
-            await cleanup(self._resign(), within=_CLOSE_WITHIN)
+        if elected:
+            await cleanup(self._resign(), within=_TIMEOUT)
 
     async def _resign(self) -> None:
         try:
             await self._lease.resign(self._id)
         except StoreError as error:
-            log.debug("the duty is left to its lease: %s", error)
+            log.debug("resigning failed, so the lease of the elected server expires: %s", error)
 
-    async def reported(self) -> bytes:
+    async def load_reported(self) -> bytes:
         return await self._lease.note()
 
-    async def leave(self, reported: bytes) -> None:
+    async def save_reported(self, reported: bytes) -> None:
         if not await self._lease.leave_note(self._id, reported):
-            raise StoreError("another server has the duty")
+            raise StoreError("another server is elected")
 
 
 class Alerts:
-    """Tells the webhook of what is wrong while it is entered, if that is for this server to do.
-    Leaving waits for no webhook."""
+    """Calls the webhook while it is entered and this server is elected. Leaving does not wait for
+    the webhook."""
 
     def __init__(
         self,
@@ -360,11 +365,11 @@ class Alerts:
     ) -> None:
         self._problems, self._settings, self._interval = problems, settings, interval
         self._election = election
-        self._on_duty = self._left = False
+        self._was_elected = self._saved = False
         self._term = 0
-        self._ledger = AlertState(settings.after)
+        self._state = AlertState(settings.after)
         self._webhook = Webhook(settings)
-        self._failing = ""
+        self._failure = ""
         self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
@@ -373,81 +378,81 @@ class Alerts:
 
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.aclose()
-        if self._election.mine and not self._left:
-            await cleanup(self._leave(), within=_LEAVE_WITHIN)
-
-    def _grave(self) -> list[Problem]:
-        grave = SEVERITIES[: SEVERITIES.index(self._settings.severity) + 1]
-        return [each for each in self._problems.problems() if each.severity in grave]
+        if self._election.elected and not self._saved:
+            await cleanup(self._save(), within=_TIMEOUT)
 
     async def _run(self) -> None:
-        loop, backoff, again = asyncio.get_running_loop(), Backoff(_FIRST, _MOST), 0.0
+        loop, backoff, retry_at = asyncio.get_running_loop(), Backoff(_FIRST_RETRY, _MAX_RETRY), 0.0
+        severities = SEVERITIES[: SEVERITIES.index(self._settings.severity) + 1]
         while True:
-            await self._change_duty()
-            grave = self._grave()
-            # They may be a second old. A problem has lasted until then, not until now.
-            notice = self._ledger.look(grave, self._problems.updated_at)
-            if self._election.mine and not self._left:
-                await self._leave()
-            mine = self._election.mine
-            if not mine:  # what was reported while the store was away, only this server knows
-                notice = Notification(resolved=notice.resolved)
-            if notice and mine is self._on_duty and loop.time() >= again:
-                if mine and not await self._confirm():
-                    pass  # at the next look it is known who reports this
-                elif await self._tell(notice):
+            await self._follow_election()
+            problems = [p for p in self._problems.problems() if p.severity in severities]
+            # The problems may be a second old: they lasted until then, not until now.
+            notification = self._state.update(problems, self._problems.updated_at)
+            if self._election.elected and not self._saved:
+                await self._save()
+            elected = self._election.elected
+            if not elected:  # only this server knows what it reported while the store was away
+                notification = Notification(resolved=notification.resolved)
+            if (
+                notification
+                and elected is self._was_elected
+                and loop.time() >= retry_at
+                and (not elected or await self._confirm())
+            ):
+                if await self._send(notification):
                     backoff.reset()
                 else:
-                    again = loop.time() + backoff.next()
+                    retry_at = loop.time() + backoff.next()
             await asyncio.sleep(self._interval)
 
     async def _confirm(self) -> bool:
         return await self._election.confirm() and self._election.term == self._term
 
-    async def _change_duty(self) -> None:
-        """Go on where the server stopped that had the duty before, or let another one go on."""
-        before, self._on_duty = self._on_duty, self._election.mine
+    async def _follow_election(self) -> None:
+        """Hand over to the newly elected server, or take over from the one before."""
+        before, self._was_elected = self._was_elected, self._election.elected
         term, self._term = self._term, self._election.term
-        if before and not self._on_duty:
-            self._ledger.hand_over()
-        if not self._on_duty or (before and term == self._term):
+        if before and not self._was_elected:
+            self._state.hand_over()
+        if not self._was_elected or (before and term == self._term):
             return
-        self._left = not self._ledger.known()
+        self._saved = not self._state.reported()
         try:
-            reported = await self._election.reported()
-            known = msgspec.json.decode(reported, type=list[Problem]) if reported else []
+            saved = await self._election.load_reported()
+            reported = msgspec.json.decode(saved, type=list[Problem]) if saved else []
         except (StoreError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.debug("earlier reports cannot be read, so problems are reported again: %s", error)
+            log.debug("the reported problems cannot be read and are reported again: %s", error)
             return
-        if before:  # another server may have had the duty since
-            self._ledger.hand_over()
-        self._ledger.take_over(known)
+        if before:  # another server may have been elected in between
+            self._state.hand_over()
+        self._state.take_over(reported)
 
-    async def _leave(self) -> None:
-        """Leave to a successor what was reported; at the next look, if the store is away."""
-        self._left = False
+    async def _save(self) -> None:
+        """Save what was reported for a successor. If the store is unavailable, `_run` retries."""
+        self._saved = False
         try:
-            known = self._ledger.known()[:_LEFT]
-            await self._election.leave(msgspec.json.encode(known))
-            self._ledger.left(known)
-            self._left = True
+            reported = self._state.reported()[:_MAX_STORED]
+            await self._election.save_reported(msgspec.json.encode(reported))
+            self._state.mark_stored(reported)
+            self._saved = True
         except StoreError as error:
-            log.debug("what was told is known here alone: %s", error)
+            log.debug("the reported problems cannot be saved: %s", error)
 
-    async def _tell(self, notice: Notification) -> bool:
+    async def _send(self, notification: Notification) -> bool:
         try:
-            await self._webhook.tell(notice, now())
+            await self._webhook.send(notification)
         except WebhookError as error:
             NOTICES.labels("failed").inc()
-            if str(error) != self._failing:
-                self._failing = str(error)
+            if str(error) != self._failure:
+                self._failure = str(error)
                 log.warning("the webhook %s: %s", self._settings.where, error)
             return False
         NOTICES.labels("sent").inc()
-        self._ledger.told(notice)
-        if self._election.mine:
-            await self._leave()
-        if self._failing:
-            self._failing = ""
-            log.info("the webhook %s takes alerts again", self._settings.where)
+        self._state.mark_sent(notification)
+        if self._election.elected:
+            await self._save()
+        if self._failure:
+            self._failure = ""
+            log.info("the webhook %s accepts alerts again", self._settings.where)
         return True
