@@ -350,7 +350,7 @@ class TestShared:
         assert "--yes" in terminal.refused("common", "rollback", "1")
         done = terminal.try_out("common", "rollback", "1", "--yes")
         assert done.stdout.splitlines()[-1] == "common settings: 0 to add, 1 to change, 0 to remove"
-        assert done.stderr == "mooring: common settings: as after 1; this is version 3\n"
+        assert done.stderr == "mooring: common settings: restored version 1 as version 3\n"
         assert json.loads(terminal.run("common", "get", "resolver")) == {"httpType": "host"}
         assert "1 removed (version 4)" in terminal.run("common", "unset", "resolver")
         assert terminal.refused("common", "unset", "resolver") == "there is no common/resolver"
@@ -582,7 +582,7 @@ class TestHistoryAndDeletion:
         before = acme.try_out("show", "7", "--reveal").stdout
         told = acme.refused("delete", "7")
         assert told == (
-            'Delete tenant 7 (Acme, "Acme 有限公司") with its 7 parts, of them 1 database and 1 '
+            'Delete tenant 7 (Acme, "Acme 有限公司") with its 7 parts, including 1 database and 1 '
             "FTP user? Confirm with --yes: standard input is not a terminal"
         )
         done = acme.try_out("delete", "7", "--yes", "--note", "gone")
@@ -618,7 +618,7 @@ class TestHistoryAndDeletion:
 
     def test_without_a_key_it_says_what_no_rollback_brings_back(self, acme: Terminal):
         done = acme.try_out("delete", "7", "--yes", MOORING_ENCRYPTION_KEY="")
-        assert "has secrets that no rollback brings back" in done.stderr
+        assert "has secrets that no rollback restores" in done.stderr
 
     def test_passwords_are_moved_to_another_key(self, acme: Terminal):
         assert "there is no key to seal with" in acme.refused("rekey", MOORING_ENCRYPTION_KEY="")

@@ -47,8 +47,8 @@ tenant show {s} 0                                     Invalid value for 'ID'
 tenant list {s} --status nix                          is none of
 tenant list {s} --namespace=/                         give it a name
 tenant resolve {s}                                    give one of
-tenant resolve {s} --url http://[                     is no URL
-tenant resolve {s} a..b                               is no host
+tenant resolve {s} --url http://[                     is not a URL
+tenant resolve {s} a..b                               is not a host name
 tenant common set {s} nix 1                           is neither
 tenant rollback {s} 5 x --yes                         Invalid value for 'NUMBER'
 config get {s} a/b/c                                  write it as group/name

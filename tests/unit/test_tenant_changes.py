@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from mooring.cli.commands.tenant.show import counted, lines
+from mooring.cli.commands.tenant.changes import lines, summary
 from mooring.model import JSON
 from mooring.tenants.diff import change_to_json
 from mooring.tenants.history import HistoryEntry, entry_diffs, history_changes
@@ -83,9 +83,9 @@ def test_changes_are_counted_by_part():
         PartDiff("ftp/b", {}, None),
         PartDiff("ftp/c", {}, None),
     ]
-    assert counted(found) == "1 to add, 1 to change, 2 to remove"
-    assert counted(found, done=True) == "1 added, 1 changed, 2 removed"
-    assert counted([]) == "nothing to change"
+    assert summary(found) == "1 to add, 1 to change, 2 to remove"
+    assert summary(found, done=True) == "1 added, 1 changed, 2 removed"
+    assert summary([]) == "nothing to change"
 
 
 def test_an_entry_of_a_history_is_told_as_far_as_it_can_be_opened():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.cli.commands.tenant.show import lines
+from mooring.cli.commands.tenant.changes import lines
 from mooring.errors import InvalidRequest
 from mooring.masking import MASK, holds_mask
 from mooring.model import JSON

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from mooring.cli.commands.tenant.publish import Batch, NamedDocument
+from mooring.cli.commands.tenant.publish import NamedDocument, PublishBatch
 from mooring.errors import Unavailable
 from mooring.store import Store
 from mooring.tenants.document import parse
@@ -36,9 +36,9 @@ async def test_what_failed_is_reported_although_the_store_went_away(
         NamedDocument(f"{code}.yaml", parse({"id": id, "meta": {"code": code, "name": code}}))
         for id, code in enumerate(codes, 10)
     ]
-    batch = Batch(documents, "", None, dry_run=False)
+    batch = PublishBatch(documents, "", None, dry_run=False)
     leaving = Publisher(cast(Store, Away(store, 0, "")), ring=RING)
     with pytest.raises(Unavailable):
         await batch.run(leaving, lambda done, total: None)
     assert "mooring: taken.yaml: tenant 10: the code 'taken' belongs" in capsys.readouterr().err
-    assert 0 < len(batch.in_order()) <= 2
+    assert 0 < len(batch.results()) <= 2

@@ -25,7 +25,7 @@ def doctor(
     url: Annotated[
         str,
         typer.Argument(
-            metavar="[URL]",
+            metavar="URL",
             envvar="MOORING_STORE",
             help="URL of the store or Redis (default: the local `mooring serve`)",
         ),

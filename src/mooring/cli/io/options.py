@@ -88,6 +88,12 @@ TenantArgument = Annotated[
 EntryArgument = Annotated[
     int, typer.Argument(metavar="NUMBER", min=0, help="number of an entry in the history")
 ]
+EntryFilter = Annotated[
+    int,
+    typer.Argument(
+        metavar="NUMBER", min=0, show_default=False, help="show the changes of this entry"
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,21 @@
-"""`mooring tenant`: the configuration of tenants, from a file into the store and back."""
+"""`mooring tenant`: publish, inspect, roll back and delete the configuration of tenants."""
 
 from __future__ import annotations
 
-import typer
+from mooring.cli.commands.tenant.common import common, platform
+from mooring.cli.commands.tenant.history import history, rekey, rollback
+from mooring.cli.commands.tenant.publish import delete, diff, publish
+from mooring.cli.commands.tenant.resolve import resolve
+from mooring.cli.commands.tenant.show import export, list_tenants, show_tenant
+from mooring.cli.typer_extensions import CommandGroup
 
-from mooring.cli.commands.tenant import common as shared
-from mooring.cli.commands.tenant import history, show
-from mooring.cli.commands.tenant import publish as publishing
-from mooring.cli.commands.tenant import resolve as resolving
-
-app = typer.Typer(
+app = CommandGroup(
     help="Publish, inspect, roll back and delete tenant configuration.",
     no_args_is_help=True,
 )
-app.command(name="list")(show.list_tenants)
-app.command()(show.show)
-app.command()(resolving.resolve)
-app.command()(publishing.diff)
-app.command()(publishing.publish)
-app.command()(publishing.delete)
-app.command()(show.export)
-app.command()(history.history)
-app.command()(history.rollback)
-app.command()(history.rekey)
-app.add_typer(shared.common, name="common")
-app.add_typer(shared.platform, name="platform")
+app.command(name="list")(list_tenants)
+app.command(name="show")(show_tenant)
+for command in (resolve, diff, publish, delete, export, history, rollback, rekey):
+    app.command()(command)
+app.add_typer(common, name="common")
+app.add_typer(platform, name="platform")

@@ -3,74 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated
 
 import typer
 
-from mooring.cli.commands.tenant.options import (
-    BaseOption,
+from mooring.cli.commands.tenant.changes import print_changes, show_diff, show_published, summary
+from mooring.cli.io.connect import TenantTarget
+from mooring.cli.io.options import (
     ByOption,
-    NoteOption,
-    NumberArgument,
+    EntryArgument,
+    EntryFilter,
+    JSONOption,
     TenantArgument,
+    WriteOptions,
     YesOption,
-    expecting,
-    must_agree,
-    publishing,
 )
-from mooring.cli.commands.tenant.publish import show_differences, show_published
-from mooring.cli.commands.tenant.show import counted, print_changes
-from mooring.cli.io import output as printing
-from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.io.output import count_of, note, progress, show_json, warn
+from mooring.cli.io.output import confirm, count_of, note, progress, show, show_json, warn
 from mooring.errors import NotConfigured
 from mooring.model import JSON
 from mooring.tenants.diff import changes_to_json
 from mooring.tenants.history import HistoryEntry, entry_diffs
-from mooring.tenants.keys import MAX_ID, NAMESPACE, Owner, named
+from mooring.tenants.keys import MAX_ID, Owner, named
 from mooring.tenants.publish.publisher import Publisher, RekeyResult
 from mooring.tenants.secrets import FORMER, Keyring
 
 
 def history(
+    target: TenantTarget,
     tenant: Annotated[
         int,
-        typer.Argument(metavar="[ID]", min=0, max=MAX_ID, help="the number of the tenant"),
-    ] = 0,
-    number: Annotated[
-        int, typer.Argument(metavar="[NUMBER]", min=0, help="show what that entry changed")
-    ] = 0,
-    purge: Annotated[
-        bool,
-        typer.Option(
-            "--purge",
-            help="delete the history of the tenant, or of all tenants what is kept for too long",
+        typer.Argument(
+            metavar="ID", min=0, max=MAX_ID, show_default=False, help="id of the tenant"
         ),
+    ] = 0,
+    number: EntryFilter = 0,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="delete entries instead of showing them")
     ] = False,
     yes: YesOption = False,
-    store: StoreOption = "",
-    namespace: NamespaceOption = NAMESPACE,
     as_json: JSONOption = False,
 ) -> None:
-    """Show who changed what of a tenant, oldest first; also of one that was deleted.
+    """Show the history of a tenant, oldest entry first.
 
-    With --purge, delete it: of a deleted tenant all entries, else all but the newest. Without
-    an ID, delete the entries of all tenants that are older than 90 days.
+    The history of a deleted tenant is kept. With --purge, all entries of a deleted tenant are
+    deleted, and all but the newest of any other. Without an ID, --purge deletes the entries of
+    all tenants that are older than 90 days.
     """
     if purge:
-        return _purged(tenant, number, yes, store, namespace, as_json)
+        return _purge(target, tenant, number, yes, as_json)
     if not tenant:
-        raise typer.BadParameter("say whose history", param_hint="ID")
-    entries = publishing(partial(_history, tenant), store, namespace)
-    show_history(tenant, entries, number, as_json)
+        raise typer.BadParameter("give the id of a tenant", param_hint="ID")
+
+    async def read(publisher: Publisher) -> list[HistoryEntry]:
+        entries = await publisher.history(tenant)
+        if not entries and not await publisher.read(tenant):
+            raise NotConfigured(f"there is no tenant {tenant}, and its history is empty")
+        return entries
+
+    show_history(tenant, target.run(read), number, as_json)
 
 
 def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_json: bool) -> None:
-    """All entries, or what one of them changed."""
+    """Print all entries, or the changes of one entry."""
     ring = Keyring.from_environment()
     if not number:
-        printing.show(
+        show(
             entries,
             {
                 "number": lambda entry: str(entry.number),
@@ -86,39 +83,34 @@ def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_
             as_json=as_json,
         )
         return
-    found = [entry for entry in entries if entry.number == number]
-    if not found:
+    entry = next((entry for entry in entries if entry.number == number), None)
+    if entry is None:
         kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
         raise NotConfigured(f"{named(owner)}: no entry {number} in the history (there are {kept})")
     if as_json:
-        show_json(_record(found[0], ring))
+        show_json(_record(entry, ring))
         return
-    changes = entry_diffs(found[0], ring)
+    changes = entry_diffs(entry, ring)
     print_changes(changes)
-    last = f"{found[0].action} by {found[0].by} at {found[0].at}"
-    about = f": {found[0].note}" if found[0].note else ""
-    note(f"{named(owner)}: {counted(changes, done=True)}; {last}{about}")
+    reason = f": {entry.note}" if entry.note else ""
+    note(
+        f"{named(owner)}: {summary(changes, done=True)}; {entry.action} by {entry.by} at "
+        f"{entry.at}{reason}"
+    )
 
 
-def _purged(tenant: int, number: int, yes: bool, store: str, namespace: str, as_json: bool) -> None:
+def _purge(target: TenantTarget, tenant: int, number: int, yes: bool, as_json: bool) -> None:
     if number:
         raise typer.BadParameter("--purge deletes whole histories", param_hint="NUMBER")
     if tenant:
-        must_agree(f"Delete the history of tenant {tenant}?", yes)
-    gone = publishing(
-        lambda one: one.purge(tenant) if tenant else one.sweeper.everything(), store, namespace
+        confirm(f"Delete the history of tenant {tenant}?", yes)
+    count = target.run(
+        lambda publisher: publisher.purge(tenant) if tenant else publisher.sweeper.everything()
     )
     if as_json:
-        show_json({"tenant": tenant or None, "entries": gone})
+        show_json({"tenant": tenant or None, "entries": count})
     else:
-        typer.echo(f"{count_of(gone, 'entry', 'entries')} deleted")
-
-
-async def _history(tenant: int, publisher: Publisher) -> list[HistoryEntry]:
-    entries = await publisher.history(tenant)
-    if not entries and not await publisher.read(tenant):
-        raise NotConfigured(f"there is no tenant {tenant}, and never was as far as is known")
-    return entries
+        typer.echo(f"{count_of(count, 'entry', 'entries')} deleted")
 
 
 def _record(entry: HistoryEntry, ring: Keyring) -> Mapping[str, JSON]:
@@ -135,60 +127,52 @@ def _record(entry: HistoryEntry, ring: Keyring) -> Mapping[str, JSON]:
 
 def rollback(
     tenant: TenantArgument,
-    number: NumberArgument,
+    number: EntryArgument,
+    write: WriteOptions,
+    target: TenantTarget,
     yes: YesOption = False,
-    base: BaseOption = "",
-    by: ByOption = "",
-    text: NoteOption = "",
-    store: StoreOption = "",
-    namespace: NamespaceOption = NAMESPACE,
     as_json: JSONOption = False,
 ) -> None:
-    """Make a tenant what it was after an entry of its history; 0: before the first.
+    """Restore the state of a tenant after an entry of its history.
 
-    It shows what changes. In a terminal it asks first; elsewhere it needs --yes.
+    NUMBER 0 restores the state before the first entry. Shows the changes and asks for
+    confirmation; without a terminal, --yes is required.
     """
-    roll_back(tenant, number, yes, base, by, text, store, namespace, as_json)
+    roll_back(tenant, number, target, write, yes, as_json)
 
 
 def roll_back(
-    owner: Owner,
-    number: int,
-    yes: bool,
-    base: str,
-    by: str,
-    text: str,
-    store: str,
-    namespace: str,
-    as_json: bool,
+    owner: Owner, number: int, write: WriteOptions, target: TenantTarget, yes: bool, as_json: bool
 ) -> None:
-    """Show what a rollback changes, ask, and do it."""
-    changes = publishing(lambda one: one.diff_rollback(owner, number), store, namespace)
+    """Show what a rollback changes, ask for confirmation, and roll back."""
+    changes = target.run(lambda publisher: publisher.diff_rollback(owner, number))
     if not as_json:
-        show_differences(owner, changes, as_json)
+        show_diff(owner, changes, as_json)
     if changes:
-        must_agree(f"Roll {named(owner)} back to version {number}?", yes)
-    require = expecting(owner, base)
-    published = publishing(
-        lambda one: one.rollback(owner, number, note=text, require=require), store, namespace, by
+        confirm(f"Roll {named(owner)} back to version {number}?", yes)
+    result = target.run(
+        lambda publisher: publisher.rollback(
+            owner, number, note=write.note, require=write.require(owner)
+        ),
+        write.by,
     )
     if as_json:
-        show_published(published, as_json)
-    elif published.changes:
-        note(f"{named(owner)}: as after {number}; this is version {published.number}")
+        show_published(result, as_json)
+    elif result.changes:
+        note(f"{named(owner)}: restored version {number} as version {result.number}")
 
 
-def rekey(
-    by: ByOption = "",
-    store: StoreOption = "",
-    namespace: NamespaceOption = NAMESPACE,
-    as_json: JSONOption = False,
-) -> None:
-    """Seal all passwords with the current key, of tenants and of their histories.
+def rekey(target: TenantTarget, by: ByOption = "", as_json: JSONOption = False) -> None:
+    """Encrypt all passwords with the current key, in tenants and in their histories.
 
-    It may be stopped and run again. Exits with 1 if something could not be decrypted.
+    It may be interrupted and run again. Exits with 1 if a password could not be decrypted.
     """
-    rekeyed = publishing(_rekey, store, namespace, by)
+
+    async def reencrypt(publisher: Publisher) -> RekeyResult:
+        with progress("rekeyed") as report:
+            return await publisher.rekey(report)
+
+    rekeyed = target.run(reencrypt, by)
     if as_json:
         show_json(
             {
@@ -198,15 +182,14 @@ def rekey(
             }
         )
     else:
-        entries = count_of(rekeyed.entries, "entry", "entries")
-        typer.echo(f"{count_of(rekeyed.tenants, 'tenant')} and {entries} of histories sealed")
+        tenants = count_of(rekeyed.tenants, "tenant")
+        entries = count_of(rekeyed.entries, "history entry", "history entries")
+        typer.echo(f"encrypted {tenants} and {entries}")
     for problem in rekeyed.problems:
         warn(problem)
     if rekeyed.problems:
         raise typer.Exit(1)
-    note(f"all passwords are under the current key: {FORMER} may go once nobody else needs it")
-
-
-async def _rekey(publisher: Publisher) -> RekeyResult:
-    with progress("rekeyed") as report:
-        return await publisher.rekey(report)
+    note(
+        f"all passwords are encrypted with the current key: remove {FORMER} once no other process "
+        "needs it"
+    )

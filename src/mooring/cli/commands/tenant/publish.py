@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from mooring.cli.commands.tenant.options import (
-    BaseOption,
-    ByOption,
-    NoteOption,
+from mooring.cli.commands.tenant.changes import show_diff, show_published
+from mooring.cli.io.connect import TenantTarget
+from mooring.cli.io.options import (
+    DryRunOption,
+    JSONOption,
     TenantArgument,
+    WriteOptions,
     YesOption,
-    called,
-    expecting,
-    how_to_roll_back,
-    must_agree,
-    publishing,
 )
-from mooring.cli.commands.tenant.show import counted, print_changes
-from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
-from mooring.cli.io.output import count_of, note, progress, show_json, warn
+from mooring.cli.io.output import confirm, count_of, note, progress, warn
 from mooring.errors import (
     Conflict,
     InvalidRequest,
@@ -38,11 +33,9 @@ from mooring.errors import (
 )
 from mooring.formatting import printable
 from mooring.masking import is_secret
-from mooring.model import JSON
-from mooring.tenants.diff import changes_to_json
 from mooring.tenants.document import SUFFIXES, Document, load_all, read_all
 from mooring.tenants.history import versions
-from mooring.tenants.keys import NAMESPACE, Owner, named
+from mooring.tenants.keys import default_namespace, joined
 from mooring.tenants.parts import PartDiff, Parts
 from mooring.tenants.publish.committer import PublishResult
 from mooring.tenants.publish.publisher import Publisher, Require
@@ -51,277 +44,247 @@ from mooring.tenants.secrets import CURRENT, Keyring
 FilesArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE", help="of tenants, YAML, JSON or JSON lines; a folder; -: standard input"
+        metavar="FILE",
+        help="YAML, JSON or JSON lines; a folder of such files; - reads standard input",
     ),
 ]
 _WOULD_CHANGE = 3
-_AT_ONCE = 16  # tenants that are published at the same time
+_CONCURRENCY = 16  # tenants that are published at the same time
 
 
-def diff(
-    files: FilesArgument,
-    store: StoreOption = "",
-    namespace: NamespaceOption = NAMESPACE,
-    as_json: JSONOption = False,
-) -> None:
-    """Show what `publish` would change. Nothing is written.
+class NamedDocument(NamedTuple):
+    name: str
+    """The file, and the place in it."""
+    document: Document
 
-    Exits with 0 if nothing would change, with 3 if something would.
+
+def diff(files: FilesArgument, target: TenantTarget, as_json: JSONOption = False) -> None:
+    """Show what `publish` would change.
+
+    Exits with 0 if nothing would change, and with 3 if something would.
     """
-    documents = _documents(files)
-    found = publishing(partial(_diff, documents), store, namespace)
-    for document, differences in found:
-        show_differences(document.tenant, differences, as_json)
-    if any(differences for _, differences in found):
+    documents = [named.document for named in _read_documents(files)]
+
+    async def compare(publisher: Publisher) -> list[list[PartDiff]]:
+        return [await publisher.diff(document) for document in documents]
+
+    differences = target.run(compare)
+    for document, changes in zip(documents, differences, strict=True):
+        show_diff(document.tenant, changes, as_json)
+    if any(differences):
         raise typer.Exit(_WOULD_CHANGE)
-
-
-async def _diff(
-    documents: Sequence[NamedDocument], publisher: Publisher
-) -> list[tuple[Document, list[PartDiff]]]:
-    return [(each.document, await publisher.diff(each.document)) for each in documents]
-
-
-def show_differences(tenant: Owner, differences: Sequence[PartDiff], as_json: bool) -> None:
-    if as_json:
-        show_json({"tenant": tenant, "changes": changes_to_json(differences)})
-    else:
-        print_changes(differences)
-        typer.echo(f"{named(tenant)}: {counted(differences)}")
 
 
 def publish(
     files: FilesArgument,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would change, and write nothing")
-    ] = False,
-    base: BaseOption = "",
-    by: ByOption = "",
-    text: NoteOption = "",
-    store: StoreOption = "",
-    namespace: NamespaceOption = NAMESPACE,
+    write: WriteOptions,
+    target: TenantTarget,
+    dry_run: DryRunOption = False,
     as_json: JSONOption = False,
 ) -> None:
-    """Make tenants what files say, and print what that changed.
+    """Publish tenants from files and print the changes.
 
-    If one of the files is invalid, nothing is written. Each tenant is written whole or not at all.
-    One that cannot be published does not stop the others; the exit code is 1 then.
+    If one of the files is invalid, nothing is written. Each tenant is published completely or not
+    at all. If one cannot be published, the others still are, and the exit code is 1.
     """
-    documents = _documents(files)
-    if base and len(documents) > 1:
+    documents = _read_documents(files)
+    if write.base and len(documents) > 1:
         raise typer.BadParameter(
-            f"it is the revision of one tenant, and the files hold {len(documents)}",
+            f"applies to one tenant, but the files contain {len(documents)}",
             param_hint="--base",
         )
-    require = expecting(documents[0].document.tenant, base) if documents else None
-    batch = Batch(documents, text, require, dry_run=dry_run)
+    require = write.require(documents[0].document.tenant) if documents else None
+    batch = PublishBatch(documents, write.note, require, dry_run=dry_run)
+
+    async def run(publisher: Publisher) -> None:
+        with progress("published") as report:
+            await batch.run(publisher, report)
+
     try:
-        publishing(partial(_publish, batch), store, namespace, by)
-    finally:  # what was published is shown, also if the store went away
-        for done in batch.in_order():
+        target.run(run, write.by)
+    finally:  # prints what was published even if the store became unavailable
+        for result in batch.results():
             if dry_run:
-                show_differences(done.tenant, done.changes, as_json)
+                show_diff(result.tenant, result.changes, as_json)
             else:
-                show_published(done, as_json)
+                show_published(result, as_json)
     if batch.failures:
         raise typer.Exit(1)
 
 
-class Batch:
-    """Tenants that are published, some of them at the same time."""
+class PublishBatch:
+    """Tenants to publish, several at the same time."""
 
     def __init__(
         self,
         documents: Sequence[NamedDocument],
-        text: str,
+        reason: str,
         require: Require | None,
         *,
         dry_run: bool,
     ) -> None:
-        self._documents, self._text, self._require = documents, text, require
+        self._documents, self._reason, self._require = documents, reason, require
         self._dry_run = dry_run
         self._done: dict[int, PublishResult] = {}
         self.failures: dict[int, MooringError] = {}
-        """What went wrong, by the place of the document."""
+        """The errors, by the index of the document."""
 
-    def in_order(self) -> list[PublishResult]:
-        return [self._done[place] for place in sorted(self._done)]
+    def results(self) -> list[PublishResult]:
+        return [self._done[index] for index in sorted(self._done)]
 
     async def run(self, publisher: Publisher, report: Callable[[int, int | None], None]) -> None:
-        """Publish all. A tenant whose name another one holds is tried again after the others:
-        one of them may have given it up."""
-        waiting = list(range(len(self._documents)))
-        alone = len(waiting) == 1
+        """Publish all. If another tenant holds a name, retry after the others: one of them may
+        have released it."""
+        pending = list(range(len(self._documents)))
+        single = len(pending) == 1
         try:
-            while waiting:
+            while pending:
                 before = len(self._done)
-                await self._pass(publisher, waiting, report)
+                await self._pass(publisher, pending, report)
                 taken = [n for n, error in self.failures.items() if isinstance(error, Taken)]
-                waiting = sorted(taken) if len(self._done) > before and not self._dry_run else []
-        finally:  # also if the store went away
-            for place, error in sorted(self.failures.items()):
-                if not alone:
-                    note(f"{self._documents[place].name}: {error}")
-        if self.failures and alone:
+                pending = sorted(taken) if len(self._done) > before and not self._dry_run else []
+        finally:  # also if the store became unavailable
+            for index, error in sorted(self.failures.items()):
+                if not single:
+                    note(f"{self._documents[index].name}: {error}")
+        if self.failures and single:
             raise self.failures[0]
 
     async def _pass(
         self,
         publisher: Publisher,
-        places: Sequence[int],
+        indexes: Sequence[int],
         report: Callable[[int, int | None], None],
     ) -> None:
-        queue = iter(places)
-        stopped: list[MooringError] = []
+        queue = iter(indexes)
+        fatal: list[MooringError] = []
 
         async def work() -> None:
-            for place in queue:
-                if stopped:
+            for index in queue:
+                if fatal:
                     return
-                self.failures.pop(place, None)
+                self.failures.pop(index, None)
                 try:
-                    self._done[place] = await self._one(publisher, self._documents[place].document)
-                except _OF_ONE_TENANT as error:
-                    self.failures[place] = error
+                    document = self._documents[index].document
+                    self._done[index] = await self._publish_one(publisher, document)
+                except _TENANT_ERRORS as error:
+                    self.failures[index] = error
                 except MooringError as error:
-                    stopped.append(error)  # no tenant can be published: the store is away
+                    fatal.append(error)  # the store is unavailable
                 report(len(self._done), len(self._documents))
 
         report(len(self._done), len(self._documents))
-        await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
-        if stopped:
-            raise stopped[0]
+        await asyncio.gather(*(work() for _ in range(_CONCURRENCY)))
+        if fatal:
+            raise fatal[0]
 
-    async def _one(self, publisher: Publisher, document: Document) -> PublishResult:
+    async def _publish_one(self, publisher: Publisher, document: Document) -> PublishResult:
         if not self._dry_run:
-            return await publisher.apply(document, note=self._text, require=self._require)
+            return await publisher.apply(document, note=self._reason, require=self._require)
         changes = await publisher.diff(document, require=self._require)
         return PublishResult(document.tenant, tuple(changes))
 
 
-_OF_ONE_TENANT = (TenantError, InvalidRequest, TooLarge, Conflict, OutcomeUnknown)
-"""Errors that say nothing about the other tenants."""
+_TENANT_ERRORS = (TenantError, InvalidRequest, TooLarge, Conflict, OutcomeUnknown)
+"""Errors that concern one tenant only."""
 
 
-async def _publish(batch: Batch, publisher: Publisher) -> None:
-    with progress("published") as report:
-        await batch.run(publisher, report)
-
-
-def show_published(published: PublishResult, as_json: bool) -> None:
-    if as_json:
-        show_json(
-            {
-                "tenant": published.tenant,
-                "number": published.number or None,
-                "transactions": published.transactions + published.aside,
-                "changes": changes_to_json(published.changes),
-                "lost": list[JSON](published.lost),
-            }
-        )
-        return
-    print_changes(published.changes)
-    version = f" (version {published.number})" if published.number else ""
-    about = counted(published.changes, done=True)
-    typer.echo(f"{named(published.tenant)}: {about}{version}")
-
-
-class NamedDocument(NamedTuple):
-    name: str
-    """Where it comes from."""
-    document: Document
-
-
-def _documents(files: list[Path]) -> list[NamedDocument]:
-    """All of them, or an error: nothing is written before all are valid."""
-    found: list[NamedDocument] = []
-    seen: dict[int, str] = {}
-    for file in _listed(files):
+def _read_documents(files: list[Path]) -> list[NamedDocument]:
+    """Read all files, so that nothing is written if one is invalid."""
+    documents: list[NamedDocument] = []
+    sources: dict[int, str] = {}
+    for file in _files(files):
         name = "standard input" if file == Path("-") else str(file)
-        held = read_all(_standard_input(), of=name) if file == Path("-") else load_all(file)
-        for place, document in enumerate(held, 1):
-            where = f"{name}, document {place}" if len(held) > 1 else name
-            if document.tenant in seen:
+        content = read_all(_read_stdin(), of=name) if file == Path("-") else load_all(file)
+        for number, document in enumerate(content, 1):
+            source = f"{name}, document {number}" if len(content) > 1 else name
+            if document.tenant in sources:
                 raise InvalidRequest(
-                    f"{where}: {seen[document.tenant]} is of tenant {document.tenant}"
+                    f"{source}: tenant {document.tenant} is already in {sources[document.tenant]}"
                 )
-            seen[document.tenant] = where
-            found.append(NamedDocument(where, document))
-    return found
+            sources[document.tenant] = source
+            documents.append(NamedDocument(source, document))
+    return documents
 
 
-def _listed(files: list[Path]) -> Iterator[Path]:
-    for file in files:
-        if not file.is_dir():
-            yield file
+def _files(paths: list[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
             continue
-        found = sorted(each for each in file.iterdir() if each.suffix in SUFFIXES)
-        if not found:
-            raise InvalidRequest(f"{file} has no file that ends with {', '.join(SUFFIXES)}")
-        yield from found
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if not files:
+            raise InvalidRequest(f"{path} has no file that ends with {', '.join(SUFFIXES)}")
+        yield from files
 
 
-def _standard_input() -> str:
+def _read_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequest("standard input is no text in UTF-8") from error
+        raise InvalidRequest("standard input is not UTF-8 text") from error
 
 
 def delete(
     tenant: TenantArgument,
+    write: WriteOptions,
+    target: TenantTarget,
     yes: YesOption = False,
-    base: BaseOption = "",
-    by: ByOption = "",
-    text: NoteOption = "",
-    store: StoreOption = "",
-    namespace: NamespaceOption = NAMESPACE,
     as_json: JSONOption = False,
 ) -> None:
-    """Delete a tenant, with all that leads to it. Its history stays.
+    """Delete a tenant. Its history is kept.
 
-    In a terminal it asks first; elsewhere it needs --yes.
+    Asks for confirmation; without a terminal, --yes is required.
     """
-    parts = publishing(lambda one: one.read(tenant), store, namespace)
+    parts = target.run(lambda publisher: publisher.read(tenant))
     if not parts:
         raise NotConfigured(f"there is no tenant {tenant}")
-    if not Keyring.from_environment().current and _has_open_secrets(parts):
+    if not Keyring.from_environment().current and _has_cleartext_secrets(parts):
         warn(
-            f"tenant {tenant} has secrets that no rollback brings back, since {CURRENT[0]} is not "
-            "set: the history keeps none in clear text"
+            f"tenant {tenant} has secrets that no rollback restores: {CURRENT[0]} is not set, and "
+            "the history keeps no secrets in clear text"
         )
-    must_agree(f"Delete {called(tenant, parts)} with its {_in_words(parts)}?", yes)
-    work = partial(_delete, tenant, base, text)
-    published, before = publishing(work, store, namespace, by)
-    show_published(published, as_json)
-    if before is not None:
-        note(f"to undo: {printable(how_to_roll_back(tenant, before, namespace))}")
+    confirm(f"Delete {_display_name(tenant, parts)} with its {_count_parts(parts)}?", yes)
+
+    async def remove(publisher: Publisher) -> tuple[PublishResult, int | None]:
+        result = await publisher.delete(tenant, note=write.note, require=write.require(tenant))
+        known = versions(await publisher.history(tenant))
+        return result, max((n for n in known if n < result.number), default=None)
+
+    result, previous_version = target.run(remove, write.by)
+    show_published(result, as_json)
+    if previous_version is not None:
+        note(f"to undo: {printable(rollback_command(tenant, previous_version, target.namespace))}")
 
 
-async def _delete(
-    tenant: int, base: str, text: str, publisher: Publisher
-) -> tuple[PublishResult, int | None]:
-    """What it did, and the version before it; None if that is not kept."""
-    published = await publisher.delete(tenant, note=text, require=expecting(tenant, base))
-    known = versions(await publisher.history(tenant))
-    return published, max((each for each in known if each < published.number), default=None)
+def _display_name(tenant: int, parts: Parts) -> str:
+    """`tenant 7 (acme, "Acme Ltd")`."""
+    meta = parts.get("meta")
+    fields = meta if isinstance(meta, dict) else {}
+    known = [str(fields.get("code") or ""), f'"{fields["name"]}"' if fields.get("name") else ""]
+    names = ", ".join(filter(None, known))
+    return f"tenant {tenant} ({names})" if names else f"tenant {tenant}"
 
 
-def _in_words(parts: Parts) -> str:
-    databases = sum(path.startswith("database/") for path in parts)
-    users = sum(path.startswith("ftp/") for path in parts)
-    of_them = f"{count_of(databases, 'database')} and {count_of(users, 'FTP user')}"
-    return f"{count_of(len(parts), 'part')}, of them {of_them}"
+def _count_parts(parts: Parts) -> str:
+    databases = count_of(sum(path.startswith("database/") for path in parts), "database")
+    users = count_of(sum(path.startswith("ftp/") for path in parts), "FTP user")
+    return f"{count_of(len(parts), 'part')}, including {databases} and {users}"
 
 
-def _has_open_secrets(value: object) -> bool:
-    """Whether there are secrets that are not sealed in the store."""
+def _has_cleartext_secrets(value: object) -> bool:
     if isinstance(value, list):
-        return any(_has_open_secrets(inner) for inner in value)
+        return any(map(_has_cleartext_secrets, value))
     if not isinstance(value, Mapping):
         return False
     return any(
         (is_secret(str(name)) and name != "passwordEncrypted" and bool(inner))
-        or _has_open_secrets(inner)
+        or _has_cleartext_secrets(inner)
         for name, inner in value.items()
     )
+
+
+def rollback_command(tenant: int, number: int, namespace: str) -> str:
+    is_default = joined(namespace) == joined(default_namespace())
+    option = "" if is_default else f" --namespace {shlex.quote(namespace)}"
+    return f"mooring tenant rollback {tenant} {number}{option}"

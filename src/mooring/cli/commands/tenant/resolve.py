@@ -1,4 +1,4 @@
-"""`mooring tenant resolve`: whose a host, a code, a name, an FTP user or a request is."""
+"""`mooring tenant resolve`: finds the tenant of a host, code, name, FTP user or request."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from mooring.cli.io.connect import open_hub, run_command
-from mooring.cli.io.options import JSONOption, NamespaceOption, StoreOption
+from mooring.cli.io.connect import TenantTarget
+from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import note, show_json
 from mooring.errors import NotConfigured, TenantError
 from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.store.contract import key
 from mooring.tenants.hosts import host_of
-from mooring.tenants.keys import NAMESPACE, IndexKind, TenantKeys, is_id
+from mooring.tenants.keys import IndexKind, TenantKeys, is_id
 from mooring.tenants.model import Resolver, UnreadableValue, decode, to_record
 from mooring.tenants.parts import Parts, claims, stored_parts
 from mooring.tenants.read.tenants import find
@@ -34,104 +34,106 @@ class Resolution(NamedTuple):
     tenant: int | None
     by: By | None
     name: str
-    why: str
+    reason: str
     status: str = ""
 
 
-class TypedRequest(NamedTuple):
-    """A request as it was typed."""
+class RequestLine(NamedTuple):
+    """The request that --url and --header describe."""
 
     path: str
     query: str
     headers: list[tuple[str, str]]
 
     def header(self, name: str) -> list[str]:
-        return [value for each, value in self.headers if each.lower() == name.lower()]
+        return [value for header, value in self.headers if header.lower() == name.lower()]
 
 
-def resolve(
-    host: Annotated[str, typer.Argument(metavar="HOST", help="shop.example.com")] = "",
-    code: Annotated[str, typer.Option(metavar="CODE", help="in whatever case")] = "",
-    name: Annotated[str, typer.Option(metavar="NAME", help="in full")] = "",
-    ftp_user: Annotated[str, typer.Option("--ftp-user", metavar="USER")] = "",
+async def resolve(
+    target: TenantTarget,
+    host: Annotated[
+        str, typer.Argument(metavar="HOST", help="host name, such as shop.example.com")
+    ] = "",
+    code: Annotated[str, typer.Option(metavar="CODE", help="tenant code, in any case")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="full tenant name")] = "",
+    ftp_user: Annotated[str, typer.Option(metavar="USER", help="name of an FTP user")] = "",
     url: Annotated[
-        str, typer.Option(metavar="URL", help="a request, as the middleware would take it")
+        str, typer.Option(metavar="URL", help="URL of a request, resolved like the middleware does")
     ] = "",
     header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:VALUE", help="a header of that request")
+        list[str] | None,
+        typer.Option(metavar="NAME:VALUE", help="header of the request; repeatable"),
     ] = None,
-    store: StoreOption = "",
-    namespace: NamespaceOption = NAMESPACE,
     as_json: JSONOption = False,
 ) -> None:
-    """Print the id of the tenant of a host, a code, a name, an FTP user or a request.
+    """Print the id of the tenant of a host, code, name, FTP user or request.
 
-    Exits with 1 if there is none.
+    Exits with 1 if no tenant matches.
     """
-    asked: dict[By, str] = {"host": host, "code": code, "name": name, "ftp-user": ftp_user}
-    given = [(by, value) for by, value in asked.items() if value]
+    options: dict[By, str] = {"host": host, "code": code, "name": name, "ftp-user": ftp_user}
+    given = [(by, value) for by, value in options.items() if value]
     request = _request(url, header or []) if url or header else None
     if len(given) + (request is not None) != 1:
         raise typer.BadParameter(
             "give one of HOST, --code, --name, --ftp-user, or --url with or without --header"
         )
     if host:
-        known = host_of(host)
-        if not known:
-            raise typer.BadParameter(f"{quoted(host)} is no host", param_hint="HOST")
-        given = [("host", known)]
-    found = run_command(_resolve(given, request, TenantKeys(namespace), store))
+        host_name = host_of(host)
+        if not host_name:
+            raise typer.BadParameter(f"{quoted(host)} is not a host name", param_hint="HOST")
+        given = [("host", host_name)]
+    async with target.connect() as hub:
+        if request is None:
+            ((by, value),) = given
+            resolution = await _look_up(hub, target.keys, by, value)
+        else:
+            resolution = await _resolve_request(hub, target.keys, request)
     if as_json:
         show_json(
             {
-                "tenant": found.tenant,
-                "by": found.by,
-                "name": found.name or None,
-                "status": found.status or None,
-                "why": found.why,
+                "tenant": resolution.tenant,
+                "by": resolution.by,
+                "name": resolution.name or None,
+                "status": resolution.status or None,
+                "why": resolution.reason,
             }
         )
-    if found.tenant is None:
+    if resolution.tenant is None:
         if as_json:
             raise typer.Exit(1)
-        raise NotConfigured(found.why)
+        raise NotConfigured(resolution.reason)
     if not as_json:
-        typer.echo(str(found.tenant))
-    if request is not None and found.status in REFUSED:
-        note(f"tenant {found.tenant} is {found.status}: such a request is refused with 403")
+        typer.echo(str(resolution.tenant))
+    if request is not None and resolution.status in REFUSED:
+        note(
+            f"tenant {resolution.tenant} is {resolution.status}: such a request is refused with 403"
+        )
 
 
-def _request(url: str, headers: list[str]) -> TypedRequest:
-    sent: list[tuple[str, str]] = []
+def _request(url: str, headers: list[str]) -> RequestLine:
+    parsed: list[tuple[str, str]] = []
     for text in headers:
         name, colon, value = text.partition(":")
         if not colon or not name.strip():
             raise typer.BadParameter(f"{quoted(text)} is not NAME:VALUE", param_hint="--header")
-        sent.append((name.strip(), value.strip()))
+        parsed.append((name.strip(), value.strip()))
     try:
-        where = urlsplit(url if "//" in url or not url else f"//{url}")
+        parts = urlsplit(url if "//" in url or not url else f"//{url}")
     except ValueError:
-        raise typer.BadParameter(f"{quoted(url)} is no URL", param_hint="--url") from None
-    if where.netloc and not any(name.lower() == "host" for name, _ in sent):
-        sent.append(("Host", where.netloc.rpartition("@")[2]))
-    return TypedRequest(unquote(where.path), where.query, sent)
+        raise typer.BadParameter(f"{quoted(url)} is not a URL", param_hint="--url") from None
+    if parts.netloc and not any(name.lower() == "host" for name, _ in parsed):
+        parsed.append(("Host", parts.netloc.rpartition("@")[2]))
+    return RequestLine(unquote(parts.path), parts.query, parsed)
 
 
-async def _resolve(
-    given: list[tuple[By, str]], request: TypedRequest | None, keys: TenantKeys, store: str
-) -> Resolution:
-    async with open_hub(store, "tree") as hub:
-        if request is None:
-            ((by, name),) = given
-            return await _looked_up(hub, keys, by, name)
-        resolver = await _resolver(hub, keys)
-        named = tenant_reference(resolver, request)
-        if isinstance(named, TenantRejection):
-            return Resolution(None, None, "", f"{named.message} ({named.status})")
-        return await _looked_up(hub, keys, named.by, named.name)
+async def _resolve_request(hub: Hub, keys: TenantKeys, request: RequestLine) -> Resolution:
+    reference = tenant_reference(await _read_resolver(hub, keys), request)
+    if isinstance(reference, TenantRejection):
+        return Resolution(None, None, "", f"{reference.message} ({reference.status})")
+    return await _look_up(hub, keys, reference.by, reference.name)
 
 
-async def _resolver(hub: Hub, keys: TenantKeys) -> Resolver:
+async def _read_resolver(hub: Hub, keys: TenantKeys) -> Resolver:
     path = "common/resolver"
     entry = (await hub.store.read(key(keys.common_part(path)))).first
     if entry is None:
@@ -142,12 +144,12 @@ async def _resolver(hub: Hub, keys: TenantKeys) -> Resolver:
         return to_record(Resolver, value)
     except UnreadableValue as error:
         raise TenantError(
-            f"{path} cannot be understood, so that requests are turned away with 503 by whoever "
-            f"never knew a good one: {error}"
+            f"{path} cannot be understood, and processes without an earlier valid version refuse "
+            f"requests with 503: {error}"
         ) from None
 
 
-async def _looked_up(hub: Hub, keys: TenantKeys, by: By, name: str) -> Resolution:
+async def _look_up(hub: Hub, keys: TenantKeys, by: By, name: str) -> Resolution:
     what = f"{'FTP user' if by == 'ftp-user' else by} {quoted(name)}"
     if by == "id":
         parts = await _parts(hub, keys, int(name)) if is_id(name) else {}
@@ -156,14 +158,15 @@ async def _looked_up(hub: Hub, keys: TenantKeys, by: By, name: str) -> Resolutio
         return Resolution(int(name), by, name, f"the {what}", _status(parts))
     kind = _INDEXES[by]
     tenant = await find(hub.store, keys, kind, name)
-    place = keys.index(kind, name)
+    index = keys.index(kind, name)
     if tenant is None:
-        return Resolution(None, by, name, f"no tenant has the {what}: there is no {place.decode()}")
+        reason = f"no tenant has the {what}: key {index.decode()} not found"
+        return Resolution(None, by, name, reason)
     parts = await _parts(hub, keys, tenant)
-    if place not in claims(keys, tenant, parts):
-        why = f"{place.decode()} leads to tenant {tenant}, which does not have the {what}"
-        return Resolution(None, by, name, f"{why}: publish that tenant again")
-    return Resolution(tenant, by, name, f"{place.decode()} leads to it", _status(parts))
+    if index not in claims(keys, tenant, parts):
+        reason = f"{index.decode()} leads to tenant {tenant}, which does not have the {what}"
+        return Resolution(None, by, name, f"{reason}: publish that tenant again")
+    return Resolution(tenant, by, name, f"{index.decode()} leads to it", _status(parts))
 
 
 async def _parts(hub: Hub, keys: TenantKeys, tenant: int) -> Parts:

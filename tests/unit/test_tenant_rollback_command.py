@@ -1,10 +1,10 @@
-"""What the commands about tenants share."""
+"""The command that `mooring tenant delete` prints to undo it."""
 
 from __future__ import annotations
 
 import pytest
 
-from mooring.cli.commands.tenant.options import how_to_roll_back
+from mooring.cli.commands.tenant.publish import rollback_command
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ def test_a_hint_names_the_namespace_unless_it_is_the_default(
     monkeypatch.delenv("MOORING_TENANTS_NAMESPACE", raising=False)
     if default is not None:
         monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", default)
-    assert how_to_roll_back(12, 3, namespace) == f"mooring tenant rollback 12 3{option}"
+    assert rollback_command(12, 3, namespace) == f"mooring tenant rollback 12 3{option}"
