@@ -144,7 +144,7 @@ def settings_group(area: Area, help: str) -> CommandGroup:
         NUMBER 0 restores the state before the first entry. Shows the changes and asks for
         confirmation; without a terminal, --yes is required.
         """
-        roll_back(area, number, target, write, yes, as_json)
+        roll_back(area, number, write, target, yes, as_json)
 
     return app
 

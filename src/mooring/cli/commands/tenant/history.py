@@ -138,7 +138,7 @@ def rollback(
     NUMBER 0 restores the state before the first entry. Shows the changes and asks for
     confirmation; without a terminal, --yes is required.
     """
-    roll_back(tenant, number, target, write, yes, as_json)
+    roll_back(tenant, number, write, target, yes, as_json)
 
 
 def roll_back(
