@@ -159,7 +159,7 @@ async def test_answers_that_only_announce_one_are_read_past():
     answer = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"
     assert (await checked(HTTPChecker(), answering(answer))).ok
     endless = answering(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
-    assert "again and again" in (await checked(HTTPChecker(), endless)).failure
+    assert "too many informational responses" in (await checked(HTTPChecker(), endless)).failure
 
 
 async def test_a_redirect_is_not_followed():
@@ -183,7 +183,7 @@ NO_HTTP = [
 @pytest.mark.parametrize("garbage", NO_HTTP)
 @pytest.mark.parametrize("checker", [HTTPChecker(), WebSocketChecker()])
 async def test_what_is_no_http_is_ill_in_our_words(checker: Checker, garbage: bytes):
-    assert (await checked(checker, answering(garbage))).failure == "its answer is no HTTP/1.1"
+    assert (await checked(checker, answering(garbage))).failure == "its answer is not HTTP/1.1"
 
 
 @pytest.mark.parametrize("checker", [HTTPChecker(), WebSocketChecker()])
@@ -200,7 +200,7 @@ async def test_one_that_answers_a_letter_at_a_time_is_given_up(checker: Checker)
 @pytest.mark.parametrize("checker", [HTTPChecker(), WebSocketChecker()])
 async def test_of_an_endless_answer_little_is_read(checker: Checker):
     outcome = await checked(checker, flood)
-    assert outcome.failure == "its answer has a line without an end"
+    assert outcome.failure == "its answer has a line that is too long"
 
 
 async def test_the_body_is_not_read():
@@ -221,7 +221,7 @@ async def test_the_body_is_not_read():
 
 
 async def test_one_that_hangs_up_is_ill():
-    assert "broke the connection" in (await checked(HTTPChecker(), hang_up)).failure
+    assert "closed the connection" in (await checked(HTTPChecker(), hang_up)).failure
 
 
 @pytest.mark.parametrize(
@@ -269,21 +269,19 @@ async def test_a_websocket_is_opened_and_closed():
 
 async def test_a_websocket_must_prove_that_it_read_the_key():
     handler, _ = websocket(wrong_key=True)
-    assert (
-        "handshake of a WebSocket is wrong" in (await checked(WebSocketChecker(), handler)).failure
-    )
+    assert "wrong accept key" in (await checked(WebSocketChecker(), handler)).failure
 
 
 @pytest.mark.parametrize("head", [b"", b"Upgrade: h2c\r\nConnection: Upgrade\r\n"])
 async def test_another_protocol_is_no_websocket(head: bytes):
     handler, _ = websocket(head=head)
-    assert "no WebSocket" in (await checked(WebSocketChecker(), handler)).failure
+    assert "another protocol than WebSocket" in (await checked(WebSocketChecker(), handler)).failure
 
 
 async def test_http_alone_is_no_websocket():
     answer = answering(b"HTTP/1.1 200 OK\r\n\r\n")
     outcome = await checked(WebSocketChecker(), answer)
-    assert outcome.failure == "it answered 200 and opened no WebSocket"
+    assert outcome.failure == "it answered 200 instead of opening a WebSocket"
 
 
 async def test_a_websocket_with_endless_headers_is_ill():
@@ -336,7 +334,7 @@ async def test_a_certificate_of_another_or_of_nobody_known_is_refused(
 async def test_plain_http_is_no_tls(certificates: Path):
     checker = HTTPChecker(checkers.tls(str(certificates / "ca.pem")))
     outcome = await checked(checker, flood)
-    assert outcome.failure == "it does not speak TLS as it should"
+    assert outcome.failure == "its TLS handshake failed"
 
 
 async def test_tls_that_is_never_shaken_hands_on_is_given_up(certificates: Path):
@@ -379,7 +377,7 @@ async def test_grpc_that_serves_is_well_and_one_that_says_otherwise_is_ill():
         assert (await GRPCChecker().check(target(port), timeout=LONG)).ok
         health.set("", False)
         outcome = await GRPCChecker().check(target(port), timeout=LONG)
-        assert outcome.failure == "it says that it is not serving"
+        assert outcome.failure == "it reports that it is not serving"
 
 
 async def test_grpc_without_the_health_service_is_alive():
@@ -404,7 +402,7 @@ async def test_what_is_no_grpc_is_ill(handler: Handler):
 
 async def test_grpc_with_nobody_there_is_ill():
     outcome = await GRPCChecker().check(target(free_port()), timeout=LONG)
-    assert outcome.failure == "it cannot be reached by gRPC"
+    assert outcome.failure == "it cannot be reached over gRPC"
 
 
 async def test_grpc_that_never_answers_is_given_up():

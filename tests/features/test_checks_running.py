@@ -12,7 +12,7 @@ import pytest
 
 from mooring.model import Instance
 from mooring.server.health_checks.checkers import (
-    Checkers,
+    Checker,
     HTTPChecker,
     Outcome,
     Target,
@@ -103,8 +103,8 @@ class Counting:
         return Outcome(True, 1.0)
 
 
-def only(checker: Counting | HTTPChecker, protocol: str = "http") -> Checkers:
-    return Checkers({protocol: checker})
+def only(checker: Counting | HTTPChecker, protocol: str = "http") -> dict[str, Checker]:
+    return {protocol: checker}
 
 
 def web(port: int = 80, *, host: str = "127.0.0.1", service: str = "orders") -> Instance:
@@ -130,7 +130,7 @@ def running(
     fleet: Picture,
     settings: CheckSettings = OFTEN,
     *,
-    checkers: Checkers | None = None,
+    checkers: dict[str, Checker] | None = None,
     policy: TargetPolicy = LAPTOP,
     resolve: Resolver | None = None,
 ) -> HealthChecks:
@@ -159,9 +159,7 @@ async def test_every_protocol_of_the_contract_is_probed_but_udp():
         protocol: Instance("orders", "127.0.0.1", free_port(), protocol) for protocol in protocols
     }
     fleet = Picture(*instances.values())
-    probed = [
-        instance for name, instance in instances.items() if name in load_checkers().protocols()
-    ]
+    probed = [instance for name, instance in instances.items() if name in load_checkers()]
     assert len(probed) == 7
     async with running(fleet):
         await eventually(
@@ -181,7 +179,7 @@ async def test_one_failure_alone_is_not_told():
 
     moody, instance = Moody(), web()
     fleet = Picture(instance)
-    async with running(fleet, checkers=Checkers({"http": moody})):
+    async with running(fleet, checkers={"http": moody}):
         await eventually(lambda: moody.tries >= 6)
     assert {failure for _, failure in fleet.told["orders", instance.id]} == {""}
 
@@ -193,7 +191,7 @@ async def test_the_response_time_is_an_average_that_follows():
 
     instance = web()
     fleet = Picture(instance)
-    async with running(fleet, checkers=Checkers({"http": Slower()})):
+    async with running(fleet, checkers={"http": Slower()}):
         await eventually(lambda: fleet.count(instance) >= 30)
     times = [ms or 0 for ms, _ in fleet.told["orders", instance.id]]
     assert times[:2] == [10.0, 13.0]
@@ -264,7 +262,7 @@ async def test_a_name_that_leads_to_a_forbidden_address_is_not_connected_to():
     async with running(fleet, checkers=only(counting), resolve=resolve):
         await eventually(lambda: fleet.count(instance) > 2)
     assert fleet.unchecked == {
-        (instance.service, instance.id): "what its name leads to is link-local"
+        (instance.service, instance.id): "an address of its host name is link-local"
     }
     assert fleet.last(instance) == (None, ""), "which is no failure"
     assert counting.probed == []
@@ -312,8 +310,8 @@ async def test_a_name_that_nobody_has_and_one_that_is_never_answered_for():
     fleet = Picture(slow, wrong)
     settings = CheckSettings(enabled=True, interval=0.05, timeout=0.2)
     async with running(fleet, settings, resolve=resolve):
-        await eventually(lambda: fleet.last(slow)[1] == "its name cannot be looked up in time")
-        await eventually(lambda: fleet.last(wrong)[1] == "its name cannot be looked up")
+        await eventually(lambda: fleet.last(slow)[1] == "its host name cannot be resolved in time")
+        await eventually(lambda: fleet.last(wrong)[1] == "its host name cannot be resolved")
 
 
 async def test_a_checker_that_is_broken_is_told_and_logged_once(caplog: pytest.LogCaptureFixture):
@@ -324,7 +322,7 @@ async def test_a_checker_that_is_broken_is_told_and_logged_once(caplog: pytest.L
     ill, well, counting = Instance("orders", "127.0.0.1", 1, "odd"), web(2), Counting()
     fleet = Picture(ill, well)
     with caplog.at_level(logging.ERROR, logger="mooring"):
-        checkers = Checkers({"odd": Broken(), "http": counting})
+        checkers: dict[str, Checker] = {"odd": Broken(), "http": counting}
         async with running(fleet, checkers=checkers):
             await eventually(lambda: fleet.count(ill) >= 3 and fleet.count(well) >= 3)
     assert fleet.last(ill) == (None, ""), "that is not the fault of the instance"
@@ -341,7 +339,7 @@ async def test_a_checker_that_keeps_to_no_time_is_ended():
     instance = web()
     fleet = Picture(instance)
     settings = CheckSettings(enabled=True, interval=0.05, timeout=0.1, failures=1)
-    async with running(fleet, settings, checkers=Checkers({"http": Endless()})):
+    async with running(fleet, settings, checkers={"http": Endless()}):
         await eventually(lambda: fleet.last(instance)[1] == "no answer within 100ms")
 
 
@@ -352,7 +350,7 @@ async def test_a_failure_in_others_words_is_cut_and_made_printable():
 
     instance = web()
     fleet = Picture(instance)
-    async with running(fleet, checkers=Checkers({"http": Chatty()})):
+    async with running(fleet, checkers={"http": Chatty()}):
         await eventually(lambda: fleet.count(instance) > 0)
     failure = fleet.last(instance)[1]
     assert len(failure) == 200

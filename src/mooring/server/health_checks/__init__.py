@@ -1,6 +1,5 @@
-"""Active health checks: whether the server itself reaches what is registered, and how fast.
+"""Active health checks: whether the server can reach the registered instances, and how fast.
 
-`contract` says what a checker is, `choosing` which one is for which protocol; `http`, `websocket`,
-`tcp` and `grpc` are those that come with Mooring. `targets` says what may be probed at all, and
-`running` probes.
+`scheduler` runs the checks, `checkers` has a checker for each protocol, and `target_policy` decides
+which addresses may be probed.
 """

@@ -32,19 +32,19 @@ from mooring.store.etcd.grpc_shutdown import settled
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be probed. Its `address` was looked up and allowed: a checker connects to that
-    very one, and never looks up the host again, which may lead somewhere else by then."""
+    """What to probe. The `address` was resolved and allowed. A checker must connect to it and never
+    resolve the host again, which could return another address."""
 
     service: str
     id: str
     protocol: str
     host: str
-    """As it is registered: for the `Host` header and for the name in a certificate."""
+    """As registered, for the `Host` header and the name in the certificate."""
     address: str
     """The IP address to connect to."""
     port: int
     path: str = "/"
-    """Where the protocol knows paths."""
+    """For protocols with paths."""
 
     @property
     def authority(self) -> str:
@@ -55,16 +55,16 @@ class Target:
 class Outcome:
     ok: bool
     ms: float
-    """Until it was certain, from the first packet on."""
+    """From the start of the check to its result."""
     failure: str = ""
-    """Why not, in our own words: what a remote says is never shown. Empty where it is `ok`."""
+    """Why the check failed, without any text from the remote; empty if it passed."""
 
 
 class Checker(Protocol):
     async def check(self, target: Target, *, timeout: float) -> Outcome:
-        """Try the target for at most `timeout` seconds. It follows no redirect, sends no
-        credentials, and keeps nothing open. It raises only where the checker itself is broken:
-        that the target is down is an outcome. Cancelled, it closes what it opened."""
+        """Probe the target for at most `timeout` seconds. A checker follows no redirects, sends no
+        credentials, and leaves nothing open, even if it is cancelled. It raises only if it is
+        broken itself: that the target is down is an outcome."""
         ...
 
 
@@ -74,15 +74,15 @@ _CERTIFICATES = {
     62: "its certificate is for another name",
     64: "its certificate is for another address",
 }
-"""By the codes of OpenSSL."""
+"""By OpenSSL error code."""
 
 
 class CheckFailed(Exception):
-    """A target answered, and not as one that is well does; the message says how."""
+    """The target did not answer as a healthy one does. The message becomes the failure."""
 
 
 def failure_text(error: BaseException, *, timeout: float) -> str:
-    """The failure that an error means. Nothing of what a remote sent is in it."""
+    """The failure for an error, without any text from the remote."""
     match error:
         case CheckFailed():
             return str(error)
@@ -92,11 +92,11 @@ def failure_text(error: BaseException, *, timeout: float) -> str:
             untrusted = "its certificate is not signed by an authority that is trusted here"
             return _CERTIFICATES.get(error.verify_code, untrusted)
         case ssl.SSLError():
-            return "it does not speak TLS as it should"
+            return "its TLS handshake failed"
         case ConnectionRefusedError():
             return "it refused the connection"
         case ConnectionError() | EOFError():
-            return "it broke the connection off"
+            return "it closed the connection"
         case _:
             return "it cannot be reached"
 
@@ -104,11 +104,11 @@ def failure_text(error: BaseException, *, timeout: float) -> str:
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 LIMIT = 4096
-"""Bytes of a line that are read; a stream holds no more than twice as many."""
+"""Bytes of a line; a stream buffers at most twice as many."""
 
 
 def tls(ca: str = "") -> ssl.SSLContext:
-    """Verifies certificates by name, with the authorities of a file or of the system."""
+    """Verifies host names, with the certificate authorities of a file or of the system."""
     context = ssl.create_default_context(cafile=ca or None)
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -116,7 +116,7 @@ def tls(ca: str = "") -> ssl.SSLContext:
 
 @asynccontextmanager
 async def connected(target: Target, context: ssl.SSLContext | None) -> AsyncIterator[Streams]:
-    """A connection that is cut off when this is left: nobody waits for a remote to agree."""
+    """A connection that is aborted on exit, without waiting for the remote to close."""
     name = target.host.removesuffix(".") if context else None
     reader, writer = await asyncio.open_connection(
         target.address, target.port, ssl=context, server_hostname=name, limit=LIMIT
@@ -128,7 +128,7 @@ async def connected(target: Target, context: ssl.SSLContext | None) -> AsyncIter
 
 
 async def attempt(work: Callable[[], Awaitable[None]], *, timeout: float) -> Outcome:
-    """The outcome of what returns where a target is well, and raises where it is not."""
+    """The outcome of `work`, which returns if the target is healthy and raises if not."""
     started = time.perf_counter()
     failure = ""
     try:
@@ -140,6 +140,8 @@ async def attempt(work: Callable[[], Awaitable[None]], *, timeout: float) -> Out
 
 
 class TCPChecker:
+    """Passes if the target accepts a connection."""
+
     async def check(self, target: Target, *, timeout: float) -> Outcome:
         async def connect() -> None:
             async with connected(target, None):
@@ -149,7 +151,7 @@ class TCPChecker:
 
 
 _OPTIONS = (
-    # A proxy of the environment would connect elsewhere, to where it looks up itself.
+    # A proxy from the environment would resolve the name again.
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.enable_retries", 0),
@@ -160,7 +162,7 @@ _OPTIONS = (
 
 
 class GRPCChecker:
-    """With credentials over TLS, as grpcs."""
+    """For `grpc`; with credentials, for `grpcs`."""
 
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
         self._credentials = credentials
@@ -174,7 +176,7 @@ class GRPCChecker:
                 _judge(error)
             else:
                 if answer != encoded(Status.SERVING):
-                    raise CheckFailed("it says that it is not serving")
+                    raise CheckFailed("it reports that it is not serving")
             finally:
                 await channel.close()
                 await settled()
@@ -192,32 +194,32 @@ class GRPCChecker:
 
 
 def credentials(ca: str = "") -> grpc.ChannelCredentials:
-    """With the authorities of a file or of the system, where gRPC would take those it brings."""
+    """With the certificate authorities of a file or of the system, instead of those of gRPC."""
     file = ca or ssl.get_default_verify_paths().cafile
     return grpc.ssl_channel_credentials(Path(file).read_bytes() if file else None)
 
 
 def _judge(error: grpc.aio.AioRpcError) -> None:
-    """Raise what an answer other than OK means; its details are a remote's words, and stay here."""
+    """Raise the failure for a status other than OK, without its details, which the remote chose."""
     match error.code():
         case grpc.StatusCode.UNIMPLEMENTED:
             return
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimeoutError
         case grpc.StatusCode.UNAVAILABLE:
-            raise CheckFailed("it cannot be reached by gRPC") from None
+            raise CheckFailed("it cannot be reached over gRPC") from None
         case code:
             raise CheckFailed(f"it answered {code.name}") from None
 
 
-HEADERS = 64
-"""Lines of a head that are read."""
+MAX_HEADERS = 64
 
+_NOT_HTTP = "its answer is not HTTP/1.1"
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\r?\n")
 
 
 class HTTPChecker:
-    """With a context over TLS, as https."""
+    """For `http`; with a context, for `https`."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._context = context
@@ -244,33 +246,33 @@ def request(target: Target, *headers: str) -> bytes:
 
 
 async def final_status(reader: StreamReader) -> int:
-    """The status of the answer, past those that only announce it."""
+    """The status of the response, after any informational responses."""
     for _ in range(4):
         status = await read_status(reader)
         if status >= 200 or status == 101:
             return status
         await read_headers(reader)
-    raise CheckFailed("it announces an answer again and again")
+    raise CheckFailed("it sends too many informational responses")
 
 
 async def read_status(reader: StreamReader) -> int:
-    """Raises `CheckFailed` where what comes first is no status line."""
-    found = _STATUS.fullmatch(await _line(reader))
-    if found is None:
-        raise CheckFailed("its answer is no HTTP/1.1")
-    return int(found[1])
+    """Raises `CheckFailed` for an invalid status line."""
+    match = _STATUS.fullmatch(await _line(reader))
+    if match is None:
+        raise CheckFailed(_NOT_HTTP)
+    return int(match[1])
 
 
 async def read_headers(reader: StreamReader) -> dict[bytes, bytes]:
-    """By name in small letters; of one that comes twice both values, with a comma."""
+    """By lowercase name. The values of repeated headers are joined with a comma."""
     headers: dict[bytes, bytes] = {}
-    for _ in range(HEADERS):
+    for _ in range(MAX_HEADERS):
         line = (await _line(reader)).strip()
         if not line:
             return headers
         name, colon, value = line.partition(b":")
         if not colon:
-            raise CheckFailed("its answer is no HTTP/1.1")
+            raise CheckFailed(_NOT_HTTP)
         name, value = name.lower(), value.strip()
         headers[name] = b", ".join((headers[name], value)) if name in headers else value
     raise CheckFailed("its answer has too many headers")
@@ -280,20 +282,20 @@ async def _line(reader: StreamReader) -> bytes:
     try:
         return await reader.readuntil(b"\n")
     except LimitOverrunError:
-        raise CheckFailed("its answer has a line without an end") from None
+        raise CheckFailed("its answer has a line that is too long") from None
     except IncompleteReadError as error:
         if not error.partial:
             raise
-        raise CheckFailed("its answer is no HTTP/1.1") from None
+        raise CheckFailed(_NOT_HTTP) from None
 
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CLOSE = b"\x88\x82\x00\x00\x00\x00\x03\xe8"
-"""Masked, as every frame of a client: 1000, normal closure."""
+"""A masked close frame with code 1000, normal closure."""
 
 
 class WebSocketChecker:
-    """With a context over TLS, as wss."""
+    """For `ws`; with a context, for `wss`."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._context = context
@@ -313,7 +315,7 @@ class WebSocketChecker:
                 )
                 status = await final_status(reader)
                 if status != 101:
-                    raise CheckFailed(f"it answered {status} and opened no WebSocket")
+                    raise CheckFailed(f"it answered {status} instead of opening a WebSocket")
                 if problem := handshake_error(await read_headers(reader), key):
                     raise CheckFailed(problem)
                 writer.write(_CLOSE)
@@ -322,51 +324,36 @@ class WebSocketChecker:
 
 
 def accept(key: str) -> bytes:
-    """What a server that read the key answers."""
+    """The value of `Sec-WebSocket-Accept` for a key."""
     return base64.b64encode(hashlib.sha1(key.encode() + _GUID, usedforsecurity=False).digest())
 
 
 def handshake_error(headers: Mapping[bytes, bytes], key: str) -> str:
-    """Why an answer 101 opens no WebSocket; "" where it does."""
+    """Why a 101 response does not open a WebSocket; empty if it does."""
     upgrade = headers.get(b"upgrade", b"").lower()
     connection = {word.strip() for word in headers.get(b"connection", b"").lower().split(b",")}
     if upgrade != b"websocket" or b"upgrade" not in connection:
-        return "it changed to a protocol that is no WebSocket"
+        return "it switched to another protocol than WebSocket"
     if headers.get(b"sec-websocket-accept") != accept(key):
-        return "its answer to the handshake of a WebSocket is wrong"
+        return "its WebSocket handshake has a wrong accept key"
     return ""
 
 
 GROUP = "mooring.health_checkers"
-"""Of entry points: the name is the protocol, and what is called without arguments its checker."""
+"""Entry points: the name is the protocol, the value a callable that returns its checker."""
 
 
-class Checkers:
-    """By protocol. One without a checker is not probed: udp, where silence says nothing, and any
-    that nobody told us how to speak. To connect is a check only for those that are told so
-    (`protocols: {redis: tcp}`)."""
+def load_checkers(
+    protocols: Mapping[str, str] | None = None, *, ca: str = ""
+) -> dict[str, Checker]:
+    """The checkers by protocol: the built-in ones, those of entry points, and last what the
+    settings choose: for each protocol, another one whose checker it uses, or "none". Protocols
+    without a checker are not probed.
 
-    def __init__(self, by_protocol: Mapping[str, Checker] | None = None) -> None:
-        self._by_protocol = dict(by_protocol or {})
-
-    def register(self, protocol: str, checker: Checker) -> None:
-        """Let this one check a protocol from now on, in the place of any other."""
-        self._by_protocol[protocol] = checker
-
-    def remove(self, protocol: str) -> None:
-        """Let nobody check a protocol."""
-        self._by_protocol.pop(protocol, None)
-
-    def get(self, protocol: str) -> Checker | None:
-        return self._by_protocol.get(protocol)
-
-    def protocols(self) -> list[str]:
-        return sorted(self._by_protocol)
-
-
-def built_in(ca: str = "") -> dict[str, Checker]:
+    Raises `InvalidRequest` for an unknown name, and for a checker that cannot be loaded.
+    """
     context = tls(ca)
-    return {
+    known: dict[str, Checker] = {
         "http": HTTPChecker(),
         "https": HTTPChecker(context),
         "ws": WebSocketChecker(),
@@ -375,28 +362,19 @@ def built_in(ca: str = "") -> dict[str, Checker]:
         "grpc": GRPCChecker(),
         "grpcs": GRPCChecker(credentials(ca)),
     }
-
-
-def load_checkers(protocols: Mapping[str, str] | None = None, *, ca: str = "") -> Checkers:
-    """Those of entry points over those that come with Mooring, and over both what the settings
-    say: a protocol and the name of the one whose checker it shares, or "none".
-
-    Raises `InvalidRequest` for a name that nobody has, and for one that cannot be loaded.
-    """
-    known = built_in(ca)
     known.update({point.name: _load(point) for point in entry_points(group=GROUP)})
-    checkers = Checkers(known)
+    chosen = dict(known)
     for protocol, name in (protocols or {}).items():
         if name == NONE:
-            checkers.remove(protocol)
+            chosen.pop(protocol, None)
         elif name in known:
-            checkers.register(protocol, known[name])
+            chosen[protocol] = known[name]
         else:
             raise InvalidRequest(
                 f"checks.protocols.{protocol}: no checker "
                 f"{quoted(name)}{nearest(name, [*known, NONE])}"
             )
-    return checkers
+    return chosen
 
 
 def _load(point: EntryPoint) -> Checker:

@@ -1,16 +1,16 @@
-"""Who probes: every instance about once an interval, within a budget, for as long as it is there.
+"""Probes every registered instance about once per interval, within a budget.
 
-Several servers may do so at once; each only knows more than before.
+Several servers may do so at once, independently.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -19,7 +19,6 @@ from mooring.model import Instance
 from mooring.server.health_checks import target_policy as targets
 from mooring.server.health_checks.checkers import (
     Checker,
-    Checkers,
     CheckFailed,
     Outcome,
     Target,
@@ -38,12 +37,12 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
-"""A service and an instance's id."""
+"""A service and the id of an instance."""
 
-_NEWEST = 0.3
-"""The weight of the newest response time in the average that is told."""
-_LONGEST = 200
-"""Characters of a failure; those of others' checkers may be longer."""
+_SMOOTHING = 0.3
+"""The weight of the newest response time in the reported average."""
+_MAX_FAILURE = 200
+"""Characters of a failure, which a custom checker may exceed."""
 
 
 class CheckedService(Protocol):
@@ -52,7 +51,7 @@ class CheckedService(Protocol):
 
 
 class CheckedFleet(Protocol):
-    """What is registered, and who is told how its instances answer."""
+    """The part of `Fleet` that health checks read and report to."""
 
     def names(self) -> Iterable[str]: ...
     def service(self, name: str, /) -> CheckedService | None: ...
@@ -63,30 +62,28 @@ class CheckedFleet(Protocol):
 
 @dataclass(slots=True, eq=False)
 class CheckState:
-    """An instance that is probed, and how it went so far."""
+    """The results of the checks of one instance."""
 
     key: Key
     ms: float | None = None
-    """The average of its response times, the newest weighing most; None while it fails."""
-    failed: int = 0
+    """The moving average of its response times; None while it fails."""
+    failures: int = 0
     """In a row."""
 
-    def forget(self) -> None:
-        """It was not checked: nothing is known of it."""
-        self.failed, self.ms = 0, None
+    def reset(self) -> None:
+        self.failures, self.ms = 0, None
 
-    def learn(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome) -> None:
         if not outcome.ok:
-            self.failed, self.ms = self.failed + 1, None
+            self.failures, self.ms = self.failures + 1, None
         else:
             before = outcome.ms if self.ms is None else self.ms
-            self.failed, self.ms = 0, before + _NEWEST * (outcome.ms - before)
+            self.failures, self.ms = 0, before + _SMOOTHING * (outcome.ms - before)
 
 
 class HealthChecks:
-    """Active checks at work, from `async with` on. They report to the fleet and never raise: what
-    goes wrong is what is reported. An instance that is gone is forgotten; where the budget does
-    not suffice, everybody is probed less often."""
+    """Runs active checks while it is entered, and reports all results and errors to the fleet. If
+    the budget is too small, all instances are probed less often."""
 
     def __init__(
         self,
@@ -94,7 +91,7 @@ class HealthChecks:
         settings: CheckSettings,
         *,
         policy: TargetPolicy,
-        checkers: Checkers | None = None,
+        checkers: Mapping[str, Checker] | None = None,
         resolve: Resolver | None = None,
     ) -> None:
         self._fleet, self._settings, self._policy = fleet, settings, policy
@@ -102,29 +99,27 @@ class HealthChecks:
         self._resolve = resolve or HostLookups()
         self._states: dict[Key, CheckState] = {}
         self._due: list[tuple[float, int, CheckState]] = []
-        """A heap by time; those of patients that are gone are dropped when their time comes."""
+        """A heap by time. Entries of instances that left are dropped when they are due."""
         self._pushed = 0
         self._wake = asyncio.Event()
-        self._places = asyncio.Semaphore(settings.budget)
+        self._slots = asyncio.Semaphore(settings.budget)
         self._next_start = 0.0
         self._broken: set[str] = set()
+        """Protocols whose checker raised."""
         self._tasks = Tasks()
-        self._stack = ExitStack()
 
     def __str__(self) -> str:
-        told = self._settings
-        return f"every {show(told.interval)}, at most {told.budget} at once: " + ", ".join(
-            self._checkers.protocols()
-        )
+        interval, budget = show(self._settings.interval), self._settings.budget
+        return f"every {interval}, at most {budget} at once: {', '.join(sorted(self._checkers))}"
 
     async def __aenter__(self) -> Self:
-        self._stack.callback(self._fleet.subscribe(self._changed))
+        self._unsubscribe = self._fleet.subscribe(self._changed)
         self._changed(())
         self._tasks.start(self._run(), name="checks")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._stack.close()
+        self._unsubscribe()
         await self._tasks.aclose()
 
     def _instances(self, service: str) -> Mapping[str, Instance]:
@@ -132,27 +127,26 @@ class HealthChecks:
         return {} if known is None else known.instances
 
     def _changed(self, keys: Collection[Key]) -> None:
-        """Take note of what came, went or is another than before; of everything without keys."""
+        """Update the schedule for some instances, or for all if `keys` is empty."""
         for key in keys or self._all():
             service, id = key
             instance = self._instances(service).get(id)
             if instance is None:
                 self._states.pop(key, None)
-            elif not self._wanted(instance):
+            elif not self._is_checked(instance):
                 if self._states.pop(key, None) is not None:
                     self._fleet.report_check(service, id, None, "")
             elif key not in self._states:
                 self._states[key] = state = CheckState(key)
-                # Not all at once, where many come together.
+                # Spread out, because many may register at the same time.
                 self._push(state, random.uniform(0, self._settings.interval))
 
     def _all(self) -> set[Key]:
-        there = {(name, id) for name in self._fleet.names() for id in self._instances(name)}
-        return there | self._states.keys()
+        present = {(name, id) for name in self._fleet.names() for id in self._instances(name)}
+        return present | self._states.keys()
 
-    def _wanted(self, instance: Instance) -> bool:
-        checked = self._settings.checks(instance.service)
-        return checked and self._checkers.get(instance.protocol) is not None
+    def _is_checked(self, instance: Instance) -> bool:
+        return self._settings.checks(instance.service) and instance.protocol in self._checkers
 
     def _push(self, state: CheckState, after: float) -> None:
         self._pushed += 1
@@ -166,9 +160,9 @@ class HealthChecks:
             state = await self._next_due()
             if self._states.get(state.key) is not state:
                 continue
-            await self._places.acquire()
+            await self._slots.acquire()
             await self._pace()
-            self._tasks.start(self._visit(state), name=f"check of {' '.join(state.key)}")
+            self._tasks.start(self._check(state), name=f"check of {' '.join(state.key)}")
 
     async def _next_due(self) -> CheckState:
         loop = asyncio.get_running_loop()
@@ -177,20 +171,18 @@ class HealthChecks:
             if left is not None and left <= 0:
                 return heapq.heappop(self._due)[2]
             self._wake.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _pace(self) -> None:
-        """Wait until another probe may start: they are spread over the second."""
+        """Wait until the next probe may start: probes are spread evenly over each second."""
         now = asyncio.get_running_loop().time()
         start = max(now, self._next_start)
         self._next_start = start + 1 / self._settings.budget
         await asyncio.sleep(start - now)
 
-    async def _visit(self, state: CheckState) -> None:
+    async def _check(self, state: CheckState) -> None:
         service, id = state.key
         try:
             instance = self._instances(service).get(id)
@@ -199,24 +191,24 @@ class HealthChecks:
                 return
             try:
                 outcome = await self._probe(instance, checker)
-            except CheckSkipped as why:
+            except CheckSkipped as reason:
                 if self._states.get(state.key) is state:
-                    state.forget()
-                    self._fleet.report_unchecked(*state.key, str(why))
+                    state.reset()
+                    self._fleet.report_unchecked(*state.key, str(reason))
                 return
             if self._states.get(state.key) is state:
                 self._report(state, outcome)
         finally:
-            self._places.release()
+            self._slots.release()
             if self._states.get(state.key) is state:
                 self._push(state, self._settings.interval * random.uniform(0.9, 1.1))
 
     def _report(self, state: CheckState, outcome: Outcome) -> None:
-        state.learn(outcome)
+        state.add(outcome)
         if outcome.ok:
             self._fleet.report_check(*state.key, state.ms, "")
-        elif state.failed >= self._settings.failures:
-            failure = "".join(c if c.isprintable() else "�" for c in outcome.failure[:_LONGEST])
+        elif state.failures >= self._settings.failures:
+            failure = "".join(c if c.isprintable() else "�" for c in outcome.failure[:_MAX_FAILURE])
             self._fleet.report_check(*state.key, None, failure or "its check failed")
 
     async def _targets(self, instance: Instance) -> list[Target]:
@@ -224,19 +216,19 @@ class HealthChecks:
             async with asyncio.timeout(self._settings.timeout):
                 return await targets.targets(instance, self._settings, self._policy, self._resolve)
         except OSError as error:
-            in_time = "" if not isinstance(error, TimeoutError) else " in time"
-            raise CheckFailed(f"its name cannot be looked up{in_time}") from error
+            in_time = " in time" if isinstance(error, TimeoutError) else ""
+            raise CheckFailed(f"its host name cannot be resolved{in_time}") from error
 
     async def _probe(self, instance: Instance, checker: Checker) -> Outcome:
-        """Checks the addresses of an instance until one passes. Raises `CheckSkipped` if the
+        """Check the addresses of an instance until one passes. Raises `CheckSkipped` if the
         instance must not be checked, or if its checker is broken."""
         timeout = self._settings.timeout
-        outcome = Outcome(False, 0.0, "its name leads nowhere")
+        outcome = Outcome(False, 0.0, "its host name has no addresses")
         try:
-            found = await self._targets(instance)
+            resolved = await self._targets(instance)
             left, end = timeout, asyncio.get_running_loop().time() + timeout
-            for target in found:
-                # It keeps to the time itself, and says more; this is for one that does not.
+            for target in resolved:
+                # Checkers keep the timeout themselves; this is for those that do not.
                 async with asyncio.timeout(left + 1):
                     outcome = await checker.check(target, timeout=left)
                 left = end - asyncio.get_running_loop().time()
@@ -247,7 +239,7 @@ class HealthChecks:
         except (OSError, EOFError, CheckFailed) as error:
             return Outcome(False, 0.0, failure_text(error, timeout=timeout))
         except Exception as error:
-            if instance.protocol not in self._broken:  # once: it would fill the log
+            if instance.protocol not in self._broken:  # logged once
                 self._broken.add(instance.protocol)
                 log.exception("the checker of %s is broken", instance.protocol)
             raise CheckSkipped(f"the checker of {instance.protocol} is broken") from error

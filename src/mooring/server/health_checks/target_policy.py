@@ -1,9 +1,8 @@
-"""What may be probed: instances are registered by others, and some of them lie.
+"""Which addresses may be probed, since a client that registers instances may be malicious.
 
-A probe goes to the host and port of an instance and nowhere else, to an address that was looked up
-once and found harmless, with a path that the server chose. So nobody who may register makes the
-server reach what only the server can: the metadata of a cloud's machine, what listens on its
-loopback, the server itself.
+A probe connects only to the host and port of the instance, at an address that was resolved once and
+allowed, with a path that the server chose. So a client cannot make the server connect to what only
+the server can reach: cloud metadata services, its loopback interface, the server itself.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from mooring import addresses
 from mooring.formatting import quoted
 from mooring.model import Instance
 from mooring.server.health_checks.checkers import Target
-from mooring.server.settings import CheckSettings, is_path
+from mooring.server.settings import CheckSettings, is_loopback, is_path
 from mooring.tasks import in_thread
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
 HEALTH_PORT = "health"
-"""A port of this name among an instance's `ports` is probed in place of its main one."""
+"""An instance with a port of this name is probed there, instead of at its main port."""
 HEALTH_PATH = "healthPath"
-"""In an instance's metadata: its path, where the settings let it choose."""
+"""The metadata field with the path, if the settings let instances choose it."""
 
 _NEVER: Sequence[tuple[str, Sequence[Network]]] = (
     ("unspecified", (IPv4Network("0.0.0.0/8"), IPv6Network("::/128"))),
@@ -48,10 +47,10 @@ _NEVER: Sequence[tuple[str, Sequence[Network]]] = (
             IPv4Network("192.0.0.0/24"),  # Oracle
         ),
     ),
-    # Which of its bits are an IPv4 address is each network's own affair (RFC 8215).
+    # Each network decides itself which bits embed an IPv4 address (RFC 8215).
     ("a local translation to IPv4", (IPv6Network("64:ff9b:1::/48"),)),
 )
-"""Refused whatever the settings say, and why."""
+"""Refused regardless of the settings."""
 
 _LOOPBACK: Sequence[Network] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 
@@ -64,20 +63,20 @@ _IPV4_AT_THE_END = (
 )
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
-MOST_ADDRESSES = 4
-"""Of one name that are tried."""
+MAX_ADDRESSES = 4
+"""Addresses of one host name that are tried."""
 
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
-"""Looks a host name up: its IP addresses, best first. Raises `OSError` where there are none."""
+"""Resolves a host name to IP addresses, best first. Raises `OSError` if there are none."""
 
 
 class CheckSkipped(Exception):
-    """This target is not probed; the message says why, and holds nothing that a lookup revealed."""
+    """The instance is not probed. The message says why, without the addresses of its host name."""
 
 
 def effective_addresses(address: Address) -> Iterator[Address]:
-    """What an address stands for: itself, and the IPv4 addresses in it to which a translator or a
-    tunnel would lead. One that is mapped is IPv4 and nothing else."""
+    """The address itself, and the IPv4 addresses in it to which a translator or tunnel would
+    forward. A mapped address is only IPv4."""
     if isinstance(address, IPv4Address):
         yield address
         return
@@ -98,36 +97,34 @@ def effective_addresses(address: Address) -> Iterator[Address]:
 
 
 def own_addresses() -> frozenset[Address]:
-    """Those of this machine's interfaces."""
+    """The addresses of this machine's interfaces."""
     return frozenset(
-        ipaddress.ip_address(each.address.partition("%")[0])
+        ipaddress.ip_address(assigned.address.partition("%")[0])
         for interface in psutil.net_if_addrs().values()
-        for each in interface
-        if each.family in (socket.AF_INET, socket.AF_INET6)
+        for assigned in interface
+        if assigned.family in (socket.AF_INET, socket.AF_INET6)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TargetPolicy:
-    """Which addresses may be probed."""
-
     networks: tuple[Network, ...] = ()
-    """Where there are any, an address must be in one of them; and one of loopback in one that is
-    itself of loopback, for a network that is merely wide does not mean this machine."""
+    """If not empty, an address must be in one of them. A loopback address must be in a loopback
+    network: a wide network is not meant to include this machine."""
     loopback: bool = False
-    """Whether loopback may be probed where there are no `networks`: on a laptop."""
+    """Whether loopback may be probed if there are no `networks`, as on a laptop."""
     ports: frozenset[int] = frozenset()
-    """Where the server itself listens: not probed at its own addresses."""
+    """The ports of this server, which are not probed at its own addresses."""
     own: Callable[[], Collection[Address]] = own_addresses
 
     def objection(self, address: str, port: int) -> str:
-        """Why an address is not to be probed, as the end of a sentence; "" where it may be."""
+        """Why an address must not be probed, to follow a subject; empty if it may be."""
         try:
             parsed = ipaddress.ip_address(address)
         except ValueError:
-            return "is no IP address"
+            return "is not an IP address"
         if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
-            return "is bound to an interface"
+            return "has a scope id"
         objections = (self._objection(meant, port) for meant in effective_addresses(parsed))
         return next(filter(None, objections), "")
 
@@ -140,23 +137,23 @@ class TargetPolicy:
             return "is this server itself"
         if not self.networks:
             refused = local and not self.loopback
-            return "is loopback, which checks.networks must name" if refused else ""
-        named = filter(_of_loopback, self.networks) if local else self.networks
-        return "" if _within(address, named) else "is in none of checks.networks"
+            return "is loopback, which must be listed in checks.networks" if refused else ""
+        allowed = filter(_is_loopback_network, self.networks) if local else self.networks
+        return "" if _within(address, allowed) else "is in none of checks.networks"
 
 
 def policy(networks: Iterable[str], listening: Iterable[tuple[str, int]]) -> TargetPolicy:
-    """Of a server that listens at these hosts and ports."""
-    places = list(listening)
+    """The policy of a server that listens at these hosts and ports."""
+    listening = list(listening)
     return TargetPolicy(
         networks=tuple(ipaddress.ip_network(network) for network in networks),
-        loopback=all(_is_loopback(host) for host, _ in places),
-        ports=frozenset(port for _, port in places),
+        loopback=all(is_loopback(host) for host, _ in listening),
+        ports=frozenset(port for _, port in listening),
     )
 
 
-def path_of(instance: Instance, settings: CheckSettings) -> str:
-    """The path to ask for. Raises `CheckSkipped` where the instance names one that is none."""
+def _path_of(instance: Instance, settings: CheckSettings) -> str:
+    """Raises `CheckSkipped` if the instance chose an invalid path."""
     if not settings.metadata_path or HEALTH_PATH not in instance.metadata:
         return settings.path_for(instance.service)
     path = instance.metadata[HEALTH_PATH]
@@ -168,62 +165,53 @@ def path_of(instance: Instance, settings: CheckSettings) -> str:
 async def targets(
     instance: Instance, settings: CheckSettings, policy: TargetPolicy, resolve: Resolver
 ) -> list[Target]:
-    """Where to probe an instance, best first: looked up now, and every address allowed.
+    """The targets for an instance, best first. Resolves the host name and checks every address.
 
-    Raises `CheckSkipped` where a single one is not: a name that leads to harmless and to forbidden
-    places alike is a trap, or a mistake. Raises `OSError` where there is no such name.
+    Raises `CheckSkipped` if any address is not allowed: a name with both allowed and forbidden
+    addresses is a trap or a mistake. Raises `OSError` if the name cannot be resolved.
     """
     host, port = instance.host, instance.ports.get(HEALTH_PORT, instance.port)
-    path = path_of(instance, settings)
-    named = not addresses.is_ip(host)
-    found = await resolve(host) if named else [host]
-    for address in found:
-        if why := policy.objection(address, port):
-            whose = "what its name leads to" if named else "its address"
-            raise CheckSkipped(f"{whose} {why}")
+    path = _path_of(instance, settings)
+    resolved = [host] if addresses.is_ip(host) else await resolve(host)
+    for address in resolved:
+        if objection := policy.objection(address, port):
+            subject = "its address" if addresses.is_ip(host) else "an address of its host name"
+            raise CheckSkipped(f"{subject} {objection}")
     return [
         Target(instance.service, instance.id, instance.protocol, host, address, port, path)
-        for address in found[:MOST_ADDRESSES]
+        for address in resolved[:MAX_ADDRESSES]
     ]
 
 
 class HostLookups:
-    """HostLookups of names by the system, at most `most` at once: a name whose owner never answers
-    keeps a thread for as long as the system waits, and no setting of ours ends it sooner."""
+    """Resolves names with the system's resolver, at most `most` at once: a name server that never
+    answers blocks a thread until the system gives up, which cannot be shortened."""
 
     def __init__(self, most: int = 16) -> None:
         self._free = asyncio.Semaphore(most)
 
     async def __call__(self, host: str) -> Sequence[str]:
         await self._free.acquire()
-        asked = in_thread(lambda: _look_up(host), name=f"lookup {host}")
-        asked.add_done_callback(lambda _: self._free.release())
-        # Shielded: who waits may give up, and the thread is only free once it has ended.
-        answer = await asyncio.shield(asked)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        lookup = in_thread(lambda: _look_up(host), name=f"lookup {host}")
+        lookup.add_done_callback(lambda _: self._free.release())
+        # Shielded: the caller may be cancelled, but the thread is busy until the lookup ends.
+        result = await asyncio.shield(lookup)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
 
 def _look_up(host: str) -> list[str]:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"{quoted(host)} is no host name") from error
-    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+        raise OSError(f"{quoted(host)} is not a host name") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
 
 def _within(address: Address, networks: Iterable[Network]) -> bool:
     return any(address in network for network in networks)
 
 
-def _of_loopback(network: Network) -> bool:
+def _is_loopback_network(network: Network) -> bool:
     return _within(network[0], _LOOPBACK) and _within(network[-1], _LOOPBACK)
-
-
-def _is_loopback(host: str) -> bool:
-    return (
-        _within(ipaddress.ip_address(host), _LOOPBACK)
-        if addresses.is_ip(host)
-        else (host == "localhost")
-    )
