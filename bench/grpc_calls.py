@@ -149,10 +149,10 @@ async def _parts(plan: Plan, opened: Channel) -> list[Line]:
     """The time until gRPC has a call, and what is learned at its end."""
     method, call = opened.unary_unary(ECHO), _Nothing()
     (subchannel,) = opened.subchannels
-    method.made[subchannel] = lambda request, **_: call
+    method.callables[subchannel] = lambda request, **_: call
 
     def directly(request: bytes) -> _Nothing:
-        made: _Nothing = method.made[subchannel](
+        made: _Nothing = method.callables[subchannel](
             request, timeout=None, metadata=None, credentials=None, compression=None
         )
         return made

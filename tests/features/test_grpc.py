@@ -539,7 +539,7 @@ async def test_a_mistake_of_an_interceptor_reaches_the_caller_and_blames_nobody(
         assert [str(each).partition(": ")[2] for each in opened.explain()] == [
             "called: in rotation"
         ]
-        assert [subchannel.under_way for subchannel in opened.subchannels] == [0]
+        assert [subchannel.in_flight for subchannel in opened.subchannels] == [0]
 
 
 async def test_a_call_can_be_cancelled_wherever_it_is(hub: mooring.Hub, serve: Serve):
@@ -766,7 +766,7 @@ async def test_what_is_forgotten_of_an_instance_that_went(hub: mooring.Hub, serv
         await eventually(lambda: len(opened.subchannels) == 1)
         await eventually(lambda: said_by(stub, "stays"))
         (subchannel,) = opened.subchannels
-        await eventually(lambda: list(stub.Say.made) == [subchannel])
+        await eventually(lambda: list(stub.Say.callables) == [subchannel])
 
 
 async def test_a_stub_of_a_closed_channel_keeps_no_connection(hub: mooring.Hub, serve: Serve):

@@ -19,7 +19,7 @@ import mooring.grpc
 import mooring.sync
 from mooring.errors import Closed, InvalidRequest
 from mooring.grpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Health, serve_and_register
-from mooring.grpc.health import SERVICE, Status
+from mooring.grpc.health import SERVICE, ServingStatus
 from mooring.mirror import Update
 from mooring.model import Instance
 from tests.acceptance.commands import python_program
@@ -82,13 +82,13 @@ async def test_the_health_of_services_can_be_asked_for_and_followed(hub: mooring
     serving = serve_and_register(server.server, hub, here(server.port), health=health, linger=0)
     async with serving, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         check = channel.unary_unary(f"/{SERVICE}/Check")
-        assert await check(b"") == bytes([8, Status.SERVING])
-        assert await check(b"\x0a\x09echo.Echo") == bytes([8, Status.NOT_SERVING])
+        assert await check(b"") == bytes([8, ServingStatus.SERVING])
+        assert await check(b"\x0a\x09echo.Echo") == bytes([8, ServingStatus.NOT_SERVING])
         assert await check(b"\x0a\x01x").code() is grpc.StatusCode.NOT_FOUND
         watched = channel.unary_stream(f"/{SERVICE}/Watch")(b"\x0a\x01x")
-        assert await watched.read() == bytes([8, Status.SERVICE_UNKNOWN])
+        assert await watched.read() == bytes([8, ServingStatus.SERVICE_UNKNOWN])
         health.set("x", True)
-        assert await watched.read() == bytes([8, Status.SERVING])
+        assert await watched.read() == bytes([8, ServingStatus.SERVING])
         watched.cancel()
 
 

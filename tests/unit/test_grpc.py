@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from mooring.discovery.eligibility import Selector
 from mooring.discovery.rotation import Rotation
 from mooring.errors import InvalidName, InvalidRequest
-from mooring.grpc.health import Health, Status, _threads, decoded, encoded
-from mooring.grpc.options import SERVER_OPTIONS, authority, merged, subchannel_options, target_of
-from mooring.grpc.resolver import in_turn
-from mooring.grpc.target import (
-    Repeatable,
+from mooring.grpc.health import Health, ServingStatus, _blocking_handlers, decoded, encoded
+from mooring.grpc.methods import Repeatable, check_tries, verdict, was_not_sent
+from mooring.grpc.options import (
+    SERVER_OPTIONS,
+    authority,
     check_policy,
-    check_tries,
-    never_left,
+    merged,
     service_of,
-    verdict,
+    subchannel_options,
+    target_of,
 )
-from mooring.model import Instance
-from mooring.model import Status as InstanceStatus
+from mooring.grpc.resolver import in_turn
+from mooring.model import Instance, Status
 from tests.waiting import until
 
 
@@ -71,7 +71,7 @@ def test_a_service_against_the_grammar_is_refused(name):
 def test_a_blocking_channel_takes_so_many_of_other_zones_as_calls_spill_over(healthy, remote):
     rotation = Rotation("echo", policy="round_robin", selector=Selector(zone="a"))
     for port in range(1, 21):
-        status = InstanceStatus(healthy=port <= healthy or port > 10)
+        status = Status(healthy=port <= healthy or port > 10)
         zone = "a" if port <= 10 else "b"
         rotation.put(Instance("echo", "10.0.0.1", port, zone=zone, status=status), 0.0, first=True)
     chosen = [member.instance.port for member in in_turn(rotation, b"salt")]
@@ -194,7 +194,7 @@ def test_retries_keep_what_the_caller_set_for_the_method():
             [True, Repeatable(["a.A"]), 2],
             "has a retryPolicy",
         ),
-        ({}, [3], "True, False or a service"),
+        ({}, [3], "True, False or the name of a service"),
     ],
 )
 def test_a_service_config_that_contradicts_the_arguments_is_refused(
@@ -251,20 +251,25 @@ def test_other_requests_are_refused(wrong):
 
 
 def test_health_is_told_at_once_and_at_each_change():
-    health, told = Health({"mail": False}), list[Status | None]()
+    health, told = Health({"mail": False}), list[ServingStatus | None]()
     end = health.listen("mail", told.append)
     health.set("mail", True)
     health.set("mail", True)
     health.end()
     health.set("mail", True)  # too late
-    assert told == [Status.NOT_SERVING, Status.SERVING, Status.NOT_SERVING, None]
-    assert health.status("") is Status.NOT_SERVING
+    assert told == [
+        ServingStatus.NOT_SERVING,
+        ServingStatus.SERVING,
+        ServingStatus.NOT_SERVING,
+        None,
+    ]
+    assert health.status("") is ServingStatus.NOT_SERVING
     end()
     end()
     health.listen("mail", told.append)
-    assert told[4:] == [Status.NOT_SERVING, None]
-    assert health.status("other") is Status.SERVICE_UNKNOWN
-    assert encoded(Status.NOT_SERVING) == b"\x08\x02"
+    assert told[4:] == [ServingStatus.NOT_SERVING, None]
+    assert health.status("other") is ServingStatus.SERVICE_UNKNOWN
+    assert encoded(ServingStatus.NOT_SERVING) == b"\x08\x02"
 
 
 def test_a_length_without_end_is_no_request():
@@ -287,24 +292,24 @@ class _Ended(grpc.RpcError):  # type: ignore[misc]
     ],
 )
 def test_only_a_call_that_was_never_sent_is_begun_again(details: str, unsent: bool):
-    assert never_left(_Ended(grpc.StatusCode.UNAVAILABLE, details)) is unsent
-    assert not never_left(_Ended(grpc.StatusCode.INTERNAL, details))
-    assert not never_left(grpc.RpcError())
+    assert was_not_sent(_Ended(grpc.StatusCode.UNAVAILABLE, details)) is unsent
+    assert not was_not_sent(_Ended(grpc.StatusCode.INTERNAL, details))
+    assert not was_not_sent(grpc.RpcError())
 
 
 def test_telling_one_who_watches_waits_for_nobody_who_leaves():
     """gRPC's send may wait for the thread that tells that another call is over."""
     health, over = Health(), threading.Event()
-    handlers = _threads(health)
+    handlers = _blocking_handlers(health)
     leaving: list[Callable[[], None]] = []
-    told: list[Status | None] = []
+    told: list[ServingStatus | None] = []
 
     class Context:
         def add_callback(self, end: Callable[[], None]) -> bool:
             leaving.append(end)
             return True
 
-    def send(status: Status | None) -> None:
+    def send(status: ServingStatus | None) -> None:
         assert over.wait(20)
         told.append(status)
 
@@ -320,4 +325,4 @@ def test_telling_one_who_watches_waits_for_nobody_who_leaves():
     ending.join(20)
     assert over.is_set()
     health.end()
-    until(lambda: told == [Status.SERVING, Status.NOT_SERVING, None])
+    until(lambda: told == [ServingStatus.SERVING, ServingStatus.NOT_SERVING, None])

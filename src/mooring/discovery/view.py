@@ -28,7 +28,7 @@ from mooring.messages import message
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance
 from mooring.registry.contract import InstanceFeed
-from mooring.tasks import Tasks
+from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
 
@@ -268,6 +268,20 @@ class View:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def open_view(discover: Callable[[], View], unavailable: Callable[[str], None]) -> View:
+    """Enter a view, and retry until the registry answers. Calls `unavailable` with each reason."""
+    backoff, last_reason = Backoff(), ""
+    while True:
+        view = discover()
+        try:
+            return await view.__aenter__()
+        except Unavailable as error:
+            if last_reason != (last_reason := str(error)):
+                log.warning("%s: no call can be made yet: %s", view.service, error)
+                unavailable(last_reason)
+        await asyncio.sleep(backoff.next())
 
 
 class Pick:

@@ -13,17 +13,17 @@ import grpc.aio
 
 from mooring import hub as hubs
 from mooring.discovery.eligibility import Explanation
+from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import InvalidRequest
 from mooring.fork_safety import check_process, tracked
 from mooring.formatting import quoted
-from mooring.grpc import target as targets
+from mooring.grpc.methods import Repeatable, check_tries, method_maker
 from mooring.grpc.options import (
     RESILIENCE,
-    Coder,
-    Discovery,
-    Health,
+    HealthCheck,
     Options,
-    method_maker,
+    check_policy,
+    service_of,
     subchannel_options,
 )
 from mooring.grpc.pending_calls import (
@@ -33,91 +33,40 @@ from mooring.grpc.pending_calls import (
     PendingUnaryStream,
     PendingUnaryUnary,
 )
-from mooring.grpc.subchannels import Subchannel, Subchannels
-from mooring.grpc.target import Repeatable
+from mooring.grpc.subchannel import Subchannel, SubchannelMethod
+from mooring.grpc.subchannels import Subchannels
 from mooring.hub import Hub
 
 __all__ = ["Channel", "channel"]
 
 
-class Method:
-    """One method. If an instance is connected and the method must not be retried, a call is a plain
-    gRPC call to that instance. Otherwise it is one of `calls`, which waits and retries. A call with
-    `wait_for_ready` is always such a pending call: it can move to another instance if the
-    connection breaks before anything was sent, while gRPC knows only one instance.
+class Method(SubchannelMethod):
+    """A method of a stub. If an instance is connected and the method must not be retried, a call is
+    a plain gRPC call to that instance. Otherwise it is one of `pending_calls`, which waits and
+    retries. A call with `wait_for_ready` is always a pending call: it can move to another instance
+    if the connection breaks before anything was sent, while gRPC knows only one instance.
     """
 
-    kind: ClassVar[str]
     pending_call: ClassVar[type[Any]]
-    streams: ClassVar[bool] = True
-    """Whether requests or responses are a stream: the length of a call says nothing then."""
-    streams_requests: ClassVar[bool] = False
 
     def __init__(
         self,
         subchannels: Subchannels,
         name: str,
-        serializer: Coder,
-        deserializer: Coder,
-        registered: bool | None,
-        *,
+        *coders: Any,
         tries: int = 1,
         keyed: bool = False,
     ) -> None:
-        self.subchannels, self.name = subchannels, name
-        self.tries = tries
-        self._given = (name, serializer, deserializer, registered)
+        super().__init__(name, *coders)
+        self.subchannels, self.tries = subchannels, tries
         self._keyed = keyed
-        self.made: dict[Subchannel, Any] = {}
-        """The same method of each instance that was called."""
         self._dispatch = subchannels.dispatch if tries == 1 and not keyed else _dispatch_nothing
         self._loop = asyncio.get_running_loop()
         subchannels.add(self)
 
-    def at(self, subchannel: Subchannel) -> Any:
-        """The method of one instance."""
-        made = self.made.get(subchannel)
-        if made is None:
-            made = self.made[subchannel] = getattr(subchannel.channel, self.kind)(*self._given)
-        return made
-
-    def _pending(
-        self,
-        request: Any,
-        timeout: float | None,
-        metadata: Any,
-        credentials: grpc.CallCredentials | None,
-        wait_for_ready: bool | None,
-        compression: grpc.Compression | None,
-    ) -> Any:
-        """A call that could not be dispatched at once."""
-        subchannels = self.subchannels
-        if subchannels.closed:
-            raise grpc.aio.UsageError("Channel is closed.")
-        key = key_in(metadata) if self._keyed else None
-        if self.tries == 1 and not wait_for_ready and (choice := subchannels.next(key)) is not None:
-            node, subchannel = choice
-            call = self.at(subchannel)(
-                request,
-                timeout=timeout,
-                metadata=metadata,
-                credentials=credentials,
-                compression=compression,
-            )
-            subchannels.begun(node, subchannel, call, stream=self.streams)
-            return call
-        deadline = None if timeout is None else self._loop.time() + timeout
-        arguments = CallArguments(
-            request, deadline, metadata, credentials, bool(wait_for_ready), compression, key
-        )
-        return self.pending_call(self, arguments)
-
-
-class _UnaryRequest(Method):
     def __call__(
         self,
         request: Any,
-        *,
         timeout: float | None = None,
         metadata: Any = None,
         credentials: grpc.CallCredentials | None = None,
@@ -125,10 +74,42 @@ class _UnaryRequest(Method):
         compression: grpc.Compression | None = None,
     ) -> Any:
         if not wait_for_ready:
-            call = self._dispatch(self, request, timeout, metadata, credentials, compression)
+            call = self._dispatch(
+                self,
+                request,
+                timeout=timeout,
+                metadata=metadata,
+                credentials=credentials,
+                compression=compression,
+            )
             if call is not None:
                 return call
-        return self._pending(request, timeout, metadata, credentials, wait_for_ready, compression)
+        subchannels = self.subchannels
+        if subchannels.closed:
+            raise grpc.aio.UsageError("Channel is closed.")
+        key = key_in(metadata) if self._keyed else None
+        if self.tries == 1 and not wait_for_ready and (choice := subchannels.pick(key)) is not None:
+            return subchannels.start_call(
+                *choice,
+                self,
+                request,
+                timeout=timeout,
+                metadata=metadata,
+                credentials=credentials,
+                compression=compression,
+            )
+        deadline = None if timeout is None else self._loop.time() + timeout
+        arguments = CallArguments(
+            request=request,
+            deadline=deadline,
+            metadata=metadata,
+            credentials=credentials,
+            wait_for_ready=bool(wait_for_ready),
+            compression=compression,
+            key=key,
+            tries=self.tries,
+        )
+        return self.pending_call(subchannels, self, arguments)
 
 
 class _StreamRequest(Method):
@@ -143,22 +124,17 @@ class _StreamRequest(Method):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        if not wait_for_ready:
-            call = self._dispatch(
-                self, request_iterator, timeout, metadata, credentials, compression
-            )
-            if call is not None:
-                return call
-        return self._pending(
+        """gRPC names the first parameter differently if requests are a stream."""
+        return super().__call__(
             request_iterator, timeout, metadata, credentials, wait_for_ready, compression
         )
 
 
-class UnaryUnary(_UnaryRequest, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc]
+class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc]
     kind, pending_call, streams = "unary_unary", PendingUnaryUnary, False
 
 
-class UnaryStream(_UnaryRequest, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[misc]
+class UnaryStream(Method, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[misc]
     kind, pending_call = "unary_stream", PendingUnaryStream
 
 
@@ -171,7 +147,7 @@ class StreamStream(_StreamRequest, grpc.aio.StreamStreamMultiCallable):  # type:
 
 
 def _dispatch_nothing(*_: Any, **__: Any) -> None:
-    """For methods whose calls are never dispatched at once."""
+    """For methods whose calls cannot be dispatched at once."""
 
 
 KEY = "mooring-key"
@@ -196,12 +172,12 @@ def channel(
     policy: str = "p2c",
     retry: Iterable[str] = (),
     tries: int = 3,
-    health: Health = True,
+    health: HealthCheck = True,
     credentials: grpc.ChannelCredentials | None = None,
     options: Options = (),
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     compression: grpc.Compression | None = None,
-    **discovery: Unpack[Discovery],
+    **discovery: Unpack[DiscoveryOptions],
 ) -> Channel:
     """A channel to the instances of a service: `etcdv3:///service`, `etcdv3:///group/service`.
 
@@ -212,20 +188,20 @@ def channel(
     arguments are those of `grpc.aio.insecure_channel` and `secure_channel`, for each instance, and
     those of `hub.discover`. Raises `InvalidRequest`. Call it in a running event loop.
     """
-    service = targets.service_of(target)
-    targets.check_policy(policy)
-    targets.check_tries(tries)
+    service = service_of(target)
+    check_policy(policy)
+    check_tries(tries)
     repeatable = Repeatable(retry)
     all_options = subchannel_options(options, health)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        raise InvalidRequest(f"the channel to {target} must be made in a running loop") from None
-    owned = isinstance(hub, str)
+        raise InvalidRequest(f"make the channel to {target} in a running loop") from None
+    owns_hub = isinstance(hub, str)
     opened = hubs.connect(hub) if isinstance(hub, str) else hub
     if not isinstance(opened, Hub):
-        raise InvalidRequest(f"hub is one that mooring.connect gives, or a URL, not {quoted(hub)}")
-    if not owned:
+        raise InvalidRequest(f"hub is a hub of mooring.connect, or a URL, not {quoted(hub)}")
+    if not owns_hub:
         service = opened.registry.canonical(service)
     discovery.setdefault("resilience", RESILIENCE)
     return Channel(
@@ -234,7 +210,7 @@ def channel(
             opened,
             partial(opened.discover, service, policy=policy, **discovery),
             partial(_connect, credentials, all_options, interceptors, compression),
-            owns_hub=owned,
+            owns_hub=owns_hub,
         ),
         repeatable,
         tries,
@@ -249,12 +225,16 @@ def _connect(
     compression: grpc.Compression | None,
     target: str,
 ) -> grpc.aio.Channel:
-    # By name: instrumentation that wraps these functions takes the interceptors by name only.
-    given = {"options": options, "compression": compression, "interceptors": interceptors}
+    # Keyword arguments: instrumentation that wraps these functions expects them.
+    arguments: dict[str, Any] = {
+        "options": options,
+        "compression": compression,
+        "interceptors": interceptors,
+    }
     check_process()
     if credentials is None:
-        return tracked(grpc.aio.insecure_channel(target, **given))
-    return tracked(grpc.aio.secure_channel(target, credentials, **given))
+        return tracked(grpc.aio.insecure_channel(target, **arguments))
+    return tracked(grpc.aio.secure_channel(target, credentials, **arguments))
 
 
 class Channel(grpc.aio.Channel):  # type: ignore[misc]
@@ -263,12 +243,8 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
     def __init__(
         self, subchannels: Subchannels, repeatable: Repeatable, tries: int, *, keyed: bool
     ) -> None:
-        self._subchannels, self._repeatable, self._tries, self._keyed = (
-            subchannels,
-            repeatable,
-            tries,
-            keyed,
-        )
+        self._subchannels, self._repeatable = subchannels, repeatable
+        self._tries, self._keyed = tries, keyed
 
     async def __aenter__(self) -> Self:
         return self
@@ -282,7 +258,7 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """No new calls. Those under way are cancelled after `grace` seconds. Idempotent."""
+        """Accept no new calls, and cancel those in flight after `grace` seconds. Idempotent."""
         await self._subchannels.aclose(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -302,11 +278,11 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
 
     @property
     def subchannels(self) -> list[Subchannel]:
-        """The present connections, for inspection."""
+        """The current connections, for inspection."""
         return self._subchannels.present
 
     def explain(self) -> list[Explanation]:
-        """For each instance, why it is or is not called. Empty while none are known."""
+        """Why each instance is or is not called. Empty until the first list arrives."""
         return [] if self._subchannels.view is None else self._subchannels.view.explain()
 
     def _method(self, kind: type[M], name: str, *coders: Any) -> M:

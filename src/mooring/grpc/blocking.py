@@ -8,63 +8,64 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
 import mooring.sync
 from mooring.discovery.resilience import Resilience
+from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import Closed, InvalidRequest
 from mooring.fork_safety import check_process, tracked
 from mooring.formatting import quoted
-from mooring.grpc import target as targets
-from mooring.grpc.options import Discovery, Health, Options, authority, method_maker, route_options
-from mooring.grpc.resolver import Addresses
+from mooring.grpc.methods import (
+    NOTICED_WITHIN,
+    ConnectionMethod,
+    Repeatable,
+    check_tries,
+    method_maker,
+    was_not_sent,
+)
+from mooring.grpc.options import (
+    HealthCheck,
+    Options,
+    authority,
+    check_policy,
+    route_options,
+    service_of,
+)
+from mooring.grpc.resolver import TargetResolver
 from mooring.grpc.swappable_channel import (
     FailedCall,
     Route,
     SwappableChannel,
     kept_in_children,
 )
-from mooring.grpc.target import NOTICED, Repeatable, never_left
+from mooring.hub import Hub
 from mooring.sync.proxy import Blocking, behind
-
-if TYPE_CHECKING:
-    from mooring.hub import Hub
 
 __all__ = ["Channel", "channel"]
 
 
-class Method:
-    """One method. A call starts on the current route, and finishes there."""
+class Method(ConnectionMethod[Route]):
+    """A method of a stub. A call starts on the current route, and finishes there."""
 
-    kind: ClassVar[str]
-    streams_requests: ClassVar[bool] = False
-    """Whether its requests are a stream, which can be sent only once."""
-
-    def __init__(self, swappable: SwappableChannel, *given: Any) -> None:
-        self._swappable, self._given = swappable, given
-        self.made: dict[Route, Any] = {}
-        """The method on each route that was used."""
+    def __init__(self, swappable: SwappableChannel, name: str, *coders: Any) -> None:
+        super().__init__(name, *coders)
+        self._swappable = swappable
         swappable.add(self)
 
-    def _at(self, route: Route) -> Any:
-        made = self.made.get(route)
-        if made is None:
-            made = self.made[route] = getattr(route.channel, self.kind)(*self._given)
-        return made
-
-    def _take(
+    def _acquire(
         self, timeout: float | None, wait_for_ready: bool | None
     ) -> tuple[Route, float | None]:
         """The route, and the remaining time."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        route = self._swappable.take(deadline, wait_for_ready=bool(wait_for_ready))
+        route = self._swappable.acquire(deadline, wait_for_ready=bool(wait_for_ready))
         return route, None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
-    def _wait(
+    def _call(
         self,
-        way: str,
+        attribute: str,
         request: Any,
         timeout: float | None,
         metadata: Any,
@@ -72,27 +73,27 @@ class Method:
         wait_for_ready: bool | None,
         compression: grpc.Compression | None,
     ) -> Any:
-        """Make a call and wait for its end. Waiting for a connection happens here, since the
-        instances may change meanwhile: gRPC would wait for those of the route it was given."""
+        """Make a call and wait for its end. Waiting for a connection happens here, because the
+        instances may change: gRPC would wait for those of its route only."""
         deadline = None if timeout is None else time.monotonic() + timeout
         waits = bool(wait_for_ready) and not self.streams_requests
         while True:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            route, left = self._take(left, wait_for_ready)
+            route, left = self._acquire(left, wait_for_ready)
             try:
-                return getattr(self._at(route), way)(
+                return getattr(self.at(route), attribute)(
                     request, left, metadata, credentials, not waits and wait_for_ready, compression
                 )
             except grpc.RpcError as error:
-                if not waits or not never_left(error):
+                if not waits or not was_not_sent(error):
                     raise
             finally:
-                self._swappable.over(route)
-            time.sleep(NOTICED)
+                self._swappable.release(route)
+            time.sleep(NOTICED_WITHIN)
 
-    def _begin(
+    def _start_call(
         self,
-        way: str,
+        attribute: str,
         request: Any,
         timeout: float | None,
         metadata: Any,
@@ -102,49 +103,51 @@ class Method:
     ) -> Any:
         """Start a call that continues after this returns."""
         try:
-            route, left = self._take(timeout, wait_for_ready)
+            route, left = self._acquire(timeout, wait_for_ready)
         except FailedCall as failed:
             return failed
         try:
-            call = getattr(self._at(route), way)(
+            call = getattr(self.at(route), attribute)(
                 request, left, metadata, credentials, wait_for_ready, compression
             )
-            if not hasattr(call, "add_callback"):  # an interceptor's own iterator
-                return kept_in_children(_Followed(call, lambda: self._swappable.over(route)))
+            if not hasattr(call, "add_callback"):  # an iterator of an interceptor
+                return kept_in_children(
+                    _TrackedIterator(call, lambda: self._swappable.release(route))
+                )
             kept_in_children(call)
-            if call.add_callback(lambda: self._swappable.over(route)):
+            if call.add_callback(lambda: self._swappable.release(route)):
                 return call
         except BaseException:
-            self._swappable.over(route)
+            self._swappable.release(route)
             raise
-        self._swappable.over(route)
+        self._swappable.release(route)
         return call
 
 
-class _Followed:
-    """An iterator whose end is reported once, even if it is never read to its end."""
+class _TrackedIterator:
+    """An iterator that calls back when it ends, or is discarded."""
 
-    def __init__(self, messages: Any, over: Callable[[], None]) -> None:
+    def __init__(self, messages: Any, on_end: Callable[[], None]) -> None:
         self._messages = messages
-        self._over = weakref.finalize(self, over)
-        self._over.atexit = False
+        self._on_end = weakref.finalize(self, on_end)
+        self._on_end.atexit = False
 
-    def __iter__(self) -> _Followed:
+    def __iter__(self) -> _TrackedIterator:
         return self
 
     def __next__(self) -> Any:
         try:
             return next(self._messages)
         except BaseException:
-            self._over()
+            self._on_end()
             raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._messages, name)
 
 
-def _invocation(run: Callable[..., Any], way: str) -> Callable[..., Any]:
-    """A method with the arguments that every call of gRPC takes."""
+def _invocation(run: Callable[..., Any], attribute: str) -> Callable[..., Any]:
+    """A method with the arguments of a gRPC call."""
 
     def call(
         self: Method,
@@ -155,19 +158,21 @@ def _invocation(run: Callable[..., Any], way: str) -> Callable[..., Any]:
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        return run(self, way, request, timeout, metadata, credentials, wait_for_ready, compression)
+        return run(
+            self, attribute, request, timeout, metadata, credentials, wait_for_ready, compression
+        )
 
     return call
 
 
 class _UnaryResponse(Method):
-    __call__ = _invocation(Method._wait, "__call__")
-    with_call = _invocation(Method._wait, "with_call")
-    future = _invocation(Method._begin, "future")
+    __call__ = _invocation(Method._call, "__call__")
+    with_call = _invocation(Method._call, "with_call")
+    future = _invocation(Method._start_call, "future")
 
 
 class _StreamResponse(Method):
-    __call__ = _invocation(Method._begin, "__call__")
+    __call__ = _invocation(Method._start_call, "__call__")
 
 
 class UnaryUnary(_UnaryResponse, grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
@@ -188,7 +193,7 @@ class StreamStream(_StreamResponse, grpc.StreamStreamMultiCallable):  # type: ig
 
 M = TypeVar("M", bound=Method)
 
-_NAMED = ("grpc.ssl_target_name_override", "grpc.default_authority")
+_NAME_OPTIONS = ("grpc.ssl_target_name_override", "grpc.default_authority")
 
 
 def channel(
@@ -197,13 +202,13 @@ def channel(
     hub: mooring.sync.Hub | str,
     retry: Iterable[str] = (),
     tries: int = 3,
-    health: Health = True,
+    health: HealthCheck = True,
     credentials: grpc.ChannelCredentials | None = None,
     options: Options = (),
     interceptors: Sequence[Any] = (),
     compression: grpc.Compression | None = None,
     policy: str = "round_robin",
-    **discovery: Unpack[Discovery],
+    **discovery: Unpack[DiscoveryOptions],
 ) -> Channel:
     """A channel to the instances of a service: `etcdv3:///service`, `etcdv3:///group/service`.
 
@@ -213,29 +218,27 @@ def channel(
     one name in their certificates, given by the option `grpc.ssl_target_name_override`. Raises
     `InvalidRequest`.
     """
-    service = targets.service_of(target)
-    targets.check_policy(policy)
+    service = service_of(target)
+    check_policy(policy)
     if policy != "round_robin":
         raise InvalidRequest(
-            f"a blocking channel calls in turn (round_robin), not by {quoted(policy)}: the other "
-            "policies are for mooring.grpc.aio.channel"
+            f"a blocking channel supports only the policy round_robin, not {quoted(policy)}: the "
+            "others are for mooring.grpc.aio.channel"
         )
-    targets.check_tries(tries)
+    check_tries(tries)
     repeatable = Repeatable(retry)
     all_options = route_options(options, health, repeatable, tries)
     if credentials is None:
         all_options = (*all_options, *authority(service))
-    elif not any(name in _NAMED for name, _ in options):
+    elif not any(name in _NAME_OPTIONS for name, _ in options):
         raise InvalidRequest(
-            "over TLS all instances of a blocking channel must be known by one name: say it with "
-            "options=[('grpc.ssl_target_name_override', 'the name in their certificates')]"
+            "over TLS all instances need the same name in their certificates: "
+            "pass options=[('grpc.ssl_target_name_override', 'that name')]"
         )
     connect = partial(_connect, credentials, all_options, interceptors, compression)
     opened = mooring.sync.connect(hub) if isinstance(hub, str) else hub
     if not isinstance(opened, Blocking):
-        raise InvalidRequest(
-            f"hub is one that mooring.sync.connect gives, or a URL, not {quoted(hub)}"
-        )
+        raise InvalidRequest(f"hub is a hub of mooring.sync.connect, or a URL, not {quoted(hub)}")
     return Channel(opened, service, connect, discovery, repeatable, owns_hub=isinstance(hub, str))
 
 
@@ -248,11 +251,11 @@ def _connect(
 ) -> Route:
     check_process()
     if credentials is None:
-        made = grpc.insecure_channel(target, options=options, compression=compression)
+        bare = grpc.insecure_channel(target, options=options, compression=compression)
     else:
-        made = grpc.secure_channel(target, credentials, options=options, compression=compression)
-    tracked(made)
-    return Route(made, grpc.intercept_channel(made, *interceptors) if interceptors else made)
+        bare = grpc.secure_channel(target, credentials, options=options, compression=compression)
+    tracked(bare)
+    return Route(bare, grpc.intercept_channel(bare, *interceptors) if interceptors else bare)
 
 
 class Channel(grpc.Channel):  # type: ignore[misc]
@@ -264,7 +267,7 @@ class Channel(grpc.Channel):  # type: ignore[misc]
         hub: Any,
         service: str,
         connect: Any,
-        discovery: Discovery,
+        discovery: DiscoveryOptions,
         repeatable: Repeatable,
         *,
         owns_hub: bool,
@@ -272,26 +275,26 @@ class Channel(grpc.Channel):  # type: ignore[misc]
         self._hub, self._owns_hub, self._repeatable = hub, owns_hub, repeatable
         if owns_hub:
             hub.open()
-        self._portal, inner = behind(hub)
+        self._portal, async_hub = behind(hub)
         self._swappable = SwappableChannel(service, connect)
         try:
-            self._portal.call(partial(self._start, inner, service, discovery))
+            self._portal.call(partial(self._start, async_hub, service, discovery))
         except BaseException:
             self.close()
             raise
 
-    async def _start(self, hub: Hub, service: str, discovery: Discovery) -> None:
+    async def _start(self, hub: Hub, service: str, discovery: DiscoveryOptions) -> None:
         service = hub.registry.canonical(service)
-        # gRPC's own round robin has no slow start, and this channel does not learn when one ends.
+        # gRPC's own round robin has no weights, so that a slow start has no effect.
         resilience = replace(discovery.get("resilience") or Resilience(), slow_start=0.0)
         discovery = {**discovery, "resilience": resilience}
-        self._addresses = Addresses(
+        self._resolver = TargetResolver(
             service,
             partial(hub.discover, service, policy="round_robin", **discovery),
-            self._swappable.turn_to,
-            self._swappable.doubt,
+            self._swappable.switch_to,
+            self._swappable.set_unavailable,
         )
-        self._addresses.start()
+        self._resolver.start()
 
     def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
         """Call back with the combined connectivity of all instances, now and at each change."""
@@ -316,8 +319,8 @@ class Channel(grpc.Channel):  # type: ignore[misc]
             return
         self._swappable.close()
         try:
-            if hasattr(self, "_addresses"):
-                self._portal.call(self._addresses.aclose, outlives=True)
+            if hasattr(self, "_resolver"):
+                self._portal.call(self._resolver.aclose, outlives=True)
         except Closed:
             pass  # the hub is closed, or the interpreter ends
         finally:

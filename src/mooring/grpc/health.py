@@ -1,7 +1,6 @@
-"""The health service of gRPC (`grpc.health.v1.Health`), of which clients take notice.
+"""The health service of gRPC (`grpc.health.v1.Health`).
 
-Its two messages have one field each, so that they are read and written here and no generated code
-is needed.
+Its two messages have one field each. This module encodes and decodes them without generated code.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ log = logging.getLogger(__name__)
 
 SERVICE = "grpc.health.v1.Health"
 
-Listener = Callable[["Status | None"], None]
+Listener = Callable[["ServingStatus | None"], None]
 
 
-class Status(IntEnum):
-    """As it is on the wire."""
+class ServingStatus(IntEnum):
+    """The values on the wire."""
 
     UNKNOWN = 0
     SERVING = 1
@@ -38,43 +37,45 @@ class Status(IntEnum):
 
 
 class Health:
-    """What a server says of itself and of its services, to those who ask and those who watch.
+    """The status of a server and of its services, for health checks and watches.
 
-    The server as a whole is the service without a name: it serves unless it is said otherwise. May
-    be used from any thread.
+    The empty service name stands for the server as a whole, which serves by default. Thread-safe.
     """
 
     def __init__(self, services: Mapping[str, bool] | None = None) -> None:
         self._lock = threading.Lock()
-        self._statuses = {"": Status.SERVING}
+        self._statuses = {"": ServingStatus.SERVING}
         self._listeners: dict[str, set[Listener]] = {}
         self._ended = False
         for service, serving in (services or {}).items():
             self.set(service, serving)
 
     def set(self, service: str, serving: bool) -> None:
-        """Say whether a service can be called. After `end` nothing serves."""
+        """Set whether a service can be called. Has no effect after `end`."""
         with self._lock:
             if not self._ended:
-                self._tell(service, Status.SERVING if serving else Status.NOT_SERVING)
+                self._publish(
+                    service, ServingStatus.SERVING if serving else ServingStatus.NOT_SERVING
+                )
 
     def end(self) -> None:
         """The server stops: report NOT_SERVING for every service, then end all watches, which would
-        keep the server from stopping."""
+        otherwise keep the server from stopping."""
         with self._lock:
             self._ended = True
             for service in self._statuses:
-                self._tell(service, Status.NOT_SERVING)
-            listeners = [each for some in self._listeners.values() for each in some]
+                self._publish(service, ServingStatus.NOT_SERVING)
+            for listeners in self._listeners.values():
+                for listener in tuple(listeners):
+                    listener(None)
             self._listeners.clear()
-            for listener in listeners:
-                listener(None)
 
-    def status(self, service: str) -> Status:
-        return self._statuses.get(service, Status.SERVICE_UNKNOWN)
+    def status(self, service: str) -> ServingStatus:
+        return self._statuses.get(service, ServingStatus.SERVICE_UNKNOWN)
 
     def listen(self, service: str, listener: Listener) -> Callable[[], None]:
-        """Tell the status now and at each change, and None at the end; what is returned ends it."""
+        """Call `listener` with the status now and at each change, and with None at the end. The
+        returned function unsubscribes it."""
         with self._lock:
             listener(self.status(service))
             if self._ended:
@@ -83,15 +84,15 @@ class Health:
             listeners = self._listeners.setdefault(service, set())
             listeners.add(listener)
 
-        def end() -> None:
+        def unsubscribe() -> None:
             with self._lock:
                 listeners.discard(listener)
                 if not listeners and self._listeners.get(service) is listeners:
                     del self._listeners[service]
 
-        return end
+        return unsubscribe
 
-    def _tell(self, service: str, status: Status) -> None:
+    def _publish(self, service: str, status: ServingStatus) -> None:
         if self._statuses.get(service) is status:
             return
         self._statuses[service] = status
@@ -99,73 +100,77 @@ class Health:
             listener(status)
 
     def serve(self, server: grpc.Server | grpc.aio.Server) -> None:
-        """Add the service to a server that has not started. One that it has already wins."""
-        handlers = _asyncio(self) if isinstance(server, grpc.aio.Server) else _threads(self)
+        """Add the health service to a server that has not started. A health service that it has
+        already takes precedence."""
+        handlers = (
+            _async_handlers(self)
+            if isinstance(server, grpc.aio.Server)
+            else _blocking_handlers(self)
+        )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
-def _asyncio(health: Health) -> dict[str, grpc.RpcMethodHandler]:
-    async def check(service: str, context: grpc.aio.ServicerContext) -> Status:
-        if (status := health.status(service)) is Status.SERVICE_UNKNOWN:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"there is no service {quoted(service)} here"
-            )
+def _async_handlers(health: Health) -> dict[str, grpc.RpcMethodHandler]:
+    async def check(service: str, context: grpc.aio.ServicerContext) -> ServingStatus:
+        if (status := health.status(service)) is ServingStatus.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {quoted(service)}")
         return status
 
-    async def watch(service: str, context: grpc.aio.ServicerContext) -> AsyncIterator[Status]:
+    async def watch(
+        service: str, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[ServingStatus]:
         loop = asyncio.get_running_loop()
-        told: asyncio.Queue[Status | None] = asyncio.Queue()
+        statuses: asyncio.Queue[ServingStatus | None] = asyncio.Queue()
 
-        def hear(status: Status | None) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, status)
+        def listener(status: ServingStatus | None) -> None:
+            loop.call_soon_threadsafe(statuses.put_nowait, status)
 
-        end = health.listen(service, hear)
+        unsubscribe = health.listen(service, listener)
         try:
-            while (status := await told.get()) is not None:
+            while (status := await statuses.get()) is not None:
                 yield status
         finally:
-            end()
+            unsubscribe()
 
-    return _handlers(check, watch)
+    return _method_handlers(check, watch)
 
 
-def _threads(health: Health) -> dict[str, grpc.RpcMethodHandler]:
-    def check(service: str, context: grpc.ServicerContext) -> Status:
-        if (status := health.status(service)) is Status.SERVICE_UNKNOWN:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {quoted(service)} here")
+def _blocking_handlers(health: Health) -> dict[str, grpc.RpcMethodHandler]:
+    def check(service: str, context: grpc.ServicerContext) -> ServingStatus:
+        if (status := health.status(service)) is ServingStatus.SERVICE_UNKNOWN:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {quoted(service)}")
         return status
 
-    sends = _Sends()
+    sender = _StatusSender()
 
     def watch(
-        service: str, context: grpc.ServicerContext, send: Callable[[Status | None], None]
+        service: str, context: grpc.ServicerContext, send: Callable[[ServingStatus | None], None]
     ) -> None:
-        end = health.listen(service, functools.partial(sends.add, send))
-        if not context.add_callback(end):
-            end()  # it was over before it began
+        unsubscribe = health.listen(service, functools.partial(sender.add, send))
+        if not context.add_callback(unsubscribe):
+            unsubscribe()  # the call has ended already
 
-    # Those who watch are many and stay: each would keep one of the server's few threads.
+    # A watch must not occupy one of the server's few threads.
     watch.experimental_non_blocking = True  # type: ignore[attr-defined]
-    return _handlers(check, watch)
+    return _method_handlers(check, watch)
 
 
-class _Sends:
-    """What is to be sent to those who watch, in its order, by a thread of its own while there is
-    anything.
+class _StatusSender:
+    """Sends statuses to watches, in order, in a thread that runs while there are any.
 
-    gRPC's `send` may wait for the thread that also tells us that a call is over: whoever sends must
-    hold no lock that is needed there, or both wait for ever.
+    gRPC's `send` may wait for the thread that runs the callbacks of ended calls. The sender must
+    hold no lock that these need; otherwise both would wait forever.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._due: deque[tuple[Listener, Status | None]] = deque()
+        self._queue: deque[tuple[Listener, ServingStatus | None]] = deque()
         self._running = False
 
-    def add(self, send: Listener, status: Status | None) -> None:
+    def add(self, send: Listener, status: ServingStatus | None) -> None:
         """Does not wait."""
         with self._lock:
-            self._due.append((send, status))
+            self._queue.append((send, status))
             if self._running:
                 return
             self._running = True
@@ -174,38 +179,38 @@ class _Sends:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if not self._due:
+                if not self._queue:
                     self._running = False
                     return
-                send, status = self._due.popleft()
+                send, status = self._queue.popleft()
             try:
                 send(status)
             except Exception:
-                log.exception("somebody who watches the health of this server cannot be told")
+                log.exception("a health status could not be sent")
 
 
-def _handlers(check: Any, watch: Any) -> dict[str, grpc.RpcMethodHandler]:
+def _method_handlers(check: Any, watch: Any) -> dict[str, grpc.RpcMethodHandler]:
     return {
         "Check": grpc.unary_unary_rpc_method_handler(check, decoded, encoded),
         "Watch": grpc.unary_stream_rpc_method_handler(watch, decoded, encoded),
     }
 
 
-def encoded(status: Status) -> bytes:
+def encoded(status: ServingStatus) -> bytes:
     """A `HealthCheckResponse`."""
     return bytes((0x08, status))
 
 
 def decoded(request: bytes) -> str:
-    """The service of a `HealthCheckRequest`. Raises `InvalidRequest` for anything else."""
+    """The service in a `HealthCheckRequest`. Raises `InvalidRequest` for an invalid one."""
     if not request:
         return ""
     size, at = 0, 1
-    while at < min(len(request), 11):  # a number in sevenths of bytes, the least first, ten at most
+    while at < min(len(request), 11):  # a varint of at most ten bytes
         size |= (request[at] & 0x7F) << 7 * (at - 1)
         at += 1
         if request[at - 1] < 0x80:
             break
     if request[0] != 0x0A or at == 1 or size != len(request) - at:
-        raise InvalidRequest("this is no request of the health service")
+        raise InvalidRequest("invalid HealthCheckRequest")
     return request[at:].decode()

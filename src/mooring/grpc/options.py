@@ -1,21 +1,28 @@
-"""Options of gRPC channels and servers, and the service config of a channel."""
+"""Targets, options of gRPC channels and servers, and the service config of a channel."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, TypeVar
-from urllib.parse import quote
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
 
 from mooring.addresses import join
-from mooring.discovery.last_known_good import Empty
+from mooring.discovery import balance
 from mooring.discovery.resilience import Resilience
-from mooring.errors import InvalidRequest
+from mooring.errors import InvalidName, InvalidRequest
 from mooring.formatting import describe, quoted
-from mooring.grpc.target import Repeatable
+from mooring.grpc.methods import Repeatable
 from mooring.model import Instance
+from mooring.names import split_service
 
+Options: TypeAlias = Sequence[tuple[str, Any]]
+HealthCheck: TypeAlias = bool | str
+"""Whether to check the health of instances; a text names the service to check."""
+Config: TypeAlias = dict[str, Any]
+
+CONFIG_KEY = "grpc.service_config"
 _NEVER = 2**31 - 1
 
 CHANNEL_OPTIONS: Options = (
@@ -24,56 +31,58 @@ CHANNEL_OPTIONS: Options = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.ping_timeout_ms", 5_000),  # `grpc.keepalive_timeout_ms` has no effect
 )
-"""For `options` of a channel: find out within 15 s that a server is gone without a word, as where
-a cable is cut. Only for servers with `SERVER_OPTIONS`: any other takes it for an attack, and hangs
-up with `too_many_pings`."""
+"""For `options` of a channel: detect within 15 s that a server is gone without closing its
+connection, as after a network failure. Only for servers with `SERVER_OPTIONS`: others close the
+connection with `too_many_pings`."""
 
 SERVER_OPTIONS: Options = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_time_ms", 60_000),  # of the server's own pings, for clients that are gone
+    ("grpc.keepalive_time_ms", 60_000),  # the server's own pings, which detect dead clients
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
-"""For `options` of `grpc.server` and `grpc.aio.server`: bear with clients that have
-`CHANNEL_OPTIONS`, and let go of those that are gone."""
+"""For `options` of `grpc.server` and `grpc.aio.server`: accept the pings of clients with
+`CHANNEL_OPTIONS`, and close connections to dead clients."""
 
-_OURS: Options = (
-    # A connection that rests is kept, since it is why an instance is in rotation.
+_CONNECTION_OPTIONS: Options = (
+    # Idle connections are kept: an instance without a connection is not in rotation.
     ("grpc.client_idle_timeout_ms", _NEVER),
-    # By default somebody who comes back after a while is left alone for two minutes.
+    # By default gRPC waits for up to two minutes before it reconnects to a restarted server.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 3_000),
 )
 
 
-def subchannel_options(options: Options, health: Health) -> Options:
+def subchannel_options(options: Options, health: HealthCheck) -> Options:
     """For a channel to one instance. The caller's options win."""
     return (
-        (OPTION, merged(options, health)),
+        (CONFIG_KEY, merged(options, health)),
         *options,
-        # What another channel found out of an address says nothing: a new process may be there.
+        # Do not share the backoff of other channels: there may be a new process at the address.
         ("grpc.use_local_subchannel_pool", 1),
-        *_OURS,
+        *_CONNECTION_OPTIONS,
     )
 
 
-def route_options(options: Options, health: Health, repeatable: Repeatable, tries: int) -> Options:
-    """For a channel to all instances, which gRPC calls in turn, and again if it may."""
+def route_options(
+    options: Options, health: HealthCheck, repeatable: Repeatable, tries: int
+) -> Options:
+    """For a channel to all instances: gRPC itself does the round robin and the retries."""
     config = merged(options, health, repeatable, tries)
-    return ((OPTION, config), *options, *_OURS)
+    return ((CONFIG_KEY, config), *options, *_CONNECTION_OPTIONS)
 
 
 def authority(service: str) -> Options:
-    """The `:authority` of calls to a service on a channel to all of its instances. Without it gRPC
-    sends all addresses, which servers refuse if they are many. Written as gRPC writes the name in
-    `etcdv3:///group/service`."""
+    """The `:authority` of calls on a channel to all instances of a service, encoded as gRPC does it
+    for `etcdv3:///group/service`. Without it gRPC sends all addresses, and servers reject a long
+    list."""
     return (("grpc.default_authority", quote(service, safe="!$&'()*+,;=:[]@")),)
 
 
 def target_of(instance: Instance) -> str:
-    """Where gRPC finds an instance: its port `grpc`, or the main one."""
+    """The gRPC target of an instance: its port `grpc`, or else its main port."""
     address = join(instance.host, instance.port_for("grpc"))
     try:
         version = ipaddress.ip_address(instance.host).version
@@ -83,71 +92,67 @@ def target_of(instance: Instance) -> str:
 
 
 RESILIENCE = Resilience(retry_least=5.0)
-"""What is done about instances that fail, where nothing else is said. The more generous retries are
-for a process that dies with some fifty calls, where there were few before."""
+"""The default for channels. It allows more retries: a process may die with fifty calls in flight,
+after a time with few requests."""
 
 
-class Discovery(TypedDict, total=False):
-    """Which instances, and what is done about those that fail: as for `hub.discover`."""
-
-    version: str
-    tags: Mapping[str, str]
-    zone: str
-    zone_only: bool
-    where: Callable[[Instance], bool]
-    resilience: Resilience
-    empty: Empty
-    hold: float
+SCHEMES = ("etcdv3", "mooring")
+"""Both mean the same, for every kind of store. The first is the customary one."""
 
 
-M = TypeVar("M")
-Coder = Callable[[Any], Any] | None
-
-
-def method_maker(kind: type[M]) -> Callable[..., M]:
-    """A channel's `unary_unary`, `unary_stream` and so on: a method of this kind."""
-
-    def make(
-        self: Any,
-        method: str,
-        request_serializer: Coder = None,
-        response_deserializer: Coder = None,
-        _registered_method: bool | None = False,
-    ) -> M:
-        made: M = self._method(
-            kind, method, request_serializer, response_deserializer, _registered_method
+def service_of(target: str) -> str:
+    """The service of a target like `etcdv3:///group/name`."""
+    if not isinstance(target, str):
+        raise InvalidRequest(
+            f"a target must be text like 'etcdv3:///service', not {quoted(target)}"
         )
-        return made
+    scheme, colon, rest = target.partition(":")
+    if not colon or scheme not in SCHEMES:
+        raise InvalidRequest(
+            f"the target {quoted(target)} must begin with "
+            f"{' or '.join(f'{s}:///' for s in SCHEMES)}: "
+            "write it like 'etcdv3:///service' or 'etcdv3:///group/service'"
+        )
+    if not rest.startswith("///"):
+        raise InvalidRequest(
+            f"the target {quoted(target)} names a host, or lacks a slash: the registry is that of "
+            f"the hub. Write '{scheme}:///{rest.lstrip('/') or 'service'}'"
+        )
+    service = unquote(rest[3:])
+    try:
+        split_service(service)
+    except InvalidName as error:
+        raise InvalidName(f"the target {quoted(target)}: {error}") from None
+    return service
 
-    return make
 
+def check_policy(policy: str) -> None:
+    """Raise `InvalidRequest` for an unknown policy."""
+    balance.make(policy)
 
-OPTION = "grpc.service_config"
-
-Options: TypeAlias = Sequence[tuple[str, Any]]
-Health: TypeAlias = bool | str
-Config: TypeAlias = dict[str, Any]
 
 _THROTTLING = {"maxTokens": 100, "tokenRatio": 0.2}
-"""Fifty failures, and one for every five successes, as on asyncio."""
+"""Fifty retries, and one more for every five successes, like the retry budget on asyncio."""
 
 
 def merged(
-    options: Options, health: Health, repeatable: Repeatable | None = None, tries: int = 1
+    options: Options, health: HealthCheck, repeatable: Repeatable | None = None, tries: int = 1
 ) -> str:
     """The JSON of the config: round robin, health checks unless `health` is False, and gRPC's own
     retries of the `repeatable` methods. Raises `InvalidRequest` if the caller's config is invalid,
     or contradicts the arguments."""
     if not isinstance(health, bool | str):
-        raise InvalidRequest(f"health is True, False or a service's name, not {quoted(health)}")
-    config = _given(options)
+        raise InvalidRequest(
+            f"health is True, False or the name of a service, not {quoted(health)}"
+        )
+    config = _callers_config(options)
     if "loadBalancingPolicy" not in config:
-        # gRPC checks health with this policy only, also if there is but one address.
+        # gRPC checks health only under this policy, even with a single address.
         config.setdefault("loadBalancingConfig", [{"round_robin": {}}])
     if isinstance(health, str) and "healthCheckConfig" in config:
         raise InvalidRequest(
             "health names a service, and the option grpc.service_config has a healthCheckConfig: "
-            "leave one of them out"
+            "remove one of them"
         )
     if health is not False:
         name = "" if health is True else health
@@ -158,17 +163,19 @@ def merged(
     return json.dumps(config)
 
 
-def _given(options: Options) -> Config:
-    """The caller's config. gRPC takes the first of two options of one name."""
-    text = next((value for name, value in options if name == OPTION), "{}")
+def _callers_config(options: Options) -> Config:
+    """The caller's config. Of several options with the same name, gRPC takes the first."""
+    text = next((value for name, value in options if name == CONFIG_KEY), "{}")
     try:
         config = json.loads(text)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the option {OPTION} is not valid JSON: {describe(error)}") from None
-    methods = config.get("methodConfig", []) if isinstance(config, dict) else None
-    if not isinstance(methods, list) or not all(isinstance(each, dict) for each in methods):
         raise InvalidRequest(
-            f"the option {OPTION} must be a JSON object, and its methodConfig a list of objects"
+            f"the option {CONFIG_KEY} is not valid JSON: {describe(error)}"
+        ) from None
+    methods = config.get("methodConfig", []) if isinstance(config, dict) else None
+    if not isinstance(methods, list) or not all(isinstance(entry, dict) for entry in methods):
+        raise InvalidRequest(
+            f"the option {CONFIG_KEY} must be a JSON object, and its methodConfig a list of objects"
         )
     return dict(config)
 
@@ -182,7 +189,7 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable, tries: int)
     a call, so a new entry repeats what the caller set for the method, and an entry of the caller's
     that is more specific than a new one gets the policy too."""
     policy = {
-        "maxAttempts": tries,  # gRPC makes five at the most
+        "maxAttempts": tries,  # gRPC makes at most five
         "initialBackoff": "0.01s",
         "maxBackoff": "0.1s",
         "backoffMultiplier": 2,
@@ -196,8 +203,8 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable, tries: int)
     for service, method in repeatable.names:
         if "retryPolicy" in entries.get((service, method), {}):
             raise InvalidRequest(
-                f"retry names {service}{'/' * bool(method)}{method}, for which the option {OPTION} "
-                "has a retryPolicy: leave one of them out"
+                f"retry names {service}{'/' * bool(method)}{method}, for which the option "
+                f"{CONFIG_KEY} has a retryPolicy: remove one of them"
             )
         less_specific = ((service, method), (service, ""), ("", ""))
         inherited: Config = next((entries[name] for name in less_specific if name in entries), {})
@@ -211,7 +218,7 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable, tries: int)
 def _names(entry: Config) -> Iterator[Name]:
     for name in entry.get("name", []):
         if not isinstance(name, Mapping):
-            raise InvalidRequest(f"the option {OPTION}: each name in methodConfig is an object")
+            raise InvalidRequest(f"the option {CONFIG_KEY}: each name in methodConfig is an object")
         yield str(name.get("service", "")), str(name.get("method", ""))
 
 

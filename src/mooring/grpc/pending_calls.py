@@ -1,39 +1,40 @@
-"""Calls of our own: they wait for an instance, and may go from one to another."""
+"""Calls that wait for an instance, and may be retried on another one."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 
+from mooring.discovery.balance import Node
 from mooring.formatting import describe
-from mooring.grpc.subchannels import Subchannel
-from mooring.grpc.target import AGAIN, NOTICED, never_left
-
-if TYPE_CHECKING:
-    from mooring.discovery.balance import Node
-    from mooring.grpc.aio import Method
-    from mooring.tasks import Tasks
+from mooring.grpc.methods import NOTICED_WITHIN, RETRYABLE, was_not_sent
+from mooring.grpc.subchannel import Subchannel, SubchannelMethod
+from mooring.grpc.subchannels import Subchannels
+from mooring.tasks import Tasks
 
 _CANCELLED = "Locally cancelled by application!"  # as gRPC says
 
 
 class CallArguments(NamedTuple):
-    """What a call was asked with."""
+    """The arguments of a call."""
 
     request: Any
     """Or the iterator of requests."""
     deadline: float | None
-    """By the loop's clock."""
+    """On the loop's clock."""
     metadata: Any
     credentials: grpc.CallCredentials | None
     wait_for_ready: bool
     compression: grpc.Compression | None
     key: str | None
+    """The key for consistent hashing."""
+    tries: int
+    """The maximum number of attempts."""
 
 
 def failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
@@ -41,34 +42,35 @@ def failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 class ReplayableRequests:
-    """The caller's requests, for several tries. Each try iterates over it.
+    """The caller's stream of requests, for several attempts. Each attempt iterates over it.
 
-    gRPC takes the first request before it knows whether there is a connection, and the second one
-    after the first is sent. So a try after one that never left begins with the last one taken.
+    gRPC reads the first request before it knows whether there is a connection, and the second one
+    after the first was sent. So after an attempt that sent nothing, the next one begins with the
+    last request that was read.
     """
 
     def __init__(self, requests: Any, tasks: Tasks) -> None:
         self._requests, self._tasks = _aiter(requests), tasks
         self._last: list[Any] = []
         self._next: asyncio.Task[Any] | None = None
-        """The request that is being waited for, by this try or the one before."""
-        self._tries = 0
+        """The read in progress, which an earlier attempt may have started."""
+        self._attempts = 0
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        self._tries += 1
-        mine = self._tries
+        self._attempts += 1
+        attempt = self._attempts
         for request in self._last:
             yield request
         while True:
             if self._next is None:
-                self._next = self._tasks.start(self._taken(), name="a request of a call")
+                self._next = self._tasks.start(self._read(), name="next request of a call")
             try:
                 request = await asyncio.shield(self._next)
             except asyncio.CancelledError:
                 self._next.cancel()
                 raise
-            if mine != self._tries:
-                return  # another try has it
+            if attempt != self._attempts:
+                return  # it belongs to the next attempt
             if isinstance(request, Exception):
                 raise request
             if request is grpc.aio.EOF:
@@ -76,7 +78,7 @@ class ReplayableRequests:
             self._last, self._next = [request], None
             yield request
 
-    async def _taken(self) -> Any:
+    async def _read(self) -> Any:
         """The next request, or the error of the caller's iterator."""
         try:
             return await anext(self._requests, grpc.aio.EOF)
@@ -94,22 +96,27 @@ async def _aiter(requests: Any) -> AsyncIterator[Any]:
 
 
 class PendingCall(grpc.aio.Call):  # type: ignore[misc]
-    """A call that is settled once an instance has it for good, or nobody will have it."""
+    """A call that waits for an instance and may be retried.
 
-    def __init__(self, method: Method, asked: CallArguments) -> None:
-        self._method, self._subchannels, self._asked = method, method.subchannels, asked
+    It is settled once no further attempt follows: the last attempt stands, or there is an error.
+    """
+
+    def __init__(
+        self, subchannels: Subchannels, method: SubchannelMethod, arguments: CallArguments
+    ) -> None:
+        self._subchannels, self._method, self._arguments = subchannels, method, arguments
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
-        """What is under way at an instance, or was in the end."""
+        """The current or last attempt."""
         self._error: Exception | None = None
         self._locally_cancelled = False
         self._callbacks: list[Callable[[Any], None]] = []
-        self._settled = self._subchannels.tasks.start(self._settle(), name=f"call of {method.name}")
+        self._settled = subchannels.tasks.start(self._settle(), name=f"call of {method.name}")
 
     async def _settle(self) -> None:
         try:
-            await self._try()
-        except Exception as error:  # noqa: BLE001 - of gRPC, or of what was asked: it is the caller's
+            await self._run_attempts()
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             self._error = error
         except asyncio.CancelledError:
             self._locally_cancelled = True
@@ -119,88 +126,90 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
                 self._call.cancel()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            self._when_over(callback)
+            self._add_callback(callback)
 
-    async def _try(self) -> None:
-        subchannels, tries, tried = self._subchannels, self._method.tries, list[str]()
-        node, subchannel = await self._turn()
+    async def _run_attempts(self) -> None:
+        subchannels, tries, tried = self._subchannels, self._arguments.tries, list[str]()
+        node, subchannel = await self._next_instance()
         view = subchannels.view
-        assert view is not None  # there is somebody to call
+        assert view is not None  # since there is an instance
         if tries > 1:
             view.retries.request(time.monotonic())
         while True:
-            self._begin(node, subchannel)
-            if self._asked.wait_for_ready and await self._never_left():
-                await asyncio.sleep(NOTICED)
-                node, subchannel = await self._turn()
+            self._start(node, subchannel)
+            if self._arguments.wait_for_ready and await self._was_not_sent():
+                await asyncio.sleep(NOTICED_WITHIN)
+                node, subchannel = await self._next_instance()
                 continue
             tried.append(node.id)
-            if len(tried) >= tries or not await self._failed():
+            if len(tried) >= tries or not await self._should_retry():
                 return
             # Others first: the budget is not spent on tries that there cannot be.
-            other = subchannels.next(self._asked.key, tried)
+            other = subchannels.pick(self._arguments.key, tried)
             if other is None or not self._in_time():
                 return
             if not view.retries.try_retry(time.monotonic()):
                 return
             node, subchannel = other
 
-    async def _turn(self) -> tuple[Node, Subchannel]:
-        """Wait for somebody to call."""
-        subchannels, asked = self._subchannels, self._asked
+    async def _next_instance(self) -> tuple[Node, Subchannel]:
+        """Wait for an instance to call."""
+        subchannels, arguments = self._subchannels, self._arguments
         try:
-            async with asyncio.timeout_at(asked.deadline):
-                while (found := subchannels.next(asked.key)) is None:
+            async with asyncio.timeout_at(arguments.deadline):
+                while (choice := subchannels.pick(arguments.key)) is None:
                     if subchannels.closed:
                         raise failure(grpc.StatusCode.CANCELLED, "the channel was closed")
-                    if not asked.wait_for_ready and subchannels.why_not():
-                        await subchannels.learn_why()
-                        if why := subchannels.why_not():
+                    if not arguments.wait_for_ready and subchannels.unavailable_reason():
+                        await subchannels.find_reasons()
+                        if why := subchannels.unavailable_reason():
                             raise failure(grpc.StatusCode.UNAVAILABLE, why)
                         continue
                     await subchannels.change()
-                return found
+                return choice
         except TimeoutError:
-            await subchannels.learn_why()
-            told = f"Deadline Exceeded: {subchannels.why_waiting()}"
-            raise failure(grpc.StatusCode.DEADLINE_EXCEEDED, told) from None
+            await subchannels.find_reasons()
+            details = f"Deadline Exceeded: {subchannels.waiting_reason()}"
+            raise failure(grpc.StatusCode.DEADLINE_EXCEEDED, details) from None
 
-    async def _never_left(self) -> bool:
-        """Wait until the call is connected: whether it failed before anything of it was sent."""
+    async def _was_not_sent(self) -> bool:
+        """Wait until the call is connected; whether it failed before anything was sent."""
         try:
             await self._call.wait_for_connection()
         except grpc.aio.AioRpcError as error:
-            return never_left(error)
-        except Exception:  # noqa: BLE001 - an interceptor's mistake, which the caller gets
+            return was_not_sent(error)
+        except Exception:  # noqa: BLE001 - an interceptor's own error, which the caller gets
             return False
         return False
 
     def _request(self) -> Any:
-        """What the next try sends."""
-        return self._asked.request
+        """The request of the next attempt, or the iterator of requests."""
+        return self._arguments.request
 
-    def _begin(self, node: Node, subchannel: Subchannel) -> None:
-        asked = self._asked
-        self._call = self._method.at(subchannel)(
+    def _start(self, node: Node, subchannel: Subchannel) -> None:
+        arguments = self._arguments
+        self._call = self._subchannels.start_call(
+            node,
+            subchannel,
+            self._method,
             self._request(),
             timeout=self.time_remaining(),
-            metadata=asked.metadata,
-            credentials=asked.credentials,
-            compression=asked.compression,
+            metadata=arguments.metadata,
+            credentials=arguments.credentials,
+            compression=arguments.compression,
         )
-        self._subchannels.begun(node, subchannel, self._call, stream=self._method.streams)
 
     def _in_time(self) -> bool:
         left = self.time_remaining()
         return left is None or left > 0
 
-    async def _failed(self) -> bool:
-        """Wait until it is known whether this try failed in a way that is worth another. What is
-        asked with a stream never is: some of it may have been heard."""
+    async def _should_retry(self) -> bool:
+        """Wait until it is known whether this attempt may be retried. A stream of requests never
+        is: the server may have received some of them."""
         return False
 
-    async def _taken(self) -> Any:
-        """The call at the instance that has it for good; raises the error where nobody has."""
+    async def _final_call(self) -> Any:
+        """The attempt that stands; raises the error if there is none."""
         try:
             await asyncio.wait([self._settled])
         except asyncio.CancelledError:
@@ -213,16 +222,16 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
         raise self._error
 
     @property
-    def _status(self) -> grpc.aio.AioRpcError:
-        """The error as a status, which mistakes in what was asked are none."""
+    def _error_status(self) -> grpc.aio.AioRpcError:
+        """The error as a status: INTERNAL if it is not one of gRPC."""
         if isinstance(self._error, grpc.aio.AioRpcError):
             return self._error
         return failure(grpc.StatusCode.INTERNAL, describe(self._error) if self._error else "")
 
-    async def _over(self) -> Any:
-        """Who can tell of the end: the call at the instance, or the error."""
+    async def _of_final_call(self, method: str, otherwise: Callable[[], Any]) -> Any:
+        """The result of a method of the attempt that stands, or `otherwise` after an error."""
         await asyncio.wait([self._settled])
-        return None if self._error is not None else self._call
+        return otherwise() if self._error is not None else await getattr(self._call, method)()
 
     def cancelled(self) -> bool:
         return self._locally_cancelled or (self._call is not None and self._call.cancelled())
@@ -233,7 +242,7 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
         return self._error is not None or self._call.done()
 
     def time_remaining(self) -> float | None:
-        deadline = self._asked.deadline
+        deadline = self._arguments.deadline
         return None if deadline is None else max(deadline - self._loop.time(), 0.0)
 
     def cancel(self) -> bool:
@@ -248,57 +257,51 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         if self._settled.done():
-            self._when_over(callback)
+            self._add_callback(callback)
         else:
             self._callbacks.append(callback)
 
-    def _when_over(self, callback: Callable[[Any], None]) -> None:
+    def _add_callback(self, callback: Callable[[Any], None]) -> None:
         if self._error is not None:
             callback(self)
         else:
             self._call.add_done_callback(lambda _: callback(self))
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        call = await self._over()
-        return grpc.aio.Metadata() if call is None else await call.initial_metadata()
+        return await self._of_final_call("initial_metadata", grpc.aio.Metadata)
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
-        call = await self._over()
-        return grpc.aio.Metadata() if call is None else await call.trailing_metadata()
+        return await self._of_final_call("trailing_metadata", grpc.aio.Metadata)
 
-    async def code(self) -> grpc.StatusCode:
-        call = await self._over()
-        return self._status.code() if call is None else await call.code()
+    async def code(self) -> Any:
+        return await self._of_final_call("code", lambda: self._error_status.code())
 
     async def details(self) -> str:
-        call = await self._over()
-        told = self._status.details() if call is None else await call.details()
-        return str(told)
+        return str(await self._of_final_call("details", lambda: self._error_status.details()))
 
     async def debug_error_string(self) -> str:
-        call = await self._over()
-        return "" if call is None else str(await call.debug_error_string())
+        return str(await self._of_final_call("debug_error_string", str))
 
     async def wait_for_connection(self) -> None:
-        await (await self._taken()).wait_for_connection()
+        await (await self._final_call()).wait_for_connection()
 
 
 class _UnaryResponse(PendingCall):
-    """What ends in one message."""
+    """A call with one response."""
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._answer().__await__()
+        return self._response().__await__()
 
-    async def _answer(self) -> Any:
-        return await (await self._taken())
+    async def _response(self) -> Any:
+        return await (await self._final_call())
 
 
 class _StreamResponse(PendingCall):
-    """What answers with a stream."""
+    """A call with a stream of responses."""
 
     _first: Any = None
-    _failed_first: grpc.aio.AioRpcError | None = None
-    """How the first read failed: a call with interceptors does not say it twice."""
+    _first_error: grpc.aio.AioRpcError | None = None
+    """The error of the first read: a call with interceptors raises it only once."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._messages()
@@ -308,9 +311,9 @@ class _StreamResponse(PendingCall):
             yield message
 
     async def read(self) -> Any:
-        call = await self._taken()
-        if self._failed_first is not None:
-            raise self._failed_first
+        call = await self._final_call()
+        if self._first_error is not None:
+            raise self._first_error
         if self._first is not None:
             message, self._first = self._first, None
             return message
@@ -318,43 +321,43 @@ class _StreamResponse(PendingCall):
 
 
 class _StreamRequest(PendingCall):
-    """What is asked with a stream."""
+    """A call with a stream of requests."""
 
-    _sending: ReplayableRequests | None = None
+    _replayable: ReplayableRequests | None = None
 
     def _request(self) -> Any:
-        requests = self._asked.request
-        if requests is None or not self._asked.wait_for_ready:
+        requests = self._arguments.request
+        if requests is None or not self._arguments.wait_for_ready:
             return requests
-        if self._sending is None:
-            self._sending = ReplayableRequests(requests, self._subchannels.tasks)
-        return self._sending
+        if self._replayable is None:
+            self._replayable = ReplayableRequests(requests, self._subchannels.tasks)
+        return self._replayable
 
     async def write(self, request: Any) -> None:
-        await (await self._taken()).write(request)
+        await (await self._final_call()).write(request)
 
     async def done_writing(self) -> None:
-        await (await self._taken()).done_writing()
+        await (await self._final_call()).done_writing()
 
 
 class PendingUnaryUnary(_UnaryResponse, grpc.aio.UnaryUnaryCall):  # type: ignore[misc]
-    async def _failed(self) -> bool:
-        return await _worth_another(self._call)
+    async def _should_retry(self) -> bool:
+        return await _is_retryable(self._call)
 
 
 class PendingUnaryStream(_StreamResponse, grpc.aio.UnaryStreamCall):  # type: ignore[misc]
-    async def _failed(self) -> bool:
-        """Only up to the first message: what was seen cannot be taken back."""
+    async def _should_retry(self) -> bool:
+        """Only before the first message: messages that were read cannot be taken back."""
 
-        async def begun() -> None:
-            self._failed_first = None
+        async def first_read() -> None:
+            self._first_error = None
             try:
                 self._first = await self._call.read()
             except grpc.aio.AioRpcError as error:
-                self._failed_first = error
+                self._first_error = error
                 raise
 
-        return await _worth_another(begun())
+        return await _is_retryable(first_read())
 
 
 class PendingStreamUnary(_StreamRequest, _UnaryResponse, grpc.aio.StreamUnaryCall):  # type: ignore[misc]
@@ -365,13 +368,13 @@ class PendingStreamStream(_StreamRequest, _StreamResponse, grpc.aio.StreamStream
     pass
 
 
-async def _worth_another(answer: Awaitable[object]) -> bool:
-    """Wait for an answer: whether it failed in a way that is worth another try. Whatever comes of
-    it the caller gets from the call itself."""
+async def _is_retryable(response: Awaitable[object]) -> bool:
+    """Wait for a response; whether it failed with a retryable status. The caller gets the response
+    or error from the call itself."""
     try:
-        await answer
+        await response
     except grpc.aio.AioRpcError as error:
-        return error.code() is AGAIN
-    except Exception:  # noqa: BLE001 - a request that cannot be written, an interceptor's mistake
+        return error.code() is RETRYABLE
+    except Exception:  # noqa: BLE001 - a request that cannot be serialized, or an interceptor's error
         return False
     return False

@@ -1,4 +1,4 @@
-"""A server that is registered while it serves, and goes away without a failed call."""
+"""A server that is registered while it serves, and stops without failing calls."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ def serve_and_register(
     grace: float = 10.0,
     linger: float = LINGER,
 ) -> Serving | BlockingServing:
-    """Start a server and keep its instance registered, or several where it offers more services.
+    """Start a server and keep its instance registered, or several if it offers several services.
 
-    A server of `grpc.aio` and a hub: use it with `async with`. One of `grpc.server` and a hub of
-    `mooring.sync`: with `with`. The server has its ports and services, and was not started.
+    For a server of `grpc.aio` with a hub, use `async with`; for one of `grpc.server` with a hub of
+    `mooring.sync`, use `with`. The server has its ports and services, and was not started.
 
-    Entering adds the health service, starts the server, then registers. Leaving, whatever the
-    reason, goes the other way: mark the instances as draining; deregister after `linger` seconds;
-    stop, which leaves calls under way `grace` seconds. The health is SERVING until then, so that
-    callers that have no other instance go on. Raises `InvalidRequest`.
+    Entering adds the health service, starts the server, then registers. Leaving marks the instances
+    as draining, deregisters them after `linger` seconds, and stops the server, which gives calls in
+    flight `grace` seconds. The health status stays SERVING until the server stops, so that callers
+    without another instance can continue. Raises `InvalidRequest`.
     """
     instances = (instance,) if isinstance(instance, Instance) else tuple(instance)
     for what, value in (("grace", grace), ("linger", linger)):
         if not value >= 0:
             raise InvalidRequest(f"{what} is a time of 0 seconds or more, not {quoted(value)}")
-    if not instances or not all(isinstance(each, Instance) for each in instances):
+    if not instances or not all(isinstance(item, Instance) for item in instances):
         raise InvalidRequest(f"instance is a mooring.Instance, or several, not {quoted(instance)}")
-    given = (health or Health(), grace, linger)
+    health = health or Health()
     if isinstance(server, grpc.aio.Server) and isinstance(hub, Hub):
-        return Serving(tracked(server), hub, instances, *given)
+        return Serving(tracked(server), hub, instances, health, grace, linger)
     if isinstance(server, grpc.Server) and isinstance(hub, Blocking):
-        return BlockingServing(tracked(server), hub, instances, *given)
+        return BlockingServing(tracked(server), hub, instances, health, grace, linger)
     raise InvalidRequest(
         "a server of grpc.aio goes with a hub of mooring.connect, and one of grpc.server with a "
         f"hub of mooring.sync.connect: not {type(server).__name__} with {type(hub).__name__}"
@@ -122,22 +122,22 @@ class Serving:
         return self
 
     async def until_stopped(self, *, signals: Sequence[signal.Signals] = SIGNALS) -> signal.Signals:
-        """Wait for a signal, and leave the block then. Another one has the effect that it had
-        before. In the main thread's event loop alone, since Python gives signals to no other."""
+        """Wait for a signal; leave the block afterwards. A second signal has its previous effect.
+        Only in the event loop of the main thread, which alone receives signals in Python."""
         return await until_stopped(signals=signals)
 
     async def __aexit__(self, *_: object) -> None:
         within = _DEREGISTER_WITHIN + self._linger + self._grace + 5
-        await cleanup(self._leave(), within=within)
+        await cleanup(self._stop(), within=within)
 
-    async def _leave(self) -> None:
-        # Each drains whatever becomes of the others: one store may be away, and another not.
+    async def _stop(self) -> None:
+        # Independently: the store of one registration may be unavailable, another's not.
         within = _DEREGISTER_WITHIN + self._linger
         await asyncio.gather(
             asyncio.sleep(self._linger),
-            *(each.drain(grace=within, linger=self._linger) for each in self.registrations),
+            *(one.drain(grace=within, linger=self._linger) for one in self.registrations),
         )
-        # After the server has stopped accepting calls: earlier, callers would refuse to make them.
+        # After the server stopped accepting calls: before, clients would not even try.
         asyncio.get_running_loop().call_soon(self.health.end)
         await stop(self.server, self._grace)
 
@@ -175,8 +175,8 @@ class BlockingServing:
         return self
 
     def until_stopped(self, *, signals: Sequence[signal.Signals] = SIGNALS) -> signal.Signals:
-        """Wait for a signal, and leave the block then. Another one has the effect that it had
-        before. In the main thread alone, since Python gives signals to no other."""
+        """Wait for a signal; leave the block afterwards. A second signal has its previous effect.
+        Only in the main thread, which alone receives signals in Python."""
         return mooring.sync.until_stopped(signals=signals)
 
     def __exit__(self, *_: object) -> None:
@@ -184,8 +184,8 @@ class BlockingServing:
             within = _DEREGISTER_WITHIN + self._linger
             with ThreadPoolExecutor(len(self.registrations), "mooring drain") as pool:
                 drains = [
-                    pool.submit(each.drain, grace=within, linger=self._linger)
-                    for each in self.registrations
+                    pool.submit(registration.drain, grace=within, linger=self._linger)
+                    for registration in self.registrations
                 ]
                 time.sleep(self._linger)
             for drain in drains:

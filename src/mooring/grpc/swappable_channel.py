@@ -1,4 +1,4 @@
-"""The channel to all instances of a service, which is replaced when they change."""
+"""The gRPC channel to all instances of a service, which is replaced when they change."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
 
 from mooring.errors import Closed
+from mooring.formatting import describe
 from mooring.grpc.health import SERVICE
-from mooring.grpc.target import ASK_WITHIN, connection_error, reason
-
-if TYPE_CHECKING:
-    from mooring.grpc.blocking import Method
+from mooring.grpc.methods import HEALTH_CHECK_TIMEOUT, ConnectionMethod, connection_error
 
 
 class FailedCall(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
-    """Error, call, future and stream in one, as gRPC's own are."""
+    """A call that failed before it began. Like the errors of gRPC, it is an error, a call, a future
+    and a stream."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code}: {details}")
@@ -43,23 +42,16 @@ class FailedCall(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
     def trailing_metadata(self) -> tuple[()]:
         return ()
 
-    def is_active(self) -> bool:
-        return False
-
     def time_remaining(self) -> None:
         return None
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         return False
 
-    def cancel(self) -> bool:
+    def is_active(self) -> bool:
         return False
 
-    def cancelled(self) -> bool:
-        return False
-
-    def running(self) -> bool:
-        return False
+    cancel = cancelled = running = is_active
 
     def done(self) -> bool:
         return True
@@ -85,8 +77,10 @@ class FailedCall(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
 
 log = logging.getLogger(__name__)
 
-_CONNECT_WITHIN = 1.0  # seconds that a new channel has before it is used all the same
-_POLL = 0.3  # in which gRPC's thread sees that nobody listens: it fails on a channel that is closed
+_CONNECT_TIMEOUT = 1.0  # seconds after which a new channel is used even without a connection
+_UNSUBSCRIBE_DELAY = 0.3
+"""Seconds in which gRPC's thread notices that it has no more listeners. It would fail on a closed
+channel."""
 
 C = TypeVar("C")
 Listener = Callable[[grpc.ChannelConnectivity], None]
@@ -95,13 +89,13 @@ Listener = Callable[[grpc.ChannelConnectivity], None]
 class Route:
     """A plain gRPC channel to all instances, and the number of calls in flight on it."""
 
-    __slots__ = ("_bare", "_listener", "channel", "ready", "retired", "under_way", "watched")
+    __slots__ = ("_bare", "_listener", "channel", "in_flight", "ready", "retired", "watched")
 
     def __init__(self, bare: grpc.Channel, channel: grpc.Channel) -> None:
         self.channel = channel
-        """With the caller's interceptors, which must not see our own health checks."""
+        """With the caller's interceptors, which must not see the health checks of this module."""
         self._bare = bare
-        self.under_way = 0
+        self.in_flight = 0
         self.retired = False
         self.ready = False
         """Whether it has a connection, once it is watched."""
@@ -109,20 +103,20 @@ class Route:
         self._listener: Listener | None = None
 
     def connected(self) -> grpc.Future:
-        """Completes when there is a connection, or at the timeout: any answer to a health check
+        """Completes when there is a connection, or after a timeout: any response to a health check
         proves a connection."""
-        ask = self._bare.unary_unary(f"/{SERVICE}/Check")
-        return ask.future(b"", timeout=_CONNECT_WITHIN, wait_for_ready=True)
+        check = self._bare.unary_unary(f"/{SERVICE}/Check")
+        return check.future(b"", timeout=_CONNECT_TIMEOUT, wait_for_ready=True)
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
         fails with the reason."""
         try:
-            self._bare.unary_unary(f"/{SERVICE}/Check")(b"", timeout=ASK_WITHIN)
+            self._bare.unary_unary(f"/{SERVICE}/Check")(b"", timeout=HEALTH_CHECK_TIMEOUT)
         except grpc.RpcError as error:
             return connection_error(error)
         except ValueError:
-            pass  # it was closed
+            pass  # the channel is closed
         return ""
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -130,14 +124,14 @@ class Route:
         if self._listener is not None:
             return
 
-        def hear(state: grpc.ChannelConnectivity) -> None:
+        def on_state(state: grpc.ChannelConnectivity) -> None:
             self.ready = state is grpc.ChannelConnectivity.READY
             changed()
 
-        self._listener = hear
-        self.tell(hear)
+        self._listener = on_state
+        self.subscribe(on_state)
 
-    def tell(self, listener: Listener) -> None:
+    def subscribe(self, listener: Listener) -> None:
         self.watched = True
         self.channel.subscribe(listener, try_to_connect=True)
 
@@ -145,7 +139,7 @@ class Route:
         if self._listener is not None:
             self.channel.unsubscribe(self._listener)
         if self.watched:
-            time.sleep(_POLL)
+            time.sleep(_UNSUBSCRIBE_DELAY)
         self.channel.close()
 
 
@@ -164,10 +158,10 @@ class SwappableChannel:
         self._route: Route | None = None
         self._next: Route | None = None
         self._retired: set[Route] = set()
-        self._methods: WeakSet[Method] = WeakSet()
+        self._methods: WeakSet[ConnectionMethod[Route]] = WeakSet()
         self._listeners: list[Listener] = []
-        self._known = self.closed = False
-        self._why = "the registry has not answered yet"
+        self._resolved = self.closed = False
+        self._reason = "the registry has not answered yet"
         _in_this_process.add(self)
 
     @property
@@ -176,37 +170,37 @@ class SwappableChannel:
         return self._process != os.getpid()
 
     def _check_process(self) -> None:
-        """Call it before taking the lock, which a thread lost in a fork may hold."""
+        """Call it before acquiring the lock, which a thread of the parent may have held."""
         if self.inherited:
             raise Closed(
                 f"the channel to {self._service} was made before a fork: make one in this process"
             )
 
-    def add(self, method: Method) -> None:
+    def add(self, method: ConnectionMethod[Route]) -> None:
         """Remember a method while a stub refers to it."""
         self._check_process()
         with self._changed:
             self._methods.add(method)
 
-    def doubt(self, why: str) -> None:
-        """The instances are not known yet."""
+    def set_unavailable(self, reason: str) -> None:
+        """There is no first list yet."""
         with self._changed:
-            self._why = why
+            self._reason = reason
 
-    def turn_to(self, target: str, why: str) -> None:
-        """The instances are known, or changed. An empty target means none; `why` says why."""
+    def switch_to(self, target: str, reason: str) -> None:
+        """Use a new target. An empty one means that no instance can be called, for this reason."""
         with self._changed:
             if self.closed:
                 return
-            self._known, self._why = True, why
-            overtaken, self._next = self._next, None
+            self._resolved, self._reason = True, reason
+            superseded, self._next = self._next, None
             following = self._next = self._connected(target) if target else None
             if following is None and (not target or self._route is None):
                 self._use(None)
             elif self._route is None:
                 self._use(following)
-        if overtaken is not None:
-            overtaken.close()  # no call used it yet
+        if superseded is not None:
+            superseded.close()  # no call has used it
         if following is not None:
             self._use_when_ready(following)
 
@@ -215,8 +209,8 @@ class SwappableChannel:
         try:
             return self._connect(target)
         except Exception as error:  # noqa: BLE001 - every call reports it
-            self._why = f"{self._service}: no channel can be made: {reason(error)}"
-            log.error("%s", self._why)
+            self._reason = f"{self._service}: no channel can be made: {describe(error)}"
+            log.error("%s", self._reason)
             return None
 
     def _use_when_ready(self, route: Route) -> None:
@@ -239,11 +233,11 @@ class SwappableChannel:
         if old is not None:
             old.retired = True
             self._retired.add(old)
-            self._close_if_over(old)
+            self._close_if_unused(old)
 
-    def take(self, deadline: float | None, *, wait_for_ready: bool) -> Route:
-        """The route for a new call; pass it to `over` when the call ends. Raises `FailedCall` if
-        there is none by the deadline, which is a time of the monotonic clock."""
+    def acquire(self, deadline: float | None, *, wait_for_ready: bool) -> Route:
+        """The route for a new call; pass it to `release` when the call ends. Raises `FailedCall` if
+        there is none by the deadline, on the monotonic clock."""
         self._check_process()
         with self._changed:
             while True:
@@ -251,51 +245,51 @@ class SwappableChannel:
                 if self.closed:
                     raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC says
                 if route is not None and wait_for_ready:
-                    route.watch(self._tell)
+                    route.watch(self._notify)
                 if route is not None and (route.ready or not wait_for_ready):
-                    route.under_way += 1
+                    route.in_flight += 1
                     return route
-                if self._known and not wait_for_ready:
-                    raise FailedCall(grpc.StatusCode.UNAVAILABLE, self._why)
+                if self._resolved and not wait_for_ready:
+                    raise FailedCall(grpc.StatusCode.UNAVAILABLE, self._reason)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 self._changed.wait(left)
         # Without the lock, since it may take a moment.
-        why = f"Deadline Exceeded: {self._waiting(route)}"
-        raise FailedCall(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+        details = f"Deadline Exceeded: {self._waiting_reason(route)}"
+        raise FailedCall(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _waiting(self, route: Route | None) -> str:
-        """What a call waited for, in vain."""
-        if not self._known:
-            return f"{self._service}: its instances are not known yet: {self._why}"
+    def _waiting_reason(self, route: Route | None) -> str:
+        """Why the wait of a call was in vain."""
+        if not self._resolved:
+            return f"{self._service}: its instances are not known yet: {self._reason}"
         if route is None:
-            return self._why
-        why = route.why_not()
+            return self._reason
+        why = route.unavailable_reason()
         return f"{self._service}: no instance is connected" + f": {why}" * bool(why)
 
-    def over(self, route: Route) -> None:
+    def release(self, route: Route) -> None:
         """A call ended."""
         if self.inherited:
             return
         with self._changed:
-            route.under_way -= 1
-            self._close_if_over(route)
+            route.in_flight -= 1
+            self._close_if_unused(route)
 
-    def _close_if_over(self, route: Route) -> None:
-        if route.retired and not route.under_way and route in self._retired:
+    def _close_if_unused(self, route: Route) -> None:
+        if route.retired and not route.in_flight and route in self._retired:
             self._retired.discard(route)
             for method in self._methods:
-                method.made.pop(route, None)
-            # Not here: this may be gRPC's own thread, which closing waits for.
-            _elsewhere(route.close)
+                method.callables.pop(route, None)
+            # In another thread: this may be gRPC's own, which closing waits for.
+            _in_thread(route.close)
 
     def subscribe(self, listener: Listener) -> None:
-        """Tell the connectivity of the route, whichever it is, from another thread."""
+        """Call back from another thread with the connectivity of the current route."""
         self._check_process()
         with self._changed:
             self._listeners.append(listener)
@@ -311,11 +305,11 @@ class SwappableChannel:
 
     def _connect_listener(self, listener: Listener) -> None:
         if self._route is not None:
-            self._route.tell(listener)
+            self._route.subscribe(listener)
             return
         state = grpc.ChannelConnectivity
-        now = state.TRANSIENT_FAILURE if self._known else state.CONNECTING
-        _elsewhere(lambda: listener(now))
+        now = state.TRANSIENT_FAILURE if self._resolved else state.CONNECTING
+        _in_thread(lambda: listener(now))
 
     def close(self) -> None:
         with self._changed:
@@ -325,8 +319,8 @@ class SwappableChannel:
             routes = {self._route, self._next, *self._retired} - {None}
             self._route = self._next = None
             self._retired.clear()
-            for method in self._methods:  # a stub that is kept keeps no gRPC channel
-                method.made.clear()
+            for method in self._methods:  # stubs that are still referenced must not keep channels
+                method.callables.clear()
             self._changed.notify_all()
         for route in routes:
             assert route is not None
@@ -344,12 +338,12 @@ def kept_in_children(call: C) -> C:
     return call
 
 
-def _keep() -> None:
+def _keep_channels() -> None:
     """In a forked child: keep the parent's channels, since gRPC would close the parent's
     connections with them.
 
-    Calls get a reference that the end of the interpreter does not drop either: gRPC cancels a call
-    that is freed, and the child would reset the parent's stream on the connection they share.
+    Calls get a reference that even the end of the interpreter does not drop: gRPC cancels a call
+    that is freed, and the child would reset the parent's stream on the shared connection.
     """
     _inherited.extend(_in_this_process)
     _in_this_process.clear()
@@ -358,8 +352,8 @@ def _keep() -> None:
     _calls.clear()
 
 
-os.register_at_fork(after_in_child=_keep)
+os.register_at_fork(after_in_child=_keep_channels)
 
 
-def _elsewhere(work: Callable[[], object]) -> None:
+def _in_thread(work: Callable[[], object]) -> None:
     threading.Thread(target=work, name="mooring gRPC", daemon=True).start()

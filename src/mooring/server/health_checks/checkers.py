@@ -24,7 +24,7 @@ from mooring import __version__, addresses
 from mooring.durations import show
 from mooring.errors import InvalidRequest
 from mooring.formatting import describe, quoted
-from mooring.grpc.health import SERVICE, Status, encoded
+from mooring.grpc.health import SERVICE, ServingStatus, encoded
 from mooring.names import nearest
 from mooring.server.settings import NONE
 from mooring.store.etcd.grpc_shutdown import settled
@@ -175,7 +175,7 @@ class GRPCChecker:
             except grpc.aio.AioRpcError as error:
                 _judge(error)
             else:
-                if answer != encoded(Status.SERVING):
+                if answer != encoded(ServingStatus.SERVING):
                     raise CheckFailed("it reports that it is not serving")
             finally:
                 await channel.close()
