@@ -73,7 +73,7 @@ watch {s} a/b/c                                       write it as group/name
 lock {s} a --ttl x -- true                            write it like 10s
 elect {s} a --timeout x -- true                       write it like 10s
 cleanup {s} --once --config {f}/none                  cannot be read
-cleanup {s} --once --config {f}/text                  is no YAML
+cleanup {s} --once --config {f}/text                  is not valid YAML
 brake release {s} a --config {f}                      cannot be read
 serve --config {f}/none                               cannot be read
 serve --config {f}/text                               is no YAML

@@ -27,7 +27,7 @@ def test_durations_are_written_as_elsewhere():
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({"intervall": "1s"}, "checks.intervall is no setting, did you mean 'interval'"),
+        ({"intervall": "1s"}, "unknown setting checks.intervall, did you mean 'interval'"),
         ({"interval": 10}, "checks.interval"),
         ({"interval": "0s"}, "checks.interval"),
         ({"budget": 0}, "checks.budget"),

@@ -136,7 +136,7 @@ def test_intervals_make_sense(interval: float):
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.0, math.nan])
 def test_jitter_makes_sense(jitter: float):
-    with pytest.raises(InvalidRequest, match="from 0 to below 1"):
+    with pytest.raises(InvalidRequest, match="at least 0 and below 1"):
         Policy(jitter=jitter)
 
 

@@ -159,7 +159,7 @@ def test_an_unknown_key_names_its_path_and_the_nearest(text: str, names: list[st
     ("text", "message"),
     [
         ("[]", "below `registry:`"),
-        ("a: [", "no YAML"),
+        ("a: [", "is not valid YAML"),
         ("registry: 5", "registry must hold settings"),
         ("registry: {heartbeat: 5}", "registry.heartbeat must hold settings"),
         ("registry: {heartbeat: {heartbeat-interval: 10}}", "heartbeat-interval: 10 .* like 10s"),
@@ -367,5 +367,5 @@ def test_what_kubernetes_tells_of_a_service_is_no_setting(service: str):
         f"{service}_PORT_2379_TCP_ADDR": "10.96.0.7",
     }
     assert parse({}, environ) == parse({}, {})
-    with pytest.raises(InvalidRequest, match=f"{service}_PORT is no setting"):
+    with pytest.raises(InvalidRequest, match=f"unknown variable {service}_PORT"):
         parse({}, {f"{service}_PORT": "6379"})

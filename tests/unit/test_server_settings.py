@@ -43,7 +43,7 @@ def test_off_without_quotes_is_off(tmp_path: Path):
         (b"store: redis://h\netcd: 127.0.0.1:0", "no keys for etcd's API"),
         (b"store: redis://h\nregistry: redis://h", "keeps a registry and nothing else"),
         (b"cleanup: sometimes", r"cleanup"),
-        (b"registry: {cleanup: {intervall: 7s}}", r"registry\.cleanup\.intervall is no setting"),
+        (b"registry: {cleanup: {intervall: 7s}}", r"unknown setting registry\.cleanup\.intervall"),
         (b"registry: {url: 7}", r"registry"),
         (b"registry_settings: {}", "no setting 'registry_settings'"),
         (b"store: memory://\nhosts: ['https://mooring.lan']", "no host's name"),

@@ -14,9 +14,9 @@ RedisKind = Literal["single", "sentinel", "cluster"]
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """The files of a TLS connection; None means the system's authorities and no client certificate.
+    """The files of a TLS connection. Without `ca`, the system's authorities are trusted.
 
-    The files are checked before a driver gets them, since no driver says which file is bad."""
+    The files are checked here, because drivers do not report which of them is invalid."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -24,7 +24,7 @@ class TLS:
     server_name: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The files as a context of Python's own TLS; raises `InvalidURL` for an unusable file."""
+        """The files as an `ssl` context. Raises `InvalidURL` for an invalid file."""
         for name, path in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
             try:
                 if path is not None:
@@ -34,13 +34,14 @@ class TLS:
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except ssl.SSLError as error:
-            raise InvalidURL(f"ca={self.ca} holds no certificate in PEM format") from error
+            raise InvalidURL(f"ca={self.ca} contains no certificate in PEM format") from error
         try:
             if self.cert:
                 context.load_cert_chain(self.cert, self.key)
         except ssl.SSLError as error:
             raise InvalidURL(
-                f"cert={self.cert} and key={self.key} are no certificate with its key in PEM format"
+                f"cert={self.cert} and key={self.key} are not a certificate with its key in PEM "
+                "format"
             ) from error
         return context
 
@@ -59,7 +60,7 @@ class EtcdConnectionSettings:
 @dataclass(frozen=True, slots=True)
 class RedisConnectionSettings:
     hosts: tuple[str, ...]
-    """`host:port` of the server, of the sentinels, or of some nodes of the cluster."""
+    """`host:port` of the server, of the sentinels, or of nodes of the cluster."""
     kind: RedisKind = "single"
     master: str = ""
     """The name of the master that the sentinels monitor."""
@@ -71,4 +72,4 @@ class RedisConnectionSettings:
     sentinel_password: str = field(default="", repr=False)
     tls: TLS | None = None
     timeout: float = 3.0
-    """Seconds for a call, including its retries."""
+    """Seconds for a call with its retries."""

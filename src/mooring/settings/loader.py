@@ -1,6 +1,7 @@
-"""Settings by their dotted names: unknown ones, renamed ones, and those of the environment.
+"""Converts settings to structs: unknown and renamed settings, and environment variables.
 
-A shape is a msgspec struct whose fields are sections (structs), values, lists or maps.
+A shape is a msgspec struct; its fields are sections (structs), values, lists or maps. Errors name
+settings by their dotted path.
 """
 
 from __future__ import annotations
@@ -25,117 +26,121 @@ log = logging.getLogger(__name__)
 Seconds = Annotated[float, msgspec.Meta(gt=0, title="duration")]
 """A duration above 0: `10s` in the settings, float seconds in code."""
 
-_OF_A_SERVICE = re.compile(
+_KUBERNETES_VARIABLE = re.compile(
     r"_SERVICE_HOST=|_SERVICE_PORT(_\w+)?=|_PORT=\w+://|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?="
 )
-"""How Kubernetes ends the names of the variables in which it tells every pod of a Service."""
+"""Matches the variables with which Kubernetes describes a Service to every pod."""
 
 Tree = dict[str, Any]
 T = TypeVar("T")
 
 
-def convert(root: str, told: object, shape: type[T]) -> T:
-    """What was told as a struct, with every error naming the setting by its dotted path."""
-    return _typed(root, _plain(root, told, shape), shape)
+def convert(root: str, settings: object, shape: type[T]) -> T:
+    """The settings as a struct. Raises `InvalidRequest`."""
+    return _convert(root, _seconds_converted(root, settings, shape), shape)
 
 
-def check_names(path: str, told: Mapping[str, object], known: Iterable[str]) -> None:
-    """Raise `InvalidRequest` for the first name that is not known."""
+def check_names(path: str, settings: Mapping[str, object], known: Iterable[str]) -> None:
+    """Raise `InvalidRequest` for the first unknown name."""
     known = list(known)
-    for name in told:
+    for name in settings:
         if name not in known:
-            raise InvalidRequest(f"{_join(path, name)} is no setting{nearest(str(name), known)}")
+            raise InvalidRequest(f"unknown setting {_join(path, name)}{nearest(str(name), known)}")
 
 
-def renamed(root: str, told: object, renames: Mapping[str, str]) -> Tree:
-    """A copy of what was told in which each old name is replaced by the one of now."""
+def renamed(root: str, settings: object, renames: Mapping[str, str]) -> Tree:
+    """A copy of the settings in which the current names replace old ones."""
     sections: Tree = {
         name: dict(section) if isinstance(section, Mapping) else section
-        for name, section in _mapping(root, told).items()
+        for name, section in _mapping(root, settings).items()
     }
-    for old, now in renames.items():
-        (section, name), (_, name_now) = old.split("."), now.split(".")
-        inside = sections.get(section)
-        if not isinstance(inside, dict) or name not in inside:
+    for old, current in renames.items():
+        (section_name, old_name), (_, current_name) = old.split("."), current.split(".")
+        section = sections.get(section_name)
+        if not isinstance(section, dict) or old_name not in section:
             continue
-        if name_now in inside:
+        if current_name in section:
             raise InvalidRequest(
-                f"{root}.{old} is the old name of {root}.{now}: both are told, keep the second"
+                f"{root}.{old} is the old name of {root}.{current}: both are set, keep the second"
             )
-        log.warning("%s.%s is now called %s.%s: rename it", root, old, root, now)
-        inside[name_now] = inside.pop(name)
+        log.warning("%s.%s is now called %s.%s: rename it", root, old, root, current)
+        section[current_name] = section.pop(old_name)
     return sections
 
 
 def from_environment(
     root: str, shape: type[msgspec.Struct], environ: Mapping[str, str], renames: Mapping[str, str]
 ) -> Tree:
-    """What the variables `MOORING_{ROOT}_{SECTION}_{NAME}` tell, by section and name.
+    """The settings in the variables `MOORING_{ROOT}_{SECTION}_{NAME}`, by section and name.
 
-    `MOORING_{ROOT}` itself is not one of them, nor is what Kubernetes tells of a Service called
-    `mooring-{root}`. Raises `InvalidRequest` for one that is unknown.
+    Ignores `MOORING_{ROOT}` itself, and the variables of a Kubernetes Service `mooring-{root}`.
+    Raises `InvalidRequest` for any other unknown variable.
     """
     known = {
-        _variable(root, section, name): (section, name, kind)
+        _variable_name(root, section, name): (section, name, kind)
         for section, inner in _fields(shape)
         for name, kind in _fields(inner)
     }
-    old = {_variable(root, *old.split(".")): now for old, now in renames.items()}
-    told: Tree = {}
+    old = {_variable_name(root, *name.split(".")): current for name, current in renames.items()}
+    settings: Tree = {}
     for variable, text in sorted(environ.items()):
-        if not variable.startswith(_variable(root, "")):
+        if not variable.startswith(_variable_name(root, "")):
             continue
-        name_now = variable
+        current = variable
         if variable in old:
-            name_now = _variable(root, *old[variable].split("."))
-            log.warning("%s is now called %s: rename it", variable, name_now)
-        if name_now not in known:
-            if _OF_A_SERVICE.search(f"{variable}={text}"):
+            current = _variable_name(root, *old[variable].split("."))
+            log.warning("%s is now called %s: rename it", variable, current)
+        if current not in known:
+            if _KUBERNETES_VARIABLE.search(f"{variable}={text}"):
                 continue
-            raise InvalidRequest(f"the variable {variable} is no setting{nearest(variable, known)}")
-        if name_now != variable and name_now in environ:
+            raise InvalidRequest(f"unknown variable {variable}{nearest(variable, known)}")
+        if current != variable and current in environ:
             raise InvalidRequest(
-                f"{variable} is the old name of {name_now}: both are set, keep the second"
+                f"{variable} is the old name of {current}: both are set, keep the second"
             )
-        section, name, kind = known[name_now]
-        told.setdefault(section, {})[name] = _read(variable, text, kind)
-    return told
+        section, name, kind = known[current]
+        settings.setdefault(section, {})[name] = _read(variable, text, kind)
+    return settings
 
 
-def overlay(told: Tree, over: Tree) -> None:
-    """Put the settings of `over` over those in `told`, section by section."""
-    for section, settings in over.items():
-        below = told.get(section)
-        told[section] = {**below, **settings} if isinstance(below, Mapping) else settings
+def overlay(settings: Tree, overrides: Tree) -> None:
+    """Merge `overrides` into the settings, section by section."""
+    for name, section in overrides.items():
+        below = settings.get(name)
+        settings[name] = {**below, **section} if isinstance(below, Mapping) else section
 
 
-def _plain(path: str, told: object, kind: Any) -> object:
-    """What was told with durations as seconds, and no name in it that the shape does not have."""
+def _seconds_converted(path: str, value: object, kind: Any) -> object:
+    """The value with durations as seconds. Raises `InvalidRequest` for unknown names."""
     if Seconds in (kind, *typing.get_args(kind)) and typing.get_origin(kind) is not dict:
-        return None if told is None and kind != Seconds else _seconds(path, told)
+        return None if value is None and kind != Seconds else _seconds(path, value)
     if typing.get_origin(kind) is dict:
         (_, inner) = typing.get_args(kind)
-        items = {str(name): value for name, value in _mapping(path, told).items()}
-        plain = {name: _plain(_join(path, name), value, inner) for name, value in items.items()}
-        for name, value in plain.items():
-            _typed(_join(path, name), value, inner)  # here, where the error can name the key
-        return plain
+        converted = {
+            str(name): _seconds_converted(_join(path, name), item, inner)
+            for name, item in _mapping(path, value).items()
+        }
+        for name, item in converted.items():
+            _convert(_join(path, name), item, inner)  # here, so that the error names the key
+        return converted
     if not (fields := dict(_fields(kind))):
-        return told
-    mapping = _mapping(path, told)
+        return value
+    mapping = _mapping(path, value)
     check_names(path, mapping, fields)
-    return {name: _plain(_join(path, name), v, fields[name]) for name, v in mapping.items()}
+    return {
+        name: _seconds_converted(_join(path, name), v, fields[name]) for name, v in mapping.items()
+    }
 
 
-def _typed(path: str, plain: object, kind: type[T]) -> T:
+def _convert(path: str, value: object, kind: type[T]) -> T:
     try:
-        return msgspec.convert(plain, kind, strict=False)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(in_words(error, path, joint=".")) from error
 
 
 def _fields(kind: Any) -> Iterator[tuple[str, Any]]:
-    """The names and types of what a struct or a dataclass holds; nothing for a plain value."""
+    """The names and types of the fields of a struct or a dataclass; nothing for other types."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind, include_extras=True)
         for field, name in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
@@ -144,31 +149,31 @@ def _fields(kind: Any) -> Iterator[tuple[str, Any]]:
         yield from typing.get_type_hints(kind).items()
 
 
-def _mapping(path: str, told: object) -> Mapping[str, object]:
-    """A section; one that is empty in YAML is None."""
-    if told is None:
+def _mapping(path: str, value: object) -> Mapping[str, object]:
+    """The settings of a section. YAML parses an empty section as None."""
+    if value is None:
         return {}
-    if not isinstance(told, Mapping):
-        raise InvalidRequest(f"{path} must hold settings by name, not {quoted(told)}")
-    return told
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{path} must hold settings by name, not {quoted(value)}")
+    return value
 
 
-def _seconds(path: str, told: object) -> float:
-    if not isinstance(told, str):
+def _seconds(path: str, value: object) -> float:
+    if not isinstance(value, str):
         raise InvalidRequest(
-            f"{path}: {quoted(told)} is not a duration: write it with its unit, like 10s"
+            f"{path}: {quoted(value)} is not a duration: write it with its unit, like 10s"
         )
     try:
-        seconds = durations.parse(told.strip())
+        seconds = durations.parse(value.strip())
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {error}") from error
     if seconds <= 0:
-        raise InvalidRequest(f"{path}: {told} is too short: it must be above 0")
+        raise InvalidRequest(f"{path}: {value} is too short: it must be above 0")
     return seconds
 
 
 def _read(variable: str, text: str, kind: Any) -> object:
-    """The text of a variable: lists with commas, maps as JSON, all else as it stands."""
+    """The value of a variable: lists are separated by commas, maps are JSON."""
     origin = typing.get_origin(kind)
     if origin is tuple:
         return [item.strip() for item in text.split(",") if item.strip()]
@@ -180,7 +185,7 @@ def _read(variable: str, text: str, kind: Any) -> object:
         raise InvalidRequest(f"the variable {variable} must hold a map as JSON: {error}") from error
 
 
-def _variable(root: str, *names: str) -> str:
+def _variable_name(root: str, *names: str) -> str:
     return "_".join(("MOORING", root, *names)).upper().replace("-", "_")
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted, yaml_in_words
-from mooring.settings import loader as configuration
+from mooring.settings import loader
 from mooring.settings.loader import Seconds
 
 Kind = Literal["absolute", "percentage", "any"]
@@ -22,10 +22,10 @@ Kind = Literal["absolute", "percentage", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A change of more than `threshold` is significant; under `any`, every difference is.
+    """A change of more than `threshold` is significant; with the type `any`, every change is.
 
-    A percentage is of the old value; from 0 any other value is significant. What is no number
-    (a text, a boolean) is compared by equality whatever the type.
+    A percentage refers to the old value; from 0, every change is significant. Values that are not
+    numbers (texts, booleans) are compared for equality, whatever the type.
     """
 
     threshold: float
@@ -33,7 +33,7 @@ class Threshold:
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
-            raise InvalidRequest(f"a threshold of {self.threshold} makes no sense: give 0 or more")
+            raise InvalidRequest(f"a threshold must be 0 or more, not {self.threshold}")
 
 
 THRESHOLDS: Mapping[str, Threshold] = {
@@ -41,41 +41,41 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "cpu.processCpuLoad": Threshold(20.0, "absolute"),
     "healthy": Threshold(0.0, "any"),
 }
-"""What is watched unless something else is said."""
+"""The default thresholds."""
 
 
 def canonical(path: str) -> str:
-    """The one spelling of a path: `health` and `healthy` are the same."""
+    """The canonical spelling of a path: `health` means `healthy`."""
     head, dot, rest = path.partition(".")
     return f"healthy{dot}{rest}" if head == "health" else path
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often to send, in seconds, and what is worth sending sooner."""
+    """How often to send heartbeats and metrics, in seconds, and which changes to send earlier."""
 
     heartbeat_interval: float = 10.0
     metadata_interval: float = 60.0
     thresholds: Mapping[str, Threshold] = field(default_factory=lambda: THRESHOLDS)
     immediate: bool = True
-    """Send a significant change at once; otherwise it goes with the next beat."""
+    """Whether to send a significant change at once, instead of with the next heartbeat."""
     jitter: float = 0.2
-    """A send may come early by up to this share of its interval, never late: processes that started
-    in the same moment must not send in the same moment for ever."""
+    """The share of its interval by which a send may be early; it is never late. It spreads the
+    sends of processes that started at the same time."""
 
     def __post_init__(self) -> None:
         if not (self.heartbeat_interval > 0 and self.metadata_interval > 0):
             raise InvalidRequest(
-                f"intervals of {self.heartbeat_interval} s and {self.metadata_interval} s make no "
-                "sense: both must be above 0"
+                f"both intervals must be above 0, not {self.heartbeat_interval} s and "
+                f"{self.metadata_interval} s"
             )
         if not 0 <= self.jitter < 1:
-            raise InvalidRequest(f"a jitter of {self.jitter} is not a share from 0 to below 1")
+            raise InvalidRequest(f"jitter must be at least 0 and below 1, not {self.jitter}")
 
     @property
     def longest_retry(self) -> float:
-        """The bound of the pauses between tries while the registry is away, in seconds. An instance
-        is back within one heartbeat: half of it is for the try itself."""
+        """The longest pause between retries while the registry is unavailable, in seconds. An
+        instance is back within one heartbeat interval: the other half is for the attempt itself."""
         return min(max(self.heartbeat_interval / 2, 1.0), 10.0)
 
 
@@ -85,29 +85,29 @@ RENAMED = {
     "heartbeat.interval": "heartbeat.heartbeat-interval",
     "cleanup.timeout": "cleanup.global-timeout",
 }
-"""An old name, and what the setting is called now. An old name works, with a warning."""
+"""Old names of settings and their current names. An old name works, with a warning."""
 
 _NOT_IN_KEYS = re.compile(r"[\s{}\x00-\x1f\x7f]")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """One section, with the document's names for its fields."""
+    """A section. Its settings are written in kebab case."""
 
 
 class HeartbeatSettings(_Section, frozen=True):
     heartbeat_interval: Seconds = 10.0
     metadata_interval: Seconds = 60.0
-    """Between updates of the metrics; each is a heartbeat, too."""
+    """Between updates of the metrics, each of which is a heartbeat too."""
     change_thresholds: dict[str, Threshold] = {}
-    """As told here; `RegistrySettings.thresholds` are those that hold."""
+    """As configured; `RegistrySettings.thresholds` are the effective ones."""
 
 
 class MetricsSettings(_Section, frozen=True):
     enabled_metrics: tuple[str, ...] = ("memory", "cpu", "application", "disk")
     collection_intervals: dict[str, Seconds] = {}
-    """As told here; a collector that is not named has its own."""
+    """As configured; other collectors have their default interval."""
     change_thresholds: dict[str, Threshold] = {}
-    """As told here; `RegistrySettings.thresholds` are those that hold."""
+    """As configured; `RegistrySettings.thresholds` are the effective ones."""
     immediate_update_on_significant_change: bool = True
     collection_timeout: Seconds = 5.0
 
@@ -115,13 +115,13 @@ class MetricsSettings(_Section, frozen=True):
 class CleanupSettings(_Section, frozen=True):
     interval: Seconds = 30.0
     global_timeout: Seconds = 120.0
-    """An instance without a heartbeat for so long is removed."""
+    """An instance is evicted after this time without a heartbeat."""
     brake_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
-    """Removal pauses where more than this share of a service would expire at once…"""
+    """Eviction pauses if more than this share of a service would expire at once…"""
     brake_least: Annotated[int, msgspec.Meta(ge=1)] = 3
-    """…and at least so many instances…"""
+    """…and at least this number of instances…"""
     brake_release: Seconds = 600.0
-    """…for at most so long."""
+    """…for at most this time."""
 
 
 class RedisSettings(_Section, frozen=True):
@@ -129,10 +129,10 @@ class RedisSettings(_Section, frozen=True):
     namespace: str = ""
     connection_timeout: Seconds = 3.0
     consumer_timeout: Seconds | None = None
-    """Consumers leave out who gave no sign of life for so long; by default as long as
-    `cleanup.global-timeout`, so that the brake can hold before they do."""
+    """Consumers drop an instance after this time without a heartbeat. The default is
+    `cleanup.global-timeout`, so that the brake can engage first."""
     metadata_limit: Annotated[int, msgspec.Meta(ge=1)] = 65536
-    """Bytes of metadata and metrics that an instance may have."""
+    """The maximum size of an instance's metadata and metrics, in bytes."""
 
 
 class RegistrySettings(_Section, frozen=True):
@@ -145,13 +145,16 @@ class RegistrySettings(_Section, frozen=True):
 
     @property
     def thresholds(self) -> dict[str, Threshold]:
-        """Those that hold: both blocks over the defaults; the one under `heartbeat` wins."""
-        told = (self.metrics.change_thresholds, self.heartbeat.change_thresholds)
-        return dict(THRESHOLDS) | _canonical(told[0]) | _canonical(told[1])
+        """The effective thresholds. The section `heartbeat` takes precedence over `metrics`, and
+        both over the defaults."""
+        return {
+            **THRESHOLDS,
+            **_canonical(self.metrics.change_thresholds),
+            **_canonical(self.heartbeat.change_thresholds),
+        }
 
     @property
     def policy(self) -> Policy:
-        """When to beat, as these settings say."""
         return Policy(
             heartbeat_interval=self.heartbeat.heartbeat_interval,
             metadata_interval=self.heartbeat.metadata_interval,
@@ -161,10 +164,10 @@ class RegistrySettings(_Section, frozen=True):
 
 
 def load(source: str | Path, environ: Mapping[str, str] | None = None) -> RegistrySettings:
-    """The settings of a file (a `Path`) or of YAML text (a `str`), as `parse` reads them."""
+    """Parse the settings in a file (a `Path`) or in YAML text (a `str`). See `parse`."""
     import yaml  # slow to load, and most processes read no file
 
-    where = str(source) if isinstance(source, Path) else "the YAML"
+    where = str(source) if isinstance(source, Path) else "the text"
     try:
         document = yaml.safe_load(
             source.read_text(encoding="utf-8") if isinstance(source, Path) else source
@@ -172,7 +175,7 @@ def load(source: str | Path, environ: Mapping[str, str] | None = None) -> Regist
     except OSError as error:
         raise InvalidRequest(f"{where} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise InvalidRequest(f"{where} is no YAML: {yaml_in_words(error)}") from error
+        raise InvalidRequest(f"{where} is not valid YAML: {yaml_in_words(error)}") from error
     if not isinstance(document, Mapping | None):
         raise InvalidRequest(f"{where} must hold settings below `registry:`")
     return parse(document or {}, environ)
@@ -181,44 +184,44 @@ def load(source: str | Path, environ: Mapping[str, str] | None = None) -> Regist
 def parse(
     document: Mapping[str, object], environ: Mapping[str, str] | None = None
 ) -> RegistrySettings:
-    """The settings of a mapping whose one key is `registry`, under the environment's.
+    """The settings of a mapping with the single key `registry`. Environment variables override
+    them.
 
-    `environ` is the process's own by default. Raises `InvalidRequest`, naming the setting by its
-    dotted path, for anything that is unknown, of a wrong kind or makes no sense.
+    `environ` is the environment of the process by default. Raises `InvalidRequest`, with the dotted
+    path of the setting, for unknown settings and invalid values.
     """
-    configuration.check_names("", document, ["registry"])
-    told = configuration.renamed("registry", document.get("registry"), RENAMED)
+    loader.check_names("", document, ["registry"])
+    tree = loader.renamed("registry", document.get("registry"), RENAMED)
     environ = os.environ if environ is None else environ
-    configuration.overlay(
-        told, configuration.from_environment("registry", RegistrySettings, environ, RENAMED)
-    )
-    settings = configuration.convert("registry", told, RegistrySettings)
-    return _checked(settings)
+    overrides = loader.from_environment("registry", RegistrySettings, environ, RENAMED)
+    loader.overlay(tree, overrides)
+    settings = loader.convert("registry", tree, RegistrySettings)
+    _check(settings)
+    return settings
 
 
 def _canonical(thresholds: Mapping[str, Threshold]) -> dict[str, Threshold]:
     return {canonical(path): threshold for path, threshold in thresholds.items()}
 
 
-def _checked(settings: RegistrySettings) -> RegistrySettings:
-    """The same settings, whole. A doubt that has an answer is logged, one without is an error."""
+def _check(settings: RegistrySettings) -> None:
+    """Check settings against each other."""
     if settings.cleanup.global_timeout <= settings.heartbeat.heartbeat_interval:
         raise InvalidRequest(
             "registry.cleanup.global-timeout must be longer than "
-            "registry.heartbeat.heartbeat-interval, or live instances are removed between two beats"
+            "registry.heartbeat.heartbeat-interval, or live instances expire between two heartbeats"
         )
     for name, part in msgspec.to_builtins(settings.redis).items():
         if isinstance(part, str) and _NOT_IN_KEYS.search(part):
             raise InvalidRequest(
-                f"registry.redis.{name}: {quoted(part)} cannot be in a key: no spaces, no control "
-                "characters, and no braces, which would choose a slot on a cluster"
+                f"registry.redis.{name}: {quoted(part)} must not contain spaces, control "
+                "characters, or braces, which would choose a slot on a cluster"
             )
-    mine = _canonical(settings.heartbeat.change_thresholds)
-    for path, other in _canonical(settings.metrics.change_thresholds).items():
-        if mine.get(path, other) != other:
+    preferred = _canonical(settings.heartbeat.change_thresholds)
+    for path, threshold in _canonical(settings.metrics.change_thresholds).items():
+        if preferred.get(path, threshold) != threshold:
             log.warning(
                 "registry.heartbeat.change-thresholds and registry.metrics.change-thresholds "
-                "differ for %s: the one under heartbeat is taken",
+                "differ for %s: the first takes precedence",
                 path,
             )
-    return settings
