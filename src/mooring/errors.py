@@ -1,52 +1,49 @@
 """Every error that Mooring raises on purpose.
 
     MooringError
-    ├── InvalidRequest (ValueError)     a rule was broken; nothing was sent
+    ├── InvalidRequest (ValueError)     the arguments are invalid; nothing was sent
     │   ├── InvalidURL                  the store's URL cannot be used
-    │   └── InvalidName                 a name against the grammar
+    │   └── InvalidName                 a name violates the grammar
     ├── MissingExtra (ImportError)      an optional dependency is not installed
     ├── SessionLost                     the lease behind a session is gone
     ├── RegistryError
-    │   ├── Superseded                  another process took this instance's place
-    │   ├── Removed                     an operator took this instance out
+    │   ├── Superseded                  another process registered this instance
+    │   ├── Removed                     an operator deregistered this instance
     │   └── NoInstance                  nothing to call: none registered, or none eligible
     ├── LockError
-    │   ├── LockLost                    it was ours and is no longer: its lease or key is gone
-    │   ├── LockTimeout (TimeoutError)  it did not become ours in time
-    │   ├── Reentered                   the same task (or thread) contends for it already
-    │   ├── NotHeld                     it was released, or never was held
-    │   └── StaleToken                  a fencing token older than one that was seen
+    │   ├── LockLost                    it was held and no longer is: its lease or key is gone
+    │   ├── LockTimeout (TimeoutError)  it was not acquired in time
+    │   ├── Reentered                   the same task (or thread) already holds or requests it
+    │   ├── NotHeld                     it was released, or was never held
+    │   └── StaleToken                  a fencing token older than one already seen
     ├── TenantError
-    │   ├── NotConfigured (LookupError) no such tenant, or it has no such thing
-    │   ├── Taken                       a code, name, host or FTP user is another tenant's
-    │   └── Undecipherable              a password's key is not known here, or it was damaged
+    │   ├── NotConfigured (LookupError) the tenant does not exist, or lacks the setting
+    │   ├── Taken                       a code, name, host or FTP user of another tenant
+    │   └── Undecipherable              the key of a password is unknown, or it is damaged
     ├── MigrationError                  a step of a migration cannot run now
     └── StoreError
         ├── Conflict                    a check failed; nothing was written
-        ├── LeaseNotFound               the lease expired, was revoked or never was
-        ├── CannotResume                what was asked for is no longer in the history: read again
-        │   ├── Compacted               …it was compacted
-        │   └── FutureRevision          …it has not happened (a restored cluster)
-        ├── TooLarge                    a request or a transaction over the store's limit
-        ├── OutOfSpace                  the store refuses writes until it has room
-        ├── AccessDenied                wrong credentials, or a role that does not suffice
+        ├── LeaseNotFound               the lease expired, was revoked or never existed
+        ├── CannotResume                the revision is not in the history: read again
+        │   ├── Compacted               it was compacted
+        │   └── FutureRevision          it has not happened (a restored cluster)
+        ├── TooLarge                    a request or transaction exceeds the store's limit
+        ├── OutOfSpace                  the store rejects writes until it has space
+        ├── AccessDenied                wrong credentials, or insufficient permissions
         ├── InUse                       another process owns the store's file
         ├── Closed                      the store was closed by this process
-        ├── Unavailable                 not reached in time; it is certain that nothing was written
+        ├── Unavailable                 not reached in time; nothing was written
         └── OutcomeUnknown              the reply was lost; the write may have happened
 
-Each message says what happened, to what, and what to do. `InvalidRequest` is the caller's mistake
-and never worth a retry. `Unavailable` may be retried as it is; after `OutcomeUnknown` a caller
-looks first (a read, or a check that makes the write idempotent).
+Each message says what happened, to what, and what to do. Never retry after `InvalidRequest`. A call
+that raised `Unavailable` can be retried unchanged; after `OutcomeUnknown`, read first, or retry
+with a check that makes the write idempotent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mooring.store.contract import Snapshot
+from typing import Any
 
 
 class MooringError(Exception):
@@ -54,19 +51,19 @@ class MooringError(Exception):
 
 
 class InvalidRequest(MooringError, ValueError):
-    """A rule was broken. Nothing was sent; the same call can never succeed."""
+    """The arguments are invalid. Nothing was sent; the same call can never succeed."""
 
 
 class InvalidURL(InvalidRequest):
-    """The store's URL cannot be used: unknown scheme or option, or a part that makes no sense."""
+    """The store's URL is invalid: an unknown scheme or option, or an invalid part."""
 
 
 class InvalidName(InvalidRequest):
-    """A name of a group, service or instance is against the grammar; the message says how."""
+    """A name of a group, service or instance violates the grammar; the message names the rule."""
 
 
 class MissingExtra(MooringError, ImportError):
-    """An optional dependency is not installed. The message names the extra that brings it."""
+    """An optional dependency is not installed. The message names the extra to install."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs an optional dependency: pip install 'mooring[{extra}]'")
@@ -77,88 +74,88 @@ class SessionLost(MooringError):
 
 
 class RegistryError(MooringError):
-    """The registry says no."""
+    """The base class of the registry's errors."""
 
 
 class Superseded(RegistryError):
-    """Another process registered the same instance later, and lives: it is the one that counts."""
+    """Another live process registered the same instance later, and takes precedence."""
 
 
 class Removed(RegistryError):
-    """An operator deregistered this very instance: it does not come back by itself."""
+    """An operator deregistered this instance. It does not register again."""
 
 
 class NoInstance(RegistryError):
-    """There is nothing to call. The message says how many there are and why none is eligible."""
+    """No instance can be called. The message says how many there are and why none is eligible."""
 
 
 class LockError(MooringError):
-    """A lock, election, semaphore or barrier says no."""
+    """The base class of errors of locks, elections, semaphores and barriers."""
 
 
 class LockLost(LockError):
-    """It was ours and is no longer: the lease ran out or was revoked, or the key was deleted.
-    Somebody else may hold it by now."""
+    """A held lock was lost: its lease expired or was revoked, or its key was deleted. Another
+    process may hold it now."""
 
 
 class LockTimeout(LockError, TimeoutError):
-    """It did not become ours in time. The message says who has it. Nothing is left behind; if the
-    store did not confirm that, the message says that a key may remain until its TTL."""
+    """The lock was not acquired in time. The message names the holder. No key remains; if the store
+    did not confirm that, the message says that a key may remain until its TTL."""
 
 
 class Reentered(LockError):
-    """The same task, or thread of blocking code, holds it or waits for it already: to wait for
-    itself would take for ever."""
+    """The same task, or thread of blocking code, already holds the lock or waits for it, and would
+    wait forever."""
 
 
 class NotHeld(LockError):
-    """What needs a lock that is held was asked of one that was released, or is lost."""
+    """The operation needs a held lock, but the lock was released or lost."""
 
 
 class StaleToken(LockError):
-    """A fencing token is older than the newest that was seen: whoever has it lost its lock."""
+    """A fencing token is older than the newest one seen: its holder has lost the lock."""
 
 
 class TenantError(MooringError):
-    """The configuration of a tenant says no."""
+    """The base class of errors of the tenants' configuration."""
 
 
 class NotConfigured(TenantError, LookupError):
-    """There is no such tenant, or it has no such thing. The message names both."""
+    """The tenant does not exist, or does not have this setting. The message names both."""
 
 
 class Taken(TenantError):
-    """A code, name, host or FTP user belongs to another tenant, whom the message names. Nothing
+    """A code, name, host or FTP user belongs to another tenant, which the message names. Nothing
     was written."""
 
     def __init__(self, message: str, *, holder: int, claim: str = "") -> None:
         super().__init__(message)
         self.holder = holder
         self.claim = claim
-        """What is taken, for who may not know by whom."""
+        """What is taken, for callers that may not see the other tenant."""
 
 
 class Undecipherable(TenantError):
-    """A password is encrypted with a key that is not known here, or was damaged."""
+    """A password is encrypted with a key that this process does not have, or is damaged."""
 
 
 class MigrationError(MooringError):
-    """A step of a migration cannot run now: the message names the step that comes first, or the
-    file that cannot be used."""
+    """A step of a migration cannot run now. The message names the step that comes first, or the
+    invalid file."""
 
 
 class StoreError(MooringError):
-    """The store answered with an error, or could not be asked."""
+    """The store returned an error or was not reached."""
 
 
 class Conflict(StoreError):
     """A check of a commit failed. Nothing was written.
 
-    `reads` are the answers to the commit's own reads, taken at `revision` in the same instant as
-    the check, so that a caller can say who holds what it wanted.
+    `reads` are the results of the commit's own reads (`Snapshot`), taken at `revision` atomically
+    with the check, so that a caller can name the holder.
     """
 
-    def __init__(self, message: str, *, revision: int, reads: Sequence[Snapshot] = ()) -> None:
+    def __init__(self, message: str, *, revision: int, reads: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.revision = revision
         self.reads = tuple(reads)
@@ -175,46 +172,47 @@ class LeaseNotFound(StoreError):
 
 
 class CannotResume(StoreError):
-    """The place in the history to read or watch from does not exist. Read the present again."""
+    """The revision to read or watch from is not in the history. Read the current state again."""
 
 
 class Compacted(CannotResume):
-    """The revision asked for was compacted away.
+    """The requested revision was compacted.
 
-    `revision` is the oldest that can be read, where the store tells it.
+    `revision` is the oldest one that can be read, if the store reports it.
     """
 
     def __init__(self, asked: int, *, revision: int | None = None) -> None:
         start = f", the history starts at {revision}" if revision else ""
         super().__init__(
-            f"revision {asked} is compacted{start}: read the present again and go on from there"
+            f"revision {asked} is compacted{start}: read the current state again and continue from "
+            "its revision"
         )
         self.asked = asked
         self.revision = revision
 
 
 class FutureRevision(CannotResume):
-    """The revision asked for has not happened: a mistake, or a store restored from a backup."""
+    """The requested revision has not happened: a mistake, or a store restored from a backup."""
 
     def __init__(self, asked: int) -> None:
         super().__init__(
             f"revision {asked} has not happened yet: the store may have been restored from a "
-            "backup; read the present again"
+            "backup; read the current state again"
         )
         self.asked = asked
 
 
 class TooLarge(StoreError):
-    """The request is over the store's limit of bytes or of operations. Nothing was written."""
+    """The request exceeds the store's limit of bytes or of operations. Nothing was written."""
 
 
 class OutOfSpace(StoreError):
-    """The store cannot write: its disk or quota is full, or its file read-only. Nothing was
-    written; reads go on, and writes work again by themselves once they can."""
+    """The store cannot write: its disk or quota is full, or its file is read-only. Nothing was
+    written. Reads still work, and writes work again once there is space."""
 
 
 class AccessDenied(StoreError):
-    """The credentials are wrong or missing, or the role does not suffice."""
+    """The credentials are wrong or missing, or the permissions are insufficient."""
 
 
 class InUse(StoreError):
@@ -222,18 +220,18 @@ class InUse(StoreError):
 
 
 class Closed(StoreError):
-    """This store was closed by its owner in this process."""
+    """This process closed the store."""
 
 
 class Unavailable(StoreError):
-    """The store was not reached, or could not serve. It is certain that nothing was written."""
+    """The store was not reached, or could not serve the request. Nothing was written."""
 
 
 class OutcomeUnknown(StoreError):
-    """The reply was lost: the write may have happened or not. Look before trying again."""
+    """The reply was lost: the write may or may not have happened. Read before retrying."""
 
 
 def misplaced(error: OSError) -> bool:
-    """Whether a path was named wrongly: its folder is missing, or it is a folder itself."""
+    """Whether a path is wrong: its folder does not exist, or it is a folder itself."""
     wrong = FileNotFoundError | FileExistsError | IsADirectoryError | NotADirectoryError
     return isinstance(error, wrong)

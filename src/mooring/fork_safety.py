@@ -1,12 +1,12 @@
 """gRPC and fork: a process that was forked while gRPC ran cannot use gRPC.
 
-gRPC's threads stay with the parent, and what the child reads from the pipes that they share is
-missing there: the parent's own watches would fall silent. After the last channel is gone gRPC stops
-its threads, and a child may start it again.
+gRPC's threads exist only in the parent, and whatever the child reads from the shared pipes is lost
+to the parent, so that its watches would fall silent. gRPC stops its threads after the last channel
+is gone; a child that is forked then can start it again.
 
-gRPC has fork handlers of its own, on by default. They cannot work while `grpc.aio` runs: they skip
-the parent's part and start threads in the child, which then crashes. So `mooring/__init__`
-turns them off.
+gRPC has fork handlers, on by default. They do not work while `grpc.aio` runs: they skip the
+parent's part and start threads in the child, which then crashes. So `mooring/__init__` turns them
+off.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import weakref
 from typing import TypeVar
 
-import mooring
 from mooring.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -26,18 +26,18 @@ C = TypeVar("C")
 
 
 _channels: weakref.WeakSet[object] = weakref.WeakSet()
-"""Those of this process that were not collected yet: gRPC runs while there is one, even if it is
-closed or, a server, stopped."""
+"""The channels and servers of this process. gRPC runs while one exists, even if it is closed or
+stopped."""
 _running = False
 """Whether gRPC may run in this process."""
 _inherited: list[object] = []
-"""Those of the parent. They are kept, also when the interpreter ends: gRPC would close the parent's
-connections with them, or wait for threads that stayed with the parent."""
+"""The channels and servers of the parent. They are kept even when the interpreter ends: freeing
+them would close the parent's connections, or wait for threads that exist only in the parent."""
 _warned = False
 
 
 def tracked(channel: C) -> C:
-    """The same channel or server, remembered for as long as it exists."""
+    """Track a channel or server for as long as it exists, and return it."""
     global _running
     _channels.add(channel)
     _running = True
@@ -45,27 +45,30 @@ def tracked(channel: C) -> C:
 
 
 def check_process() -> None:
-    """Before each new channel. Raises `InvalidRequest` if gRPC ran when this process was forked."""
+    """Call it before each new channel. Raises `InvalidRequest` if gRPC ran when this process was
+    forked."""
     if _inherited:
         raise InvalidRequest(
             "a gRPC channel (to etcd, or to a service) or a gRPC server was open when this process "
             "was forked, and gRPC does not survive that: close all hubs and servers before the "
-            "fork, connect after it only (in gunicorn's post_fork, say), or start processes with "
-            "the method spawn. A server keeps gRPC running after it has stopped too: delete the "
-            "variables that refer to it before the fork (del server)"
+            "fork, or connect only after it (for example in gunicorn's post_fork), or start "
+            "processes with the method spawn. A stopped server also keeps gRPC running: delete "
+            "the variables that refer to it before the fork (del server)"
         )
 
 
 def _before_fork() -> None:
     global _running, _warned
     if _running:
-        gc.collect()  # closed channels, and calls that refer to them, may be waiting for it
+        gc.collect()  # frees closed channels and the calls that refer to them
         _running = bool(_channels)
-    if _channels and mooring.grpc_fork_handlers and not _warned:
+    # Not an import: `mooring` imports the modules that import this one.
+    reason = sys.modules["mooring"].grpc_fork_handlers
+    if _channels and reason and not _warned:
         log.warning(
             "this process forks while gRPC runs, and its children may crash, since %s: import "
             "mooring before grpc, or set GRPC_ENABLE_FORK_SUPPORT=0 before the process starts",
-            mooring.grpc_fork_handlers,
+            reason,
         )
         _warned = True
 

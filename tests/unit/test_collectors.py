@@ -15,19 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat.builtin_collectors import CpuSample, loads
-from mooring.heartbeat.collectors import (
-    BUILT_IN,
+from mooring.heartbeat.builtin_collectors import (
     ApplicationCollector,
-    Collector,
-    Cost,
     CpuCollector,
+    CpuSample,
     DatabaseCollector,
     DiskCollector,
     MemoryCollector,
     NetworkCollector,
-    choose,
+    loads,
 )
+from mooring.heartbeat.collectors import BUILT_IN, Collector, Cost, choose
 from mooring.heartbeat.scheduler import pace
 
 

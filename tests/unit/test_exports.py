@@ -11,7 +11,6 @@ import pytest
 import mooring
 import mooring.errors
 import mooring.heartbeat
-import mooring.heartbeat.collectors
 import mooring.store
 import mooring.sync
 import mooring.tenants
@@ -23,7 +22,6 @@ from mooring.sync.proxy import is_data
     [
         mooring,
         mooring.heartbeat,
-        mooring.heartbeat.collectors,
         mooring.store,
         mooring.tenants,
     ],

@@ -126,7 +126,7 @@ class Outliers:
 
     def __init__(self, settings: Resilience | None = None) -> None:
         self._settings = settings or Resilience()
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _NodeHistory] = {}
         self._ejected: dict[str, float] = {}
         self._returns: list[tuple[float, str]] = []
         self._last_return = -math.inf
@@ -142,7 +142,7 @@ class Outliers:
     def add(self, id: str) -> None:
         """Watch a node. Nothing changes where it is watched already."""
         if id not in self._records:
-            self._records[id] = _Record(self._settings.failure_rate_window)
+            self._records[id] = _NodeHistory(self._settings.failure_rate_window)
 
     def forget(self, id: str) -> None:
         """The node is gone. What was known of it is lost, its ejections too."""
@@ -191,7 +191,7 @@ class Outliers:
             back.append(self._let_back(now))
         return back
 
-    def _failing(self, record: _Record) -> bool:
+    def _failing(self, record: _NodeHistory) -> bool:
         settings, window = self._settings, record.window
         return 0 < settings.consecutive_failures <= record.consecutive or (
             settings.failure_rate > 0
@@ -205,7 +205,7 @@ class Outliers:
             return 0
         return min(max(int(count * share), 1), count - 1)
 
-    def _eject(self, id: str, record: _Record, now: float) -> None:
+    def _eject(self, id: str, record: _NodeHistory, now: float) -> None:
         settings = self._settings
         forgiven = (now - record.returned) // settings.ejection_forgiven
         record.ejections = max(record.ejections - forgiven, 0.0) + 1
@@ -266,7 +266,7 @@ class RetryBudget:
         return True
 
 
-class _Record:
+class _NodeHistory:
     """How the requests of one node ended."""
 
     __slots__ = ("consecutive", "ejections", "returned", "window")

@@ -32,7 +32,7 @@ _STEPS = 20
 """The steps of a slow start. Each one costs, and thousands of instances may be in it at once."""
 
 
-class Member:
+class RotationMember:
     """One instance in a rotation."""
 
     __slots__ = (
@@ -105,9 +105,9 @@ class Rotation:
             self._zone_picker = ZonePicker(self.picker, remote, keyed=keyed, rng=rng)
             self.picker = self._zone_picker
         self._service = service
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, RotationMember] = {}
         self._outliers = Outliers(self.resilience)
-        self._warming: dict[str, Member] = {}
+        self._warming: dict[str, RotationMember] = {}
         """Those in slow start."""
         self._failing: dict[str, float] = {}
         """Instances whose calls are counted since one failed, with the time of the last call."""
@@ -117,7 +117,7 @@ class Rotation:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[RotationMember]:
         return iter(self._members.values())
 
     @property
@@ -135,7 +135,7 @@ class Rotation:
     def _tallies(self) -> ZoneTallies:
         return self._all_tallies[self.last_resort]
 
-    def member(self, id: str) -> Member | None:
+    def member(self, id: str) -> RotationMember | None:
         return self._members.get(id)
 
     def set_reachable(self, id: str, reachable: bool) -> None:
@@ -157,7 +157,9 @@ class Rotation:
             self._discard(member)
             member = None
         if member is None:
-            member = self._members[instance.id] = Member(instance, float("-inf") if first else now)
+            member = self._members[instance.id] = RotationMember(
+                instance, float("-inf") if first else now
+            )
         else:
             member.instance = instance
         member.exclusion = exclusion(instance, self.selector, last_resort=True)
@@ -175,7 +177,7 @@ class Rotation:
         self._update(None)
         self._readmit(now)
 
-    def _discard(self, member: Member) -> None:
+    def _discard(self, member: RotationMember) -> None:
         id = member.instance.id
         self._remove_from_tallies(member)
         self._warming.pop(id, None)
@@ -183,7 +185,7 @@ class Rotation:
         self._outliers.forget(id)
         self._take_out(member)
 
-    def _track_failures(self, member: Member) -> None:
+    def _track_failures(self, member: RotationMember) -> None:
         """The share that may be ejected is one of the instances that are neither excluded nor
         draining."""
         if member.exclusion or member.draining:
@@ -192,12 +194,12 @@ class Rotation:
         else:
             self._outliers.add(member.instance.id)
 
-    def _remove_from_tallies(self, member: Member) -> None:
+    def _remove_from_tallies(self, member: RotationMember) -> None:
         for tally, contribution in member.contributions:
             tally.count(contribution, -1)
         member.contributions = []
 
-    def _update_tallies(self, member: Member) -> None:
+    def _update_tallies(self, member: RotationMember) -> None:
         self._remove_from_tallies(member)
         if member.exclusion:
             return
@@ -214,7 +216,7 @@ class Rotation:
         for tally, contribution in member.contributions:
             tally.count(contribution, +1)
 
-    def _is_callable(self, member: Member) -> bool:
+    def _is_callable(self, member: RotationMember) -> bool:
         if member.exclusion or not member.reachable or (member.draining and not self.last_resort):
             return False
         if self.mode == "panic":
@@ -223,7 +225,7 @@ class Rotation:
             self.mode != "zone" or member.instance.zone == self.selector.zone
         )
 
-    def _update(self, member: Member | None) -> None:
+    def _update(self, member: RotationMember | None) -> None:
         """Update the mode, and the picker for this member, or for all if the mode changed."""
         before = self.mode, self.last_resort
         self.last_resort = not any(zone.healthy for zone in self._all_tallies[False])
@@ -236,7 +238,7 @@ class Rotation:
         if self._zone_picker is not None:
             self._zone_picker.local_share = local_share
 
-    def _update_picker(self, member: Member) -> None:
+    def _update_picker(self, member: RotationMember) -> None:
         if not self._is_callable(member):
             return self._take_out(member)
         local = self.mode in ("zone", "spill-over") and member.instance.zone == self.selector.zone
@@ -249,12 +251,12 @@ class Rotation:
         else:
             self.picker.add(member.node)
 
-    def _take_out(self, member: Member) -> None:
+    def _take_out(self, member: RotationMember) -> None:
         if member.in_rotation:
             member.in_rotation = False
             self.picker.remove(member.node)
 
-    def _update_weight(self, member: Member, now: float) -> None:
+    def _update_weight(self, member: RotationMember, now: float) -> None:
         if member.instance.weight:
             # Any share of the effective weight is above 0.
             weight = effective_weight(member.instance.weight, member.instance.id)
@@ -265,7 +267,7 @@ class Rotation:
                 member.node.weight = weight
         self._update_tallies(member)
 
-    def _slow_start_factor(self, member: Member, now: float) -> float:
+    def _slow_start_factor(self, member: RotationMember, now: float) -> float:
         """The factor for its weight: below 1 during its slow start."""
         window = self.resilience.slow_start
         if not window or member.since == float("-inf"):
@@ -342,7 +344,7 @@ class Rotation:
         """A call ended. `ok` is None if it was cancelled, which does not count. Returns whether the
         instance is ejected for it."""
         self.picker.finished(node, seconds, ok is not False)
-        member: Member = node.item
+        member: RotationMember = node.item
         if ok is None or (ok and node.id not in self._failing):
             return False  # the fast path: nothing to count
         if self._members.get(node.id) is not member:
@@ -358,7 +360,7 @@ class Rotation:
     def explain(self) -> list[Explanation]:
         return [self._explain(member) for _, member in sorted(self._members.items())]
 
-    def _explain(self, member: Member) -> Explanation:
+    def _explain(self, member: RotationMember) -> Explanation:
         zone, wanted, reasons = member.instance.zone, self.selector.zone, list[Message]()
         if member.exclusion:
             reasons.append(member.exclusion)

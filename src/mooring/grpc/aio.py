@@ -112,7 +112,7 @@ class Method(SubchannelMethod):
         return self.pending_call(subchannels, self, arguments)
 
 
-class _StreamRequest(Method):
+class _StreamRequestMethod(Method):
     streams_requests = True
 
     def __call__(
@@ -138,11 +138,11 @@ class UnaryStream(Method, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[mi
     kind, pending_call = "unary_stream", PendingUnaryStream
 
 
-class StreamUnary(_StreamRequest, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[misc]
+class StreamUnary(_StreamRequestMethod, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[misc]
     kind, pending_call = "stream_unary", PendingStreamUnary
 
 
-class StreamStream(_StreamRequest, grpc.aio.StreamStreamMultiCallable):  # type: ignore[misc]
+class StreamStream(_StreamRequestMethod, grpc.aio.StreamStreamMultiCallable):  # type: ignore[misc]
     kind, pending_call = "stream_stream", PendingStreamStream
 
 

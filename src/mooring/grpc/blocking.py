@@ -165,29 +165,29 @@ def _invocation(run: Callable[..., Any], attribute: str) -> Callable[..., Any]:
     return call
 
 
-class _UnaryResponse(Method):
+class _UnaryResponseMethod(Method):
     __call__ = _invocation(Method._call, "__call__")
     with_call = _invocation(Method._call, "with_call")
     future = _invocation(Method._start_call, "future")
 
 
-class _StreamResponse(Method):
+class _StreamResponseMethod(Method):
     __call__ = _invocation(Method._start_call, "__call__")
 
 
-class UnaryUnary(_UnaryResponse, grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
+class UnaryUnary(_UnaryResponseMethod, grpc.UnaryUnaryMultiCallable):  # type: ignore[misc]
     kind = "unary_unary"
 
 
-class UnaryStream(_StreamResponse, grpc.UnaryStreamMultiCallable):  # type: ignore[misc]
+class UnaryStream(_StreamResponseMethod, grpc.UnaryStreamMultiCallable):  # type: ignore[misc]
     kind = "unary_stream"
 
 
-class StreamUnary(_UnaryResponse, grpc.StreamUnaryMultiCallable):  # type: ignore[misc]
+class StreamUnary(_UnaryResponseMethod, grpc.StreamUnaryMultiCallable):  # type: ignore[misc]
     kind, streams_requests = "stream_unary", True
 
 
-class StreamStream(_StreamResponse, grpc.StreamStreamMultiCallable):  # type: ignore[misc]
+class StreamStream(_StreamResponseMethod, grpc.StreamStreamMultiCallable):  # type: ignore[misc]
     kind, streams_requests = "stream_stream", True
 
 

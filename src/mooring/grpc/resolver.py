@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 from mooring.addresses import is_ip, join
-from mooring.discovery.rotation import Member, Rotation
+from mooring.discovery.rotation import Rotation, RotationMember
 from mooring.discovery.view import View, open_view
 from mooring.errors import NoInstance
 from mooring.formatting import describe
@@ -41,7 +41,7 @@ def target_of(addresses: Iterable[Address]) -> str:
     )
 
 
-def in_turn(rotation: Rotation, salt: bytes) -> list[Member]:
+def in_turn(rotation: Rotation, salt: bytes) -> list[RotationMember]:
     """The instances to call in turn. gRPC calls all of them equally often, so during a spill-over
     only as many remote instances are included as correspond to its share. `salt` makes each caller
     choose different ones."""

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from mooring.discovery.balance import Node
-from mooring.discovery.rotation import Member, Rotation
+from mooring.discovery.rotation import Rotation, RotationMember
 from mooring.discovery.view import View, open_view
 from mooring.errors import NoInstance
 from mooring.formatting import describe
@@ -65,7 +65,7 @@ class Subchannels:
         """By instance id; None for instances that may not be called."""
         self._retired: set[Subchannel] = set()
         self._followers: set[asyncio.Task[object]] = set()
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[object] | None = None
         self._connecting = 0
         self._methods: WeakSet[SubchannelMethod] = WeakSet()
         self._unavailable = "the registry has not answered yet"
@@ -123,7 +123,7 @@ class Subchannels:
         for id, member in members.items():
             self._set_instance(id, member)
 
-    def _set_instance(self, id: str, member: Member | None) -> None:
+    def _set_instance(self, id: str, member: RotationMember | None) -> None:
         if member is None:
             self._unconnected.pop(id, None)
             if (subchannel := self._subchannels.pop(id, None)) is not None:
@@ -330,7 +330,8 @@ class Subchannels:
         cancelled, closing continues, and the pick caller of `aclose` waits for it."""
         if self._closing is None:
             self.closed, self._pick = True, _no_instance
-            self._closing = asyncio.get_running_loop().create_task(self._close(grace))
+            name = f"end of the channel to {self.service}"
+            self._closing = Tasks().start(self._close(grace), name=name)
         await asyncio.shield(self._closing)
 
     async def _close(self, grace: float | None) -> None:

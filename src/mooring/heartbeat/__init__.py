@@ -46,9 +46,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Built-in collectors are loaded on first use."""
+    """Built-in collectors are loaded on first use, because psutil is slow to load."""
     if name in ("DatabaseCollector", "DiskCollector"):
-        from mooring.heartbeat import collectors
+        from mooring.heartbeat import builtin_collectors
 
-        return getattr(collectors, name)
+        return getattr(builtin_collectors, name)
     raise AttributeError(f"module 'mooring.heartbeat' has no attribute '{name}'")

@@ -14,27 +14,6 @@ from mooring.names import nearest
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from mooring.heartbeat.builtin_collectors import (
-        ApplicationCollector,
-        CpuCollector,
-        DatabaseCollector,
-        DiskCollector,
-        MemoryCollector,
-        NetworkCollector,
-    )
-
-__all__ = [
-    "ApplicationCollector",
-    "Collector",
-    "Cost",
-    "CpuCollector",
-    "DatabaseCollector",
-    "DiskCollector",
-    "MemoryCollector",
-    "NetworkCollector",
-    "choose",
-]
-
 
 class Cost(enum.Enum):
     """The cost of a collection, which decides where it runs."""
@@ -115,7 +94,9 @@ def choose(
             return objects[name], interval
         if name in installed:
             return _load(installed[name]), interval
-        return __getattr__(class_name)(), interval
+        # Loaded on first use, because psutil is slow to load.
+        built_in = importlib.import_module("mooring.heartbeat.builtin_collectors")
+        return getattr(built_in, class_name)(), interval
 
     return [chosen(name) for name in names]
 
@@ -142,12 +123,3 @@ def _load(point: EntryPoint) -> Collector:
             f"{quoted(collector.type)}: both must have the same name"
         )
     return collector
-
-
-def __getattr__(name: str) -> type[Collector]:
-    """Built-in collectors are loaded on first use, because psutil is slow to load."""
-    if not any(name == class_name for class_name, _ in BUILT_IN.values()):
-        raise AttributeError(f"module 'mooring.heartbeat.collectors' has no attribute '{name}'")
-    module = importlib.import_module("mooring.heartbeat.builtin_collectors")
-    built_in: type[Collector] = getattr(module, name)
-    return built_in
