@@ -63,9 +63,7 @@ if TYPE_CHECKING:
     from mooring.locks.election import Campaign, Election, Leader, Leaders, Leadership
     from mooring.locks.held import Held
     from mooring.locks.inspect import Contender, LockInfo
-    from mooring.locks.lock import Lock
-    from mooring.locks.rwlock import ReadWriteLock
-    from mooring.locks.semaphore import Semaphore
+    from mooring.locks.lock import Lock, ReadWriteLock, Semaphore
     from mooring.mirror import Mirror
     from mooring.model import Config, Group, Instance, Service, Status
     from mooring.registry.contract import Registry
@@ -165,8 +163,8 @@ _MODULES = {
     "Contender": "mooring.locks.inspect",
     "LockInfo": "mooring.locks.inspect",
     "Lock": "mooring.locks.lock",
-    "ReadWriteLock": "mooring.locks.rwlock",
-    "Semaphore": "mooring.locks.semaphore",
+    "ReadWriteLock": "mooring.locks.lock",
+    "Semaphore": "mooring.locks.lock",
     "Mirror": "mooring.mirror",
     "Config": "mooring.model",
     "Group": "mooring.model",

@@ -41,10 +41,8 @@ if TYPE_CHECKING:
     from mooring.locks.barrier import Barrier
     from mooring.locks.election import Election
     from mooring.locks.inspect import LockInfo
-    from mooring.locks.lock import Lock
+    from mooring.locks.lock import Lock, ReadWriteLock, Semaphore
     from mooring.locks.queue import Queue
-    from mooring.locks.rwlock import ReadWriteLock
-    from mooring.locks.semaphore import Semaphore
     from mooring.registry.contract import Registry
     from mooring.registry.registration import Registration
     from mooring.store.embedded.engine import Engine
@@ -402,17 +400,14 @@ class Hub:
         `ttl` is how long it stays held without a sign of life of the holder.
         """
         from mooring.locks.lock import Lock
-        from mooring.locks.ordering import EXCLUSIVE, EXCLUSIVE_RULE, ContenderValue, encode_value
 
-        queue = self._queue()
-        value = encode_value(ContenderValue(EXCLUSIVE, queue.by))
-        return Lock(queue, name, rule=EXCLUSIVE_RULE, value=value, ttl=ttl, timeout=timeout)
+        return Lock(self._queue(), name, ttl=ttl, timeout=timeout)
 
     def rwlock(
         self, name: str, *, ttl: float = 10.0, timeout: float | None = None
     ) -> ReadWriteLock:
         """A lock that readers share: enter its `read()` or its `write()`."""
-        from mooring.locks.rwlock import ReadWriteLock
+        from mooring.locks.lock import ReadWriteLock
 
         return ReadWriteLock(self._queue(), name, ttl=ttl, timeout=timeout)
 
@@ -420,7 +415,7 @@ class Hub:
         self, name: str, places: int, *, ttl: float = 10.0, timeout: float | None = None
     ) -> Semaphore:
         """A lock that so many may hold at a time."""
-        from mooring.locks.semaphore import Semaphore
+        from mooring.locks.lock import Semaphore
 
         return Semaphore(self._queue(), name, places, ttl=ttl, timeout=timeout)
 

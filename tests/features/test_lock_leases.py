@@ -9,7 +9,6 @@ import pytest
 from mooring.errors import Closed, LeaseNotFound
 from mooring.locks.lease_pool import LeasePool
 from mooring.locks.lock import Lock
-from mooring.locks.ordering import EXCLUSIVE_RULE
 from mooring.locks.queue import Queue
 from mooring.session import clock
 from mooring.store import Store
@@ -57,7 +56,7 @@ async def test_the_time_of_a_lease_counts_from_when_it_was_asked_for(
     monkeypatch.setattr(store, "grant", slow_grant)
     monkeypatch.setattr(store, "renew", slow_renew)
     queue = Queue(store)
-    lock = Lock(queue, "sends", rule=EXCLUSIVE_RULE, value=b"", ttl=6, timeout=None)
+    lock = Lock(queue, "sends", ttl=6, timeout=None)
     rounded = 1e-6
     async with lock as held:
         end = clock() + held.remaining

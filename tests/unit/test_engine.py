@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mooring.errors import Compacted, LeaseNotFound
 from mooring.store import Batch, Delete, Put, Query, Range, key, prefix
 from mooring.store.embedded.engine import FORGET, Engine
-from mooring.store.embedded.history import size
+from mooring.store.embedded.keyspace import size
 
 
 def forget_all(engine: Engine) -> int:

@@ -51,18 +51,6 @@ class Branch:
     nested: list[Branch]
 
 
-class Transactions:
-    def __init__(self, runner: EngineRunner) -> None:
-        self._runner = runner
-
-    async def txn(self, request: Any) -> Any:
-        check_txn(request)
-        if is_read_only(request):
-            return self._runner.read(lambda engine: _read(engine, request))
-        check_size(request)
-        return await self._runner.write(lambda engine, now: _write(engine, now, request))
-
-
 def _read(engine: Engine, request: Any) -> Any:
     look = confirmed(engine)
     branch = choose(look, request)
@@ -222,6 +210,13 @@ class KVService:
         check_size(request)
         return await self._runner.write(lambda engine, now: _delete(engine, now, request))
 
+    async def txn(self, request: Any) -> Any:
+        check_txn(request)
+        if is_read_only(request):
+            return self._runner.read(lambda engine: _read(engine, request))
+        check_size(request)
+        return await self._runner.write(lambda engine, now: _write(engine, now, request))
+
     async def compact(self, request: Any) -> Any:
         def compact(engine: Engine, _: float) -> int:
             if engine.compacted == _BEGINNING and self._compacted < request.revision <= _BEGINNING:
@@ -263,6 +258,7 @@ def growth(put: Any) -> int:
 
 def _put(engine: Engine, now: float, request: Any) -> Any:
     engine.check_space(growth(request))
+    # Not `_check_put`: outside a transaction etcd checks the lease first.
     if request.lease and request.lease not in engine.leases:
         raise LeaseNotFound(request.lease)
     if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:

@@ -19,7 +19,7 @@ from mooring.errors import InvalidRequest, StoreError
 from mooring.etcd_server.auth import USERS, AuthService
 from mooring.etcd_server.connections import ServerSockets
 from mooring.etcd_server.grpc_adapter import MAX_MESSAGE, RpcHandlers
-from mooring.etcd_server.kv import KVService, Transactions
+from mooring.etcd_server.kv import KVService
 from mooring.etcd_server.lease import LeaseService
 from mooring.etcd_server.locking import LockService, ServerLocks
 from mooring.etcd_server.maintenance import MEMBERS, ClusterService, MaintenanceService
@@ -206,7 +206,7 @@ class EtcdAPIServer:
         calls.unary("range", kv.range)
         calls.unary("put", kv.put)
         calls.unary("delete_range", kv.delete_range)
-        calls.unary("txn", Transactions(self._runner).txn)
+        calls.unary("txn", kv.txn)
         calls.unary("compact", kv.compact)
         # A watch stream is always opened: each watch on it is allowed or refused by itself.
         calls.stream("watch", watches.watch, needs_token=False)

@@ -6,10 +6,9 @@ import asyncio
 
 from mooring.locks.held import Held
 from mooring.locks.lease_pool import GRACE
-from mooring.locks.lock import Lock
+from mooring.locks.lock import Lock, check_size
 from mooring.locks.ordering import PARTY, BarrierRule, ContenderValue, encode_value
 from mooring.locks.queue import Queue
-from mooring.locks.semaphore import check_size
 from mooring.store.contract import Put
 
 
@@ -25,15 +24,7 @@ class Barrier:
         self.parties: int = parties
         self._queue, self._timeout = queue, timeout
         self._rule = BarrierRule(parties)
-        self._line = Lock(
-            queue,
-            name,
-            rule=self._rule,
-            value=encode_value(ContenderValue(PARTY, queue.by, parties)),
-            ttl=ttl,
-            timeout=timeout,
-            reentrant=True,
-        )
+        self._line = Lock(queue, name, ttl=ttl, timeout=timeout, kind=PARTY, size=parties)
 
     async def wait(self) -> int:
         """Wait for the others; the number of this party in the round, from 0.

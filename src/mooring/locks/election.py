@@ -53,6 +53,12 @@ class Leadership(Held):
 class Campaign(Lock):
     """A candidate: entering waits until it leads, leaving resigns."""
 
+    def __init__(
+        self, queue: Queue, name: str, value: str | bytes, *, ttl: float, timeout: float | None
+    ) -> None:
+        super().__init__(queue, name, ttl=ttl, timeout=timeout)
+        self._rule, self._value = ELECTION_RULE, as_value(value)
+
     async def __aenter__(self) -> Leadership:
         held = await super().__aenter__()
         assert isinstance(held, Leadership)
@@ -76,14 +82,7 @@ class Election:
 
         async with election.campaign("10.0.0.1:8080") as leadership: ...
         """
-        return Campaign(
-            self._queue,
-            self.name,
-            rule=ELECTION_RULE,
-            value=as_value(value),
-            ttl=self._ttl,
-            timeout=self._timeout,
-        )
+        return Campaign(self._queue, self.name, value, ttl=self._ttl, timeout=self._timeout)
 
     async def leader(self) -> Leader | None:
         """Who leads now; None where nobody does."""

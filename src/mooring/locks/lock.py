@@ -27,7 +27,15 @@ from mooring.errors import (
 from mooring.formatting import quoted
 from mooring.locks.held import Held, caller, has_ended
 from mooring.locks.lease_pool import GRACE, PooledLease, patiently
-from mooring.locks.ordering import Rule, decode_value
+from mooring.locks.ordering import (
+    EXCLUSIVE,
+    PLACE,
+    SHARED,
+    ContenderValue,
+    decode_value,
+    encode_value,
+    rule_of,
+)
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
 from mooring.store.validation import check_ttl
@@ -89,18 +97,18 @@ class Lock:
         queue: Queue,
         name: str,
         *,
-        rule: Rule,
-        value: bytes,
         ttl: float,
         timeout: float | None,
-        reentrant: bool = False,
+        kind: str = EXCLUSIVE,
+        size: int = 0,
     ) -> None:
         check_times(ttl, timeout)
         self.name: str = name
         self._start = check_name(name)
-        self._queue, self._rule, self._value = queue, rule, value
+        contender = ContenderValue(kind, queue.by, size)
+        self._queue, self._rule, self._value = queue, rule_of(contender), encode_value(contender)
         self._ttl, self._timeout = ttl, timeout
-        self._reentrant = reentrant
+        self._reentrant = size > 0
         self._entered: list[tuple[object, Held]] = []
         self._backoff = Backoff()
 
@@ -314,3 +322,41 @@ class Lock:
                 "`release`"
             )
         return left[0]
+
+
+class ReadWriteLock:
+    """Its two sides, `read()` and `write()`, are locks to be entered.
+
+    Fair: a reader who comes after a writer waits for that writer, so that none starves. The
+    writers' side is the plain lock of the same name, also for `etcdctl lock`.
+    """
+
+    def __init__(self, queue: Queue, name: str, *, ttl: float, timeout: float | None) -> None:
+        check_name(name)
+        check_times(ttl, timeout)
+        self.name: str = name
+        self._queue, self._ttl, self._timeout = queue, ttl, timeout
+
+    def read(self) -> Lock:
+        """Shared with other readers."""
+        return Lock(self._queue, self.name, ttl=self._ttl, timeout=self._timeout, kind=SHARED)
+
+    def write(self) -> Lock:
+        """Shared with nobody."""
+        return Lock(self._queue, self.name, ttl=self._ttl, timeout=self._timeout)
+
+
+class Semaphore(Lock):
+    """A lock that `places` contenders may hold at a time. All must agree on their number; who asks
+    for another raises `InvalidRequest`. One task may hold several places."""
+
+    def __init__(
+        self, queue: Queue, name: str, places: int, *, ttl: float, timeout: float | None
+    ) -> None:
+        check_size("places", places)
+        super().__init__(queue, name, ttl=ttl, timeout=timeout, kind=PLACE, size=places)
+
+
+def check_size(what: str, size: object) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise InvalidRequest(f"{what}={quoted(size)} is not possible: a number from 1 up")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from sortedcontainers import SortedDict
 
@@ -214,14 +214,12 @@ class StandingFeed(RangeFeed):
         self._watch: Watch | None = None
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
-        watch = await self._store.watch(self._range).__aenter__()
-        try:
-            found = await super().snapshot()
-        except BaseException:
-            await watch.__aexit__(None, None, None)
-            raise
+        async with AsyncExitStack() as stack:
+            watch = await stack.enter_async_context(self._store.watch(self._range))
+            snapshot = await super().snapshot()
+            stack.pop_all()
         self._watch = watch
-        return found
+        return snapshot
 
     @asynccontextmanager
     async def follow(
@@ -232,16 +230,9 @@ class StandingFeed(RangeFeed):
             async with super().follow(mark, held, known=known) as steps:
                 yield steps
             return
-        async with _leaving(watch):
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(watch)
             yield _StandingSteps(watch, mark)
-
-
-@asynccontextmanager
-async def _leaving(watch: Watch) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await watch.__aexit__(None, None, None)
 
 
 class _StandingSteps(AsyncIterator[Step[bytes, Entry]]):

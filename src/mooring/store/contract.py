@@ -1,43 +1,43 @@
-"""The store: a small revisioned key-value contract, with the semantics of etcd.
+"""The store contract: a small revisioned key-value interface with the semantics of etcd.
 
-Everything above this file (sessions, mirrors, the registry, locks, tenants) knows a store only
-through it. Two implementations stand behind it, `mooring.store.embedded` and `mooring.store.etcd`,
-and one test suite holds both to what is said here.
+Sessions, mirrors, the registry, locks and tenants use a store only through this interface.
+`mooring.store.embedded` and `mooring.store.etcd` implement it, and one test suite runs against
+both.
 
 **Keys and values** are bytes. A key is not empty. Keys are ordered by their bytes.
 
-**Revisions.** The store as a whole has one counter, its revision. An empty store is at revision 1.
-A commit that changes anything raises it by exactly one, and all changes of that commit carry that
-number; a commit that changes nothing leaves it. Two commits never share a number, and if commit A
-was answered before commit B was sent, A's is the lower. Revisions never go back, save where an
+**Revisions.** A store has one counter, its revision. An empty store is at revision 1. A commit that
+changes something increments the revision by exactly one, and all its changes carry the new number.
+A commit that changes nothing does not increment it. No two commits share a revision. If commit A
+was answered before commit B was sent, A has the lower revision. Revisions never decrease, unless an
 operator restores the store from a backup.
 
-**Atomicity.** A commit happens whole or not at all, and no read or watch ever shows half of one.
+**Atomicity.** A commit is applied completely or not at all. No read or watch shows part of one.
 
-**Reads** are linearizable: a read sees every commit that was answered before it was sent. All
-entries of one answer belong to one revision, however large the answer (a store may fetch it in
-pages; it fetches them at one revision).
+**Reads** are linearizable: a read sees every commit that was answered before the read was sent. All
+entries of one result belong to one revision, however large the result is. A store may read in
+pages, but it reads all pages at one revision.
 
-**Leases.** A key may hang on a lease. Where a lease expires or is revoked, all its keys are deleted
-in one commit. A store never expires a lease earlier than its time-to-live after the last renewal
-was *sent*, and normally within a second after it is due. Writing a key again without a lease, or
-with another, detaches it from the former one.
+**Leases.** A key may be attached to a lease. When a lease expires or is revoked, all its keys are
+deleted in one commit. A store never expires a lease before its time-to-live has passed since the
+last renewal was *sent*, and normally expires it within a second after that. Writing a key again
+without a lease, or with another lease, detaches it from the previous lease.
 
 **Watches** are
-- *ordered*: batches come in the order of their revisions, one batch a revision;
-- *unique*: no revision comes twice;
-- *reliable*: no revision that touches the range is left out between two that came;
+- *ordered*: batches arrive in the order of their revisions, one batch per revision;
+- *unique*: no revision arrives twice;
+- *reliable*: no revision that touches the range is missing between two that arrived;
 - *atomic*: a batch holds all changes of its revision within the range;
-- *resumable*: a watch that broke is opened again after the last revision that was seen, and
-  misses nothing, or says at once that it cannot (`CannotResume`);
-- *bookmarkable*: a live watch says how recently the store was heard (`heard`), changes or not.
+- *resumable*: a broken watch can be reopened after the last revision that was received. It misses
+  nothing, or reports immediately that it cannot resume (`CannotResume`);
+- *bookmarkable*: `heard` is the time of the last contact with the store, with or without changes.
 
-**Errors** are those of `mooring.errors`. Which call raises what is said at each method; any call
-may raise `Unavailable`, `AccessDenied` and `Closed`. Only calls that write may raise
-`OutcomeUnknown`, and then only where the request may have reached the store.
+**Errors** are defined in `mooring.errors`. Each method lists the errors it raises. Any call may
+raise `Unavailable`, `AccessDenied` and `Closed`. Only writes may raise `OutcomeUnknown`, and only
+if the request may have reached the store.
 
 **Cancellation.** A cancelled read or watch leaves nothing behind. A cancelled commit, grant or
-revocation may or may not have happened, exactly as after `OutcomeUnknown`: who must know looks.
+revocation may or may not have been applied, as after `OutcomeUnknown`: read to find out.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import quoted, readable
 
 MAX_OPERATIONS = 128
-"""The most that one commit may carry: writes and reads together, and as many checks."""
+"""The maximum number of writes and reads together in one commit, and of checks."""
 
 MAX_REQUEST_BYTES = 1536 * 1024
-"""The most bytes of one commit: etcd's default, kept by the embedded store too."""
+"""The maximum size of a commit in bytes: etcd's default, which the embedded store uses too."""
 
 MAX_TTL = 9_000_000_000
-"""The longest time-to-live of a lease, in seconds (etcd's bound)."""
+"""The longest time-to-live of a lease, in seconds (etcd's limit)."""
 
 
-# Records are msgspec structs, not dataclasses: a frozen one is made in 0.1 µs instead of 1 µs, and
-# `gc=False` keeps a million entries out of the collector's way (none can be part of a cycle).
-# Those that hold values do not show them: they may be secrets, and end up in logs.
+# Records are msgspec structs, not dataclasses: creating a frozen one takes 0.1 µs instead of 1 µs,
+# and `gc=False` excludes a million entries from garbage collection (none can be part of a cycle).
+# Their repr hides values, which may be secrets and could end up in logs.
 
 
 class Range(msgspec.Struct, frozen=True, gc=False):
-    """A stretch of keys: from `start` up to, not including, `end`. Made by the functions below.
+    """The keys from `start` up to, not including, `end`. Created by the functions below.
 
-    `end` is empty for all keys from `start` on.
+    An empty `end` means all keys from `start` on.
     """
 
     start: bytes
@@ -81,13 +81,13 @@ class Range(msgspec.Struct, frozen=True, gc=False):
 
 
 def key(name: bytes) -> Range:
-    """The one key `name`."""
+    """The single key `name`."""
     check_key(name)
     return Range(name, name + b"\0")
 
 
 def prefix(start: bytes) -> Range:
-    """All keys that start with `start`. End it with `/` where `a` must not match `ab`."""
+    """All keys that start with `start`. End it with `/` if `a` must not match `ab`."""
     check_key(start, "prefix")
     return Range(start, after_prefix(start))
 
@@ -104,29 +104,29 @@ def between(start: bytes, end: bytes) -> Range:
 
 
 def everything() -> Range:
-    """All keys of the store. On a shared store this can be a lot: prefer a prefix."""
+    """All keys of the store. A shared store may hold many: prefer a prefix."""
     return Range(b"\0", b"")
 
 
 def after_prefix(start: bytes) -> bytes:
-    """The first key after all those that start with `start`; empty where there is none."""
+    """The first key after all keys that start with `start`; empty if there is none."""
     trimmed = start.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else b""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A key with its value and its history in numbers."""
+    """A key with its value, revisions and version."""
 
     key: bytes
     value: bytes
     created: int
-    """Revision of the commit that created the key (again, if it was deleted before)."""
+    """Revision of the commit that created the key, or created it again after a deletion."""
     modified: int
     """Revision of the commit that wrote this value."""
     version: int
-    """How often it was written since it was created: 1 for a new key."""
+    """The number of writes since the key was created: 1 for a new key."""
     lease: int = 0
-    """The lease it hangs on; 0 for none."""
+    """The lease that the key is attached to; 0 for none."""
 
     def __repr__(self) -> str:
         return (
@@ -136,17 +136,17 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 def _size(value: object) -> str:
-    """In place of a value; some pass what is none."""
+    """Stands for a value in a repr, also for an invalid one."""
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else f"<{type(value).__name__}>"
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
-    """An answer to a read: the entries, and the revision they belong to."""
+    """The result of a read: the entries, and the revision they belong to."""
 
     entries: tuple[Entry, ...]
     revision: int
     more: bool = False
-    """Whether the limit cut the answer short."""
+    """Whether the limit truncated the result."""
 
     @property
     def first(self) -> Entry | None:
@@ -157,22 +157,22 @@ Order = Literal["key", "created"]
 
 
 class Query(msgspec.Struct, frozen=True, gc=False):
-    """What to read: a range and how to look at it. Used by `read` and by a commit's own reads."""
+    """A range and how to read it. Used by `read` and for the reads of a commit."""
 
     range: Range
     keys_only: bool = False
-    """Leave the values out (they come as `b""`)."""
+    """Omit the values (they are `b""`)."""
     limit: int = 0
-    """At most so many entries; 0 for all."""
+    """The maximum number of entries; 0 for all."""
     order: Order = "key"
-    """By key, or by the revision of creation, oldest first (keys created in one commit come in no
-    particular order among themselves)."""
+    """By key, or by the revision of creation, oldest first. The order of keys that were created in
+    one commit is unspecified."""
     created_before: int | None = None
-    """Only keys that were created at a revision lower than this."""
+    """Only keys that were created at a lower revision than this."""
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """Write a key. `lease` is the lease it shall hang on, 0 for none."""
+    """Write a key and attach it to `lease` (0: to none)."""
 
     key: bytes
     value: bytes
@@ -183,7 +183,7 @@ class Put(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
-    """Delete every key of a range that exists. It is no error where there are none."""
+    """Delete every key of a range. A range without keys is not an error."""
 
     range: Range
 
@@ -193,10 +193,10 @@ Field = Literal["created", "modified", "lease", "value"]
 
 
 class Check(msgspec.Struct, frozen=True, gc=False):
-    """A condition on one key, made by the functions below.
+    """A condition on one key, created by the functions below.
 
-    An absent key has 0 for `created`, `modified` and `lease`; it has no value, so that a check of
-    its value always fails.
+    An absent key has 0 for `created`, `modified` and `lease`. It has no value, so a check of its
+    value always fails.
     """
 
     key: bytes
@@ -223,7 +223,7 @@ def exists(name: bytes) -> Check:
 
 
 def created_at(name: bytes, revision: int) -> Check:
-    """The key was created at `revision`, and never deleted since."""
+    """The key was created at `revision` and has not been deleted since."""
     return Check(name, "created", revision)
 
 
@@ -238,99 +238,99 @@ def has_value(name: bytes, value: bytes) -> Check:
 
 
 def on_lease(name: bytes, lease: int) -> Check:
-    """The key hangs on this lease (0: on none, or it does not exist)."""
+    """The key is attached to this lease (0: to none, or it does not exist)."""
     return Check(name, "lease", lease)
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """A commit that happened: the store's revision after it, and the answers to its reads."""
+    """The result of a commit: the revision of the store after it, and the results of its reads."""
 
     revision: int
     reads: tuple[Snapshot, ...] = ()
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One key changed. `entry` is what it is now; None where it was deleted."""
+    """A change of one key. `entry` is its new state; None if it was deleted."""
 
     key: bytes
     entry: Entry | None
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """All changes of one revision within a watched range, in the order they were made."""
+    """All changes of one revision within a watched range, in the order of the commit."""
 
     revision: int
     events: tuple[Event, ...]
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """A lease as the store granted it. `ttl` may be longer than what was asked for."""
+    """A lease as granted by the store. `ttl` may be longer than requested."""
 
     id: int
     ttl: float
 
 
 class LeaseTime(msgspec.Struct, frozen=True, gc=False):
-    """A lease that lives: what it was granted for, and what is left of it since it was last
-    renewed. Both in seconds; a store may count whole ones alone, and rounds down what is left."""
+    """The granted and the remaining time of a lease, in seconds. A store may count in whole seconds
+    and rounds the remaining time down."""
 
     ttl: float
     remaining: float
 
 
 class Guarantees(msgspec.Struct, frozen=True, gc=False):
-    """What a store promises beyond this contract. A difference between backends is data."""
+    """What a store guarantees beyond this contract. Differences between backends are data."""
 
     durable: bool
-    """An answered commit outlives the process."""
+    """Confirmed commits survive the end of the process."""
     replicated: bool
-    """It outlives the loss of a machine."""
+    """Confirmed commits survive the loss of a machine."""
     shared: bool
     """Other processes can open the same store."""
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):
-    """One server behind a store, as seen from here."""
+    """One server of a store, as this client sees it."""
 
     address: str
     version: str = ""
     latency: float | None = None
-    """Seconds of one round trip; None where it did not answer."""
+    """Seconds of one round trip; None if the server did not answer."""
     leader: bool = False
     clock_ahead: tuple[float, float] | None = None
-    """By how much its clock is ahead of ours, at least and at most; None if it does not tell."""
+    """The least and the most by which its clock is ahead of ours, in seconds; None if unknown."""
     problem: str = ""
-    """Why it does not answer, in words."""
+    """Why the server does not answer, as text."""
 
 
 class Status(msgspec.Struct, frozen=True, gc=False):
-    """What a store says of itself, for people."""
+    """The state of a store, for people."""
 
     kind: str
     revision: int
     members: tuple[Member, ...]
     alarms: tuple[str, ...] = ()
-    """What is wrong, in words: out of space, corrupt member."""
+    """Problems as text: out of space, corrupt member."""
 
 
 class Watch(AbstractAsyncContextManager["Watch"], AsyncIterator[Batch], ABC):
-    """A watch that stands once it is entered; iterate it for batches; leaving it ends it.
+    """A watch is established when it is entered. Iterate it for batches; leaving it ends it.
 
-    Iteration raises `CannotResume` where the history it needs is gone, and `Unavailable` where the
-    connection broke: open another after the last revision that was seen.
+    Iteration raises `CannotResume` if the history it needs is gone, and `Unavailable` if the
+    connection broke: then open another watch after the last revision that was received.
     """
 
     @property
     @abstractmethod
     def heard(self) -> float:
-        """When the store was last heard, on the monotonic clock. It moves without changes too:
-        a live watch is never silent for more than about two seconds."""
+        """The time of the last contact with the store, on the monotonic clock. It advances without
+        changes too: a live watch is never silent for more than about two seconds."""
 
     @property
     @abstractmethod
     def seen(self) -> int:
-        """The revision up to which everything was received: what to watch after, should it break.
-        Once entered it is known also where nothing came yet."""
+        """The revision up to which everything was received: the one to resume after if the watch
+        breaks. It is known once the watch is entered, even before the first batch."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -346,19 +346,18 @@ class Store(ABC):
     """A connection to a store. Close it with `aclose`, or use it as an async context manager."""
 
     url: str
-    """Where it is, with any password masked."""
+    """The URL of the store, with any password masked."""
 
     guarantees: Guarantees
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Identifies the keys behind this connection: the id of the cluster that answered last (16
-        hexadecimal digits), and the namespace. It is the same for every URL of the same keys. A
-        cluster restored from a backup is another one. Empty before the first answer, and if the
-        store has no id."""
+        """Identifies the keys that this connection reaches: the id of the cluster that answered
+        last (16 hexadecimal digits), and the namespace. All URLs of the same keys have the same
+        identity. A cluster that was restored from a backup has a new one. Empty before the first
+        answer, and if the store has no id."""
 
-    @abstractmethod
     async def read(
         self,
         range: Range,
@@ -369,65 +368,70 @@ class Store(ABC):
         created_before: int | None = None,
         at: int | None = None,
     ) -> Snapshot:
-        """Read a range: the present, or as it was `at` a revision. See `Query` for the options.
+        """Read a range at the current revision, or `at` another one. See `Query` for the options.
 
-        Raises `Compacted` or `FutureRevision` where `at` cannot be read.
+        Raises `Compacted` or `FutureRevision` if `at` cannot be read.
         """
+        return await self._read(Query(range, keys_only, limit, order, created_before), at)
+
+    @abstractmethod
+    async def _read(self, query: Query, at: int | None = None) -> Snapshot:
+        """Implements `read`."""
 
     @abstractmethod
     async def commit(
         self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
     ) -> Committed:
-        """Write everything in `writes` in one revision, if every check in `require` holds.
+        """Apply all `writes` in one revision, if every check in `require` holds.
 
-        `read` is answered in the same instant, after the writes. No key may be touched twice.
+        `read` is answered atomically with the writes, after them. No key may be written twice.
 
-        Raises `Conflict` (with the same reads) where a check fails, `LeaseNotFound` where a put
-        names a lease that is gone, `TooLarge` over the limits, `OutOfSpace`, and `OutcomeUnknown`
-        where the reply was lost. In all but the last nothing was written.
+        Raises `Conflict` (with the results of `read`) if a check fails, `LeaseNotFound` if a put
+        names a lease that does not exist, `TooLarge` over the limits, `OutOfSpace`, and
+        `OutcomeUnknown` if the reply was lost. After any other error nothing was written.
         """
 
     @abstractmethod
     def watch(self, range: Range, *, after: int | None = None) -> Watch:
-        """Watch a range for the changes after a revision; None: from the moment it is entered.
+        """Watch a range for changes after a revision; None: from the moment the watch is entered.
 
-        A revision that has not happened yet is waited for. Entering, or the first batch, raises
-        `Compacted` where the history after that revision is no longer whole.
+        A future revision is waited for. Entering the watch, or its first batch, raises `Compacted`
+        if the history after that revision is incomplete.
         """
 
     @abstractmethod
     async def grant(self, ttl: float) -> Lease:
-        """A new lease of at least `ttl` seconds (whole seconds; a fraction is rounded up)."""
+        """Grant a lease of at least `ttl` seconds (fractions are rounded up)."""
 
     @abstractmethod
     async def renew(self, lease: int) -> float:
-        """Give a lease its whole time-to-live again, which is returned. Safe to repeat.
+        """Restore the full time-to-live of a lease and return it. Safe to repeat.
 
-        Raises `LeaseNotFound` where it is gone.
+        Raises `LeaseNotFound` if the lease does not exist.
         """
 
     @abstractmethod
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys. Raises `LeaseNotFound` where it is gone already."""
+        """End a lease and delete its keys. Raises `LeaseNotFound` if it does not exist."""
 
     @abstractmethod
     async def remaining(self, lease: int) -> LeaseTime | None:
-        """What is left of a lease. Its time goes on: this renews nothing. None where it is gone."""
+        """The remaining time of a lease, without renewing it; None if it does not exist."""
 
     @abstractmethod
     async def compact(self, revision: int) -> None:
-        """Forget the history before `revision`. For operators: stores do this by themselves.
+        """Discard the history before `revision`. For operators: stores compact automatically.
 
-        Raises `Compacted` where it was done already, `FutureRevision` where it cannot be.
+        Raises `Compacted` if it was compacted already, `FutureRevision` if it is in the future.
         """
 
     @abstractmethod
     async def status(self) -> Status:
-        """The servers behind the store, one by one. A server that is down is told, not raised."""
+        """The state of each server of the store. A server that is down is reported, not raised."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close it. Watches end with `Closed`; leases go on until they expire. Idempotent."""
+        """Close the store. Watches end with `Closed`; leases live until they expire. Idempotent."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -15,7 +15,6 @@ from mooring.store.contract import (
     Event,
     Lease,
     LeaseTime,
-    Order,
     Put,
     Query,
     Range,
@@ -43,25 +42,8 @@ class Namespaced(Store):
         inner = self._store.identity
         return f"{inner} {readable(self._prefix)}" if inner else ""
 
-    async def read(
-        self,
-        range: Range,
-        *,
-        keys_only: bool = False,
-        limit: int = 0,
-        order: Order = "key",
-        created_before: int | None = None,
-        at: int | None = None,
-    ) -> Snapshot:
-        found = await self._store.read(
-            self._in(range),
-            keys_only=keys_only,
-            limit=limit,
-            order=order,
-            created_before=created_before,
-            at=at,
-        )
-        return self._snapshot(found)
+    async def _read(self, query: Query, at: int | None = None) -> Snapshot:
+        return self._snapshot(await self._store._read(self._query(query), at))
 
     async def commit(
         self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
@@ -74,10 +56,7 @@ class Namespaced(Store):
                     Check(self._prefix + check.key, check.field, check.expected, check.equal)
                     for check in require
                 ],
-                read=[
-                    Query(self._in(q.range), q.keys_only, q.limit, q.order, q.created_before)
-                    for q in read
-                ],
+                read=[self._query(query) for query in read],
             )
         except Conflict as conflict:
             conflict.reads = tuple(map(self._snapshot, conflict.reads))
@@ -112,6 +91,9 @@ class Namespaced(Store):
         check_range(range)
         end = self._prefix + range.end if range.end else after_prefix(self._prefix)
         return Range(self._prefix + range.start, end)
+
+    def _query(self, q: Query) -> Query:
+        return Query(self._in(q.range), q.keys_only, q.limit, q.order, q.created_before)
 
     def _write(self, write: Write) -> Write:
         if isinstance(write, Put):

@@ -33,7 +33,7 @@ from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, StoreError, Unava
 from mooring.formatting import describe
 from mooring.store.contract import Entry, Guarantees
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
-from mooring.store.embedded.history import size
+from mooring.store.embedded.keyspace import size
 from mooring.store.embedded.sqlite_file import (
     CommitFailed,
     Journal,

@@ -45,8 +45,12 @@ from mooring.store.contract import (
     Write,
     everything,
 )
-from mooring.store.embedded.history import RevisionHistory, left_behind
-from mooring.store.embedded.keyspace import Transaction, VersionedKeyspace
+from mooring.store.embedded.keyspace import (
+    RevisionHistory,
+    Transaction,
+    VersionedKeyspace,
+    left_behind,
+)
 from mooring.store.embedded.leases import LeaseTable, Undo
 from mooring.store.embedded.watchers import Watcher, Watchers, part_of
 

@@ -22,7 +22,6 @@ from mooring.store.contract import (
     Lease,
     LeaseTime,
     Member,
-    Order,
     Query,
     Range,
     Snapshot,
@@ -231,17 +230,7 @@ class EmbeddedStore(Store):
     def identity(self) -> str:
         return f"{self._runner.cluster_id:016x}" if self._runner.cluster_id else ""
 
-    async def read(
-        self,
-        range: Range,
-        *,
-        keys_only: bool = False,
-        limit: int = 0,
-        order: Order = "key",
-        created_before: int | None = None,
-        at: int | None = None,
-    ) -> Snapshot:
-        query = Query(range, keys_only, limit, order, created_before)
+    async def _read(self, query: Query, at: int | None = None) -> Snapshot:
         check_query(query, at)
         await self._take_turns()
         return self._open().read(lambda engine: engine.read(query, at))

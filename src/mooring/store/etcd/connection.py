@@ -20,7 +20,7 @@ from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.endpoints import EtcdEndpoint, Preference
 from mooring.store.etcd.errors import Verdict, judge, shorten, translate
 from mooring.store.etcd.grpc_shutdown import settled
-from mooring.store.etcd.proto import AuthenticateRequest, Methods, RangeRequest
+from mooring.store.etcd.proto import AuthenticateRequest, RangeRequest
 from mooring.store.url import read_password
 from mooring.tasks import Backoff, Tasks
 
@@ -60,7 +60,7 @@ class EtcdConnection:
 
     async def call(
         self,
-        method: Callable[[Methods], Any],
+        method: str,
         request: object,
         *,
         what: Callable[[], str],
@@ -80,7 +80,7 @@ class EtcdConnection:
         while True:
             endpoint, metadata = self.endpoint, self.metadata
             try:
-                call = method(endpoint.methods)
+                call = getattr(endpoint.methods, method)
                 answer = await call(request, timeout=timeout, metadata=metadata)
             except grpc.aio.AioRpcError as failed:
                 error = failed

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum
+from typing import TypeVar
 
 import grpc
 
 from mooring.errors import (
     AccessDenied,
     InvalidRequest,
+    MooringError,
     OutcomeUnknown,
     OutOfSpace,
     StoreError,
@@ -19,6 +22,7 @@ from mooring.errors import (
 from mooring.formatting import readable
 
 _Code = grpc.StatusCode
+E = TypeVar("E", bound=MooringError)
 
 
 class Verdict(Enum):
@@ -76,9 +80,9 @@ def cancellation(text: str, start: bytes) -> StoreError:
     """Our error for a watch that the server refused or ended."""
     what = f"watch of {readable(start)}"
     if "user name is empty" in text:
-        return _anonymous(what, "etcd")
+        return _error(_ANONYMOUS, what, "etcd")
     if "permission denied" in text or any(part in text for part in _BAD_TOKEN):
-        return _denied(what, "etcd")
+        return _error(_DENIED, what, "etcd")
     return Unavailable(f"{what}: ended by the server ({shorten(text)})")
 
 
@@ -93,7 +97,7 @@ def translate(
             "happened: ask for less in the commit's own reads"
         )
     if "user name is empty" in text:
-        return _anonymous(what, where)
+        return _error(_ANONYMOUS, what, where)
     if verdict is Verdict.RETRY or (verdict is Verdict.LOST and not writes):
         return Unavailable(f"{what}: {where} is not available ({shorten(text)})")
     if verdict is Verdict.LOST:
@@ -103,63 +107,48 @@ def translate(
         )
     if verdict is Verdict.LOGIN:
         return AccessDenied(f"{what}: {where} rejects our token again and again ({text})")
-    for part, make in _ANSWERS:
+    for part, answer in _ANSWERS.items():
         if part in text.lower():
-            return make(what, where)
+            return _error(answer, what, where)
     return StoreError(f"{what}: {where} answered {code.name}: {shorten(text)}")
 
 
-def _denied(what: str, where: str) -> StoreError:
-    return AccessDenied(
-        f"{what}: permission denied by {where}: grant the user's role read and write on these "
-        "keys (docs/etcd.md has the least that suffices)"
-    )
-
-
-def _anonymous(what: str, where: str) -> StoreError:
-    return AccessDenied(
-        f"{what}: {where} asks for a user: add ?user=NAME&password=… to the URL, or set "
-        "MOORING_ETCD_PASSWORD"
-    )
-
-
-_ANSWERS = (
-    ("permission denied", _denied),
-    ("user name not found", _anonymous),
-    (
-        "invalid user id or password",
-        lambda what, where: AccessDenied(f"{what}: {where} rejects the user name or password"),
-    ),
-    (
-        "database space exceeded",
-        lambda what, where: OutOfSpace(
-            f"{what}: {where} is out of space (alarm NOSPACE) and refuses writes; reads go on. "
-            "Compact, defragment and disarm it: etcdctl compact, defrag, alarm disarm"
-        ),
-    ),
-    (
-        "too many operations in txn",
-        lambda what, where: TooLarge(
-            f"{what}: more operations in one commit than {where} takes (--max-txn-ops)"
-        ),
-    ),
-    (
-        "request is too large",
-        lambda what, where: TooLarge(
-            f"{what}: larger than {where} takes in one commit (--max-request-bytes)"
-        ),
-    ),
-    (
-        "received message larger than max",
-        lambda what, where: TooLarge(
-            f"{what}: larger than {where} takes in one commit (--max-request-bytes)"
-        ),
-    ),
-    (
-        "duplicate key given",
-        lambda what, where: InvalidRequest(f"{what}: a key is touched twice in one commit"),
-    ),
+_DENIED = (
+    AccessDenied,
+    "permission denied by {where}: grant the user's role read and write on these keys "
+    "(docs/etcd.md has the least that suffices)",
 )
+_ANONYMOUS = (
+    AccessDenied,
+    "{where} asks for a user: add ?user=NAME&password=… to the URL, or set MOORING_ETCD_PASSWORD",
+)
+_REQUEST_TOO_LARGE = (
+    TooLarge,
+    "larger than {where} takes in one commit (--max-request-bytes)",
+)
+_ANSWERS: Mapping[str, tuple[type[MooringError], str]] = {
+    "permission denied": _DENIED,
+    "user name not found": _ANONYMOUS,
+    "invalid user id or password": (AccessDenied, "{where} rejects the user name or password"),
+    "database space exceeded": (
+        OutOfSpace,
+        "{where} is out of space (alarm NOSPACE) and refuses writes; reads go on. "
+        "Compact, defragment and disarm it: etcdctl compact, defrag, alarm disarm",
+    ),
+    "too many operations in txn": (
+        TooLarge,
+        "more operations in one commit than {where} takes (--max-txn-ops)",
+    ),
+    "request is too large": _REQUEST_TOO_LARGE,
+    "received message larger than max": _REQUEST_TOO_LARGE,
+    "duplicate key given": (InvalidRequest, "a key is touched twice in one commit"),
+}
+"""What etcd answers, and our error for it."""
+
+
+def _error(answer: tuple[type[E], str], what: str, where: str) -> E:
+    kind, text = answer
+    return kind(f"{what}: {text.format(where=where)}")
 
 
 def shorten(text: str) -> str:

@@ -81,9 +81,7 @@ class _KeepAliveStream:
         self._cluster = cluster
         self._retired = False
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
-        self.stream = SharedStream(
-            cluster, tasks, lambda m: m.keepalive, self._received, self._ended
-        )
+        self.stream = SharedStream(cluster, tasks, "keepalive", self._received, self._ended)
 
     async def renew(self, lease: int, timeout: float) -> int:
         request = LeaseKeepAliveRequest(ID=lease)

@@ -6,7 +6,8 @@ can be imported beside us; only field numbers and method paths are on the wire.
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import message
 
@@ -137,70 +138,12 @@ _METHODS = {
 
 
 _classes = build("mooring.etcd", _MESSAGES)
+globals().update(_classes)
 
-ResponseHeader = _classes["ResponseHeader"]
-KeyValue = _classes["KeyValue"]
-Event = _classes["Event"]
-RangeRequest = _classes["RangeRequest"]
-RangeResponse = _classes["RangeResponse"]
-PutRequest = _classes["PutRequest"]
-PutResponse = _classes["PutResponse"]
-DeleteRangeRequest = _classes["DeleteRangeRequest"]
-DeleteRangeResponse = _classes["DeleteRangeResponse"]
-RequestOp = _classes["RequestOp"]
-ResponseOp = _classes["ResponseOp"]
-Compare = _classes["Compare"]
-TxnRequest = _classes["TxnRequest"]
-TxnResponse = _classes["TxnResponse"]
-CompactionRequest = _classes["CompactionRequest"]
-CompactionResponse = _classes["CompactionResponse"]
-WatchRequest = _classes["WatchRequest"]
-WatchCreateRequest = _classes["WatchCreateRequest"]
-WatchCancelRequest = _classes["WatchCancelRequest"]
-WatchProgressRequest = _classes["WatchProgressRequest"]
-WatchResponse = _classes["WatchResponse"]
-LeaseGrantRequest = _classes["LeaseGrantRequest"]
-LeaseGrantResponse = _classes["LeaseGrantResponse"]
-LeaseRevokeRequest = _classes["LeaseRevokeRequest"]
-LeaseRevokeResponse = _classes["LeaseRevokeResponse"]
-LeaseKeepAliveRequest = _classes["LeaseKeepAliveRequest"]
-LeaseKeepAliveResponse = _classes["LeaseKeepAliveResponse"]
-LeaseTimeToLiveRequest = _classes["LeaseTimeToLiveRequest"]
-LeaseTimeToLiveResponse = _classes["LeaseTimeToLiveResponse"]
-LeaseLeasesRequest = _classes["LeaseLeasesRequest"]
-LeaseLeasesResponse = _classes["LeaseLeasesResponse"]
-LeaseStatus = _classes["LeaseStatus"]
-StatusRequest = _classes["StatusRequest"]
-StatusResponse = _classes["StatusResponse"]
-HashRequest = _classes["HashRequest"]
-HashResponse = _classes["HashResponse"]
-HashKVRequest = _classes["HashKVRequest"]
-HashKVResponse = _classes["HashKVResponse"]
-AlarmMember = _classes["AlarmMember"]
-AlarmRequest = _classes["AlarmRequest"]
-AlarmResponse = _classes["AlarmResponse"]
-SnapshotRequest = _classes["SnapshotRequest"]
-DefragmentRequest = _classes["DefragmentRequest"]
-Member = _classes["Member"]
-MemberListRequest = _classes["MemberListRequest"]
-MemberListResponse = _classes["MemberListResponse"]
-AuthStatusRequest = _classes["AuthStatusRequest"]
-AuthStatusResponse = _classes["AuthStatusResponse"]
-AuthenticateRequest = _classes["AuthenticateRequest"]
-AuthenticateResponse = _classes["AuthenticateResponse"]
-LockRequest = _classes["LockRequest"]
-LockResponse = _classes["LockResponse"]
-UnlockRequest = _classes["UnlockRequest"]
-UnlockResponse = _classes["UnlockResponse"]
-LeaderKey = _classes["LeaderKey"]
-CampaignRequest = _classes["CampaignRequest"]
-CampaignResponse = _classes["CampaignResponse"]
-ProclaimRequest = _classes["ProclaimRequest"]
-ProclaimResponse = _classes["ProclaimResponse"]
-LeaderRequest = _classes["LeaderRequest"]
-LeaderResponse = _classes["LeaderResponse"]
-ResignRequest = _classes["ResignRequest"]
-ResignResponse = _classes["ResignResponse"]
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
 
 # Enumerations are varints on the wire, as int32 is; these are the numbers that we use.
 EQUAL, GREATER, LESS, NOT_EQUAL = range(4)
@@ -213,44 +156,23 @@ ALARMS_GET, ALARM_ACTIVATE, ALARM_DEACTIVATE = 0, 1, 2
 NOSPACE = 1
 
 
-class Methods:
+_STREAMS = {
+    "watch": "stream_stream",
+    "keepalive": "stream_stream",
+    "snapshot": "unary_stream",
+    "observe": "unary_stream",
+}
+
+
+class Methods(SimpleNamespace):
     """The methods of etcd on one channel, each a gRPC multi-callable."""
 
     def __init__(self, channel: Any) -> None:
-        def unary(name: str) -> Any:
+        super().__init__()
+        for name in _METHODS:
+            make = getattr(channel, _STREAMS.get(name, "unary_unary"))
             # Registered methods are what generated stubs use: their path is looked up once.
-            return channel.unary_unary(*_wiring(name), _registered_method=True)
-
-        def stream(name: str) -> Any:
-            return channel.stream_stream(*_wiring(name), _registered_method=True)
-
-        self.range = unary("range")
-        self.put = unary("put")
-        self.delete_range = unary("delete_range")
-        self.txn = unary("txn")
-        self.compact = unary("compact")
-        self.grant = unary("grant")
-        self.revoke = unary("revoke")
-        self.time_to_live = unary("time_to_live")
-        self.leases = unary("leases")
-        self.status = unary("status")
-        self.hash = unary("hash")
-        self.hash_kv = unary("hash_kv")
-        self.alarm = unary("alarm")
-        self.snapshot = channel.unary_stream(*_wiring("snapshot"), _registered_method=True)
-        self.defragment = unary("defragment")
-        self.member_list = unary("member_list")
-        self.auth_status = unary("auth_status")
-        self.authenticate = unary("authenticate")
-        self.lock = unary("lock")
-        self.unlock = unary("unlock")
-        self.campaign = unary("campaign")
-        self.proclaim = unary("proclaim")
-        self.leader = unary("leader")
-        self.observe = channel.unary_stream(*_wiring("observe"), _registered_method=True)
-        self.resign = unary("resign")
-        self.watch = stream("watch")
-        self.keepalive = stream("keepalive")
+            setattr(self, name, make(*_wiring(name), _registered_method=True))
 
 
 def serving(name: str) -> tuple[str, Any, Any]:

@@ -18,7 +18,6 @@ import grpc.aio
 from mooring.store.etcd.connection import EtcdConnection
 from mooring.store.etcd.endpoints import EtcdEndpoint
 from mooring.store.etcd.errors import Verdict, judge, shorten
-from mooring.store.etcd.proto import Methods
 from mooring.tasks import Tasks
 
 
@@ -32,7 +31,7 @@ class SharedStream:
         self,
         cluster: EtcdConnection,
         tasks: Tasks,
-        method: Callable[[Methods], Any],
+        method: str,
         received: Callable[[Any], bool],
         ended: Callable[[str], None],
     ) -> None:
@@ -85,7 +84,7 @@ class SharedStream:
 
     async def _run(self) -> None:
         metadata = self._cluster.metadata
-        call = self._method(self.endpoint.methods)(metadata=metadata)
+        call = getattr(self.endpoint.methods, self._method)(metadata=metadata)
         # Given an iterator, gRPC sends in a task of its own, which may outlive a call that failed.
         sending = self._tasks.start(self._send_to(call), name=f"sending to {self.endpoint.address}")
         try:

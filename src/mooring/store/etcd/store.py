@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -32,7 +32,6 @@ from mooring.store.contract import (
     Lease,
     LeaseTime,
     Member,
-    Order,
     Put,
     Query,
     Range,
@@ -60,11 +59,12 @@ from mooring.store.validation import (
     check_commit,
     check_number,
     check_query,
-    check_range,
     check_ttl,
     check_watch,
 )
 from mooring.tasks import Tasks, cleanup
+
+T = TypeVar("T")
 
 _FIRST_PAGE = 100  # entries; the pages after it are as many as make a good size
 _RESTARTS = 5  # of a read whose revision is compacted away between two pages
@@ -88,50 +88,27 @@ class EtcdStore(Store):
     def identity(self) -> str:
         return f"{self._cluster_id:016x}" if self._cluster_id else ""
 
-    async def read(
-        self,
-        range: Range,
-        *,
-        keys_only: bool = False,
-        limit: int = 0,
-        order: Order = "key",
-        created_before: int | None = None,
-        at: int | None = None,
-    ) -> Snapshot:
-        check_range(range)
-        one = range.end == range.start + b"\0"
-        if one and not keys_only and not limit and order == "key" and created_before is at is None:
-            return await self._get(range.start)
-        query = Query(range, keys_only, limit, order, created_before)
+    async def _read(self, query: Query, at: int | None = None) -> Snapshot:
         check_query(query, at)
-        if one:
-            answer = await self._range(_range_request(query, at), at)
-            return _snapshot(answer, query, at or answer.header.revision)
-        if order == "created" and limit:
+        one_key = query.range.end == query.range.start + b"\0"
+        if one_key or (query.order == "created" and query.limit):
             try:
                 answer = await self._range(_range_request(query, at), at)
                 return _snapshot(answer, query, at or answer.header.revision)
             except (TooLarge, Unavailable) as error:
-                # The server sorts, but only pages by key bring an answer of any size.
-                if not _worth_less(error):
+                # The server can sort, but only pages by key return an answer of any size.
+                if one_key or not _smaller_page_may_help(error):
                     raise
-        return await self._whole(query, at)
+        if at is not None:
+            return await self._pages(query, at)
+        return await self._restarting(lambda: self._pages(query, None), query)
 
-    async def _get(self, name: bytes) -> Snapshot:
-        """One key as it is now: what most reads are, so it does nothing more than that."""
-        answer = await self._call(
-            _RANGE, proto.RangeRequest(key=name), lambda: f"read of {readable(name)}", writes=False
-        )
-        kvs = answer.kvs
-        return Snapshot((entry(kvs[0]),) if kvs else (), answer.header.revision)
-
-    async def _whole(self, query: Query, at: int | None) -> Snapshot:
+    async def _restarting(self, read: Callable[[], Awaitable[T]], query: Query) -> T:
+        """A read in several calls, restarted if its revision is compacted between them, or if
+        failover leads to a member that has not reached it."""
         for _ in range(_RESTARTS):
-            try:
-                return await self._pages(query, at)
-            except Compacted:
-                if at is not None:
-                    raise
+            with contextlib.suppress(CannotResume):
+                return await read()
         raise Unavailable(
             f"read of {readable(query.range.start)}: the store compacts faster than it can be read"
         )
@@ -151,7 +128,7 @@ class EtcdStore(Store):
             try:
                 answer = await self._range(request, revision)
             except (TooLarge, Unavailable) as error:
-                if request.limit == 1 or not _worth_less(error):
+                if request.limit == 1 or not _smaller_page_may_help(error):
                     raise
                 size = max(1, request.limit // 8)
                 continue
@@ -171,7 +148,7 @@ class EtcdStore(Store):
 
     async def _range(self, request: Any, at: int | None) -> Any:
         return await self._call(
-            _RANGE, request, lambda: f"read of {readable(request.key)}", writes=False, at=at or 0
+            "range", request, lambda: f"read of {readable(request.key)}", writes=False, at=at or 0
         )
 
     async def commit(
@@ -186,14 +163,14 @@ class EtcdStore(Store):
 
         lease = _first_lease(writes)
         if len(writes) == 1 and not require and not read and isinstance(writes[0], Put):
-            put = await self._call(_PUT, _put(writes[0]), what, lease=lease)
+            put = await self._call("put", _put(writes[0]), what, lease=lease)
             return Committed(put.header.revision)
         if len(writes) == 1 and not require and not read and isinstance(writes[0], Delete):
             # An etcd that is out of space refuses every transaction, but not this.
             delete = _operation(writes[0]).request_delete_range
-            return Committed((await self._call(_DELETE, delete, what)).header.revision)
+            return Committed((await self._call("delete_range", delete, what)).header.revision)
         request = _txn_request(writes, require, read)
-        answer = await self._call(_TXN, request, what, writes=bool(writes), lease=lease)
+        answer = await self._call("txn", request, what, writes=bool(writes), lease=lease)
         revision = answer.header.revision
         ranges = [op.response_range for op in answer.responses if op.HasField("response_range")]
         reads = tuple(
@@ -206,29 +183,13 @@ class EtcdStore(Store):
     async def _together(self, queries: Sequence[Query]) -> Committed:
         """What several queries find at one revision. As reads, and not as a transaction, which
         would have to be one that writes: see `_txn_request`."""
-        for _ in range(_RESTARTS):
-            first = await self._ask(queries[0])
-            try:
-                rest = await asyncio.gather(
-                    *(self._ask(query, at=first.revision) for query in queries[1:])
-                )
-            except CannotResume:  # compacted meanwhile, or a member that is behind a restored one
-                continue
-            return Committed(first.revision, (first, *rest))
-        raise Unavailable(
-            f"read of {readable(queries[0].range.start)}: "
-            "the store compacts faster than it can be read"
-        )
 
-    async def _ask(self, query: Query, *, at: int | None = None) -> Snapshot:
-        return await self.read(
-            query.range,
-            keys_only=query.keys_only,
-            limit=query.limit,
-            order=query.order,
-            created_before=query.created_before,
-            at=at,
-        )
+        async def read() -> Committed:
+            first = await self._read(queries[0])
+            rest = (self._read(query, first.revision) for query in queries[1:])
+            return Committed(first.revision, (first, *await asyncio.gather(*rest)))
+
+        return await self._restarting(read, queries[0])
 
     def watch(self, range: Range, *, after: int | None = None) -> Watch:
         check_watch(range, after)
@@ -237,7 +198,7 @@ class EtcdStore(Store):
     async def grant(self, ttl: float) -> Lease:
         request = proto.LeaseGrantRequest(TTL=check_ttl(ttl))
         # Repeated where the reply is lost: a lease that nobody knows of expires by itself.
-        answer = await self._call(_GRANT, request, "grant of a lease", writes=False)
+        answer = await self._call("grant", request, "grant of a lease", writes=False)
         return Lease(answer.ID, float(answer.TTL))
 
     async def renew(self, lease: int) -> float:
@@ -247,13 +208,13 @@ class EtcdStore(Store):
     async def revoke(self, lease: int) -> None:
         check_number("lease", lease)
         request = proto.LeaseRevokeRequest(ID=lease)
-        await self._call(_REVOKE, request, f"revocation of lease {lease:x}", lease=lease)
+        await self._call("revoke", request, f"revocation of lease {lease:x}", lease=lease)
 
     async def remaining(self, lease: int) -> LeaseTime | None:
         check_number("lease", lease)
         request = proto.LeaseTimeToLiveRequest(ID=lease)
         what = f"read of lease {lease:x}"
-        answer = await self._call(_TIME_TO_LIVE, request, what, writes=False, lease=lease)
+        answer = await self._call("time_to_live", request, what, writes=False, lease=lease)
         if answer.TTL < 0:
             return None
         return LeaseTime(float(answer.grantedTTL), float(min(answer.TTL, answer.grantedTTL)))
@@ -261,7 +222,7 @@ class EtcdStore(Store):
     async def compact(self, revision: int) -> None:
         check_number("revision", revision)
         request = proto.CompactionRequest(revision=revision)
-        await self._call(_COMPACT, request, f"compaction at {revision}", at=revision)
+        await self._call("compact", request, f"compaction at {revision}", at=revision)
 
     async def status(self) -> Status:
         if self._cluster.closed:
@@ -311,7 +272,7 @@ class EtcdStore(Store):
 
     async def _call(
         self,
-        method: Any,
+        method: str,
         request: Any,
         what: str | Callable[[], str],
         *,
@@ -361,7 +322,7 @@ def _snapshot(answer: Any, query: Query, revision: int) -> Snapshot:
     return Snapshot(tuple(map(entry, answer.kvs)), revision, bool(query.limit and answer.more))
 
 
-def _worth_less(error: Exception) -> bool:
+def _smaller_page_may_help(error: Exception) -> bool:
     """Whether a smaller page may do better: it was too large, or too slow."""
     cause = error.__cause__
     slow = isinstance(cause, grpc.aio.AioRpcError) and (
@@ -429,12 +390,3 @@ _ALARMS = {
     "`etcdctl alarm disarm`",
     "CORRUPT": "CORRUPT: a member's data differs from the others'. Replace that member",
 }
-
-_RANGE = attrgetter("range")
-_PUT = attrgetter("put")
-_DELETE = attrgetter("delete_range")
-_TXN = attrgetter("txn")
-_GRANT = attrgetter("grant")
-_REVOKE = attrgetter("revoke")
-_COMPACT = attrgetter("compact")
-_TIME_TO_LIVE = attrgetter("time_to_live")

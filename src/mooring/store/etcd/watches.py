@@ -92,7 +92,7 @@ class WatchStream:
     """A watch stream and the watches on it, by id. Ids are ours, so that answers find their way."""
 
     def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
-        self.stream = SharedStream(cluster, tasks, lambda m: m.watch, self._received, self._ended)
+        self.stream = SharedStream(cluster, tasks, "watch", self._received, self._ended)
         self.metadata = cluster.metadata
         self.retired = False
         self._cluster = cluster

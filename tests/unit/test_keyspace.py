@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.store import Batch, Event
-from mooring.store.embedded.history import RevisionHistory
+from mooring.store.embedded.keyspace import RevisionHistory
 
 
 def batch(revision: int, events: int) -> Batch:
