@@ -112,10 +112,10 @@ def _engine(url: StoreURL) -> Engine:
     from mooring.store.embedded.engine import HISTORY, HISTORY_AGE, HISTORY_BYTES, QUOTA, Engine
 
     return Engine(
-        history=url.count("history", HISTORY),
-        history_age=url.seconds("history_age", HISTORY_AGE),
-        history_bytes=url.size("history_bytes", HISTORY_BYTES),
-        quota=url.quota(QUOTA),
+        history=url.option("history", HISTORY),
+        history_age=url.option("history_age", HISTORY_AGE),
+        history_bytes=url.option("history_bytes", HISTORY_BYTES),
+        quota=url.option("quota", QUOTA),
     )
 
 
@@ -132,7 +132,7 @@ def _open_etcd(url: StoreURL) -> Store:
         user=url.user,
         password=url.password,
         password_file=url.path("password_file"),
-        timeout=url.seconds("timeout", 5.0),
+        timeout=url.option("timeout", 5.0),
     )
     return EtcdStore(settings, url=str(url))
 
@@ -179,7 +179,7 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
         password_file=url.path("password_file"),
         sentinel_password=url.options.get("sentinel_password", ""),
         tls=tls,
-        timeout=url.seconds("timeout", told.connection_timeout),
+        timeout=url.option("timeout", told.connection_timeout),
     )
     keys = RedisKeys(
         url.options.get("prefix", told.key_prefix),
@@ -187,7 +187,7 @@ def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
         cluster=kind == "cluster",
     )
     if "expire" in url.options:
-        told = msgspec.structs.replace(told, consumer_timeout=url.seconds("expire", 0))
+        told = msgspec.structs.replace(told, consumer_timeout=url.option("expire", 0.0))
         settings = msgspec.structs.replace(settings, redis=told)
     return RedisRegistry(Connection(where, url=str(url)), keys, settings)
 

@@ -66,7 +66,7 @@ groups --store etcd://127.0.0.1:99999                 write it like HOST:2379
 groups --store etcd://127.0.0.1:1?timeout=x           write it like 10s
 groups --store etcds://127.0.0.1:1?ca={f}/none        ca=
 groups --store sqlite://{f}                           name a file in it
-groups --registry redis://127.0.0.1:1/x               is no number
+groups --registry redis://127.0.0.1:1/x               must be a number
 resolve {s} a --policy nix                            unknown balancing policy
 wait {s} a --timeout -1s                              write it like 10s
 watch {s} a/b/c                                       write it as group/name

@@ -234,10 +234,10 @@ async def test_a_write_that_cannot_be_kept_is_refused_alone(
         refused = [result for result in results if isinstance(result, StoreError)]
         assert len(refused) == 3
         assert not any(isinstance(error, OutOfSpace) for error in refused)
-        assert "mistake in Mooring" in str(refused[0])
+        assert "bug in Mooring" in str(refused[0])
         assert (await store.status()).alarms == ()
         assert len(await all_keys(store)) == 20
         monkeypatch.undo()
         await store.commit(Put(b"/bad", b""))
-    assert sum("mistake in Mooring" in record.getMessage() for record in caplog.records) == 1
+    assert sum("bug in Mooring" in record.getMessage() for record in caplog.records) == 1
     assert journal.check(tmp_path / "store") == []

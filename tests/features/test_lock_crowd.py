@@ -92,9 +92,9 @@ async def test_a_crowd_with_many_deaths(store_url: str, store: Store):
 
 
 def turns_told(hubs: list[Hub]) -> int:
-    """How often a waiter was woken: once for each turn, and never for nothing."""
+    """How often a waiter was admissions: once for each turn, and never for nothing."""
     queues = [hub._contenders for hub in hubs]
-    return sum(queue.view(f"{NAME}/".encode()).woken for queue in queues if queue is not None)
+    return sum(queue.view(f"{NAME}/".encode()).admissions for queue in queues if queue is not None)
 
 
 async def deaths(store: Store, tasks: list[asyncio.Task[None]], chance: random.Random) -> None:

@@ -83,7 +83,7 @@ def test_a_store_that_was_loaded_knows_what_its_history_takes():
         now=0.0,
     )
     for revision in range(engine.compacted, engine.revision + 1):
-        assert loaded._history.left_since(revision) == engine._history.left_since(revision)
+        assert loaded._history.obsolete_since(revision) == engine._history.obsolete_since(revision)
 
 
 def test_compaction_drops_a_little_at_a_time():

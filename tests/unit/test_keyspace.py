@@ -40,11 +40,11 @@ def test_it_is_what_happened_after_its_floor(chance: random.Random):
         at = chance.randrange(history.floor, newest + 1)
         after = [(one, left) for one, left in all_of_it if one.revision > at]
         assert history.since(at) == [one for one, _ in after]
-        assert history.left_since(at) == sum(left for _, left in after)
+        assert history.obsolete_since(at) == sum(left for _, left in after)
         most = chance.randrange(300)
-        lightened = history.lightened(most)
-        assert history.left_since(lightened) <= most
-        assert lightened == history.floor or history.left_since(lightened - 1) > most
+        lightened = history.compaction_for(most)
+        assert history.obsolete_since(lightened) <= most
+        assert lightened == history.floor or history.obsolete_since(lightened - 1) > most
     given_out = [e.key for one, _ in all_of_it for e in one.events if one.revision <= history.floor]
     assert taken[: len(given_out)] == given_out, "in order, each once"
     assert len(taken) < len(given_out) + 8

@@ -36,10 +36,10 @@ def test_off_without_quotes_is_off(tmp_path: Path):
         (b"users: {1: x}", r"users"),
         (b"tls: {cert: a}", "key"),
         (b"store: memory://\nhttp: 127.0.0.1:\xc2\xb2", "no address"),
-        (b"store: nonsense", "no store URL"),
+        (b"store: nonsense", "not a store URL"),
         (b"store: memory://?namespace=/a", "--etcd off"),
         (b"store: sqlite:///x?namespace=/a\netcd: 127.0.0.1:0", "whole store"),
-        (b"store: memory://\nregistry: nonsense", "no store URL"),
+        (b"store: memory://\nregistry: nonsense", "not a store URL"),
         (b"store: redis://h\netcd: 127.0.0.1:0", "no keys for etcd's API"),
         (b"store: redis://h\nregistry: redis://h", "keeps a registry and nothing else"),
         (b"cleanup: sometimes", r"cleanup"),
@@ -52,8 +52,8 @@ def test_off_without_quotes_is_off(tmp_path: Path):
         (b"store: memory://\nrates: {reads: -1}", r"rates\.reads"),
         (b"store: memory://\nrates: {bodies: 1}", "bodies"),
         (b"store: memory://\nquota: 5 pages", "the quota 5 pages"),
-        (b"store: memory://\nquota: -5", "the quota -5: it must be a number of bytes from 1 up"),
-        (b"store: memory://\nquota: 0", "the quota 0: it must be a number of bytes from 1 up"),
+        (b"store: memory://\nquota: -5", "the quota -5: it must be a positive number of bytes"),
+        (b"store: memory://\nquota: 0", "the quota 0: it must be a positive number of bytes"),
         (b"store: memory://\nquota: true", "quota"),
         (b"store: etcd://127.0.0.1\nquota: 1GiB", "no embedded store"),
         (b"store: memory://\nconnections: {per_address: -1}", r"connections\.per_address"),
@@ -70,7 +70,7 @@ def test_what_cannot_be_is_told_in_words(tmp_path: Path, content: bytes, says: s
 @pytest.mark.parametrize("quota", ["1000000", "'1000000'"])
 def test_a_quota_may_be_a_number(tmp_path: Path, quota: str):
     (tmp_path / "file").write_text(f"store: memory://\nquota: {quota}\n")
-    assert load(tmp_path / "file").url().quota(0) == 1_000_000
+    assert load(tmp_path / "file").url().option("quota", 0) == 1_000_000
 
 
 def test_a_namespace_is_fine_without_the_api_of_etcd(tmp_path: Path):

@@ -59,9 +59,9 @@ def test_the_name_of_a_memory_store_is_whole():
 
 
 def test_how_much_history_is_kept():
-    assert parse("memory://?history_bytes=1000").size("history_bytes", 5) == 1000
-    assert parse("sqlite:///x?history_bytes=16MiB").size("history_bytes", 5) == 16 * 1024**2
-    assert parse("sqlite:///x").size("history_bytes", 5) == 5
+    assert parse("memory://?history_bytes=1000").option("history_bytes", 5) == 1000
+    assert parse("sqlite:///x?history_bytes=16MiB").option("history_bytes", 5) == 16 * 1024**2
+    assert parse("sqlite:///x").option("history_bytes", 5) == 5
 
 
 def test_user_and_password_may_be_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -89,18 +89,18 @@ def test_a_password_is_masked_wherever_a_url_shows(text: str):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("127.0.0.1:2379", "no store URL"),
+        ("127.0.0.1:2379", "not a store URL"),
         ("foo://h", "foo://"),
         ("ectd://h", "did you mean 'etcd'"),
         ("etcd://", "names no host"),
         ("etcd://h?tmeout=1s", "did you mean 'timeout'"),
         ("etcd://h?ca=x", "no option 'ca'"),
         ("etcd://h?timeout=5", "not a duration"),
-        ("etcd://h:port", "is no host"),
-        ("etcd://h:99999", "is no host"),
-        ("etcd://h/path", "is no host"),
-        ("etcd://h1,,h2", "is no host"),
-        ("etcd://h?timeout", "not name=value"),
+        ("etcd://h:port", "is invalid"),
+        ("etcd://h:99999", "is invalid"),
+        ("etcd://h/path", "is invalid"),
+        ("etcd://h1,,h2", "is invalid"),
+        ("etcd://h?timeout", "must be name=value"),
         ("etcd://h#x", "%23"),
         ("etcd://h?namespace=", "namespace"),
         ("memory://x?history=many", "history=many"),
@@ -109,9 +109,9 @@ def test_a_password_is_masked_wherever_a_url_shows(text: str):
         ("memory://x?history_bytes=0", "history_bytes=0"),
         ("memory://x?history_bytes=16MB", "256MiB"),
         ("sqlite:///a%00b", "zero byte"),
-        ("etcd://h?timeout=0s", "more than nothing"),
-        ("etcd://a b:2379", "is no host"),
-        ("etcd://[::1", "is no host"),
+        ("etcd://h?timeout=0s", "more than 0"),
+        ("etcd://a b:2379", "is invalid"),
+        ("etcd://[::1", "is invalid"),
         ("consul://h", r"consul:// \(there are"),
         ("etcds://h?cert=/some/file", "both"),
         ("etcds://h?key=/some/file", "both"),
@@ -129,12 +129,12 @@ async def test_what_cannot_be_used_is_named(text: str, says: str):
     ("text", "message"),
     [
         ("redis+cluster://h?tls=yes", "it must be on or off"),
-        ("redis://h?prefix=a{b}", "no spaces, control characters or braces"),
+        ("redis://h?prefix=a{b}", "must not contain spaces, control characters or braces"),
         ("redis+sentinel://h", "does not name the master"),
         ("redis://h1,h2", "names several hosts"),
-        ("redis+cluster://h/1", "nothing can follow its hosts but a database"),
-        ("redis://h/1/2", "nothing can follow its hosts but a database"),
-        ("redis+sentinel://h/main/first", "the database 'first' is no number"),
+        ("redis+cluster://h/1", "only a database may follow the hosts"),
+        ("redis://h/1/2", "only a database may follow the hosts"),
+        ("redis+sentinel://h/main/first", "the database 'first' must be a number"),
     ],
 )
 def test_what_cannot_be_used_in_a_redis_url_is_named(text: str, message: str):

@@ -37,7 +37,7 @@ def test_it_finds_whom_a_scan_would_find(watched, batches):
             present.append(watcher)
     assert len(index) == len(present)
     for revision, names in enumerate(batches, 2):
-        index.hand(Batch(revision, tuple(Event(name, None) for name in names)))
+        index.deliver(Batch(revision, tuple(Event(name, None) for name in names)))
     for watcher in present:
         told = [(b.revision, [e.key for e in b.events]) for b in watcher.pending]
         expected = [
@@ -64,7 +64,7 @@ def test_nothing_is_left_when_all_have_gone(watched):
 def test_a_watcher_who_does_not_keep_up_is_sent_to_the_history():
     watcher = live(Range(b"a", b""))
     for revision in range(2, PENDING + 3):
-        watcher.hand(Batch(revision, ()), 0)
+        watcher.deliver(Batch(revision, ()), 0)
     assert watcher.lagging
     assert len(watcher.pending) == 0
     assert watcher.position == 1
@@ -77,12 +77,12 @@ def test_one_that_does_not_keep_up_holds_no_more_than_so_many_bytes():
     value = b"x" * 1_000_000
     for revision in range(2, 300):
         entry = Entry(b"a", value, 2, revision, revision - 1)
-        index.hand(Batch(revision, (Event(b"a", entry),)))
+        index.deliver(Batch(revision, (Event(b"a", entry),)))
     assert watcher.lagging
     assert watcher.position == 1
     assert len(watcher.pending) == 0
     watcher.lagging = False
     for _ in range(3):
         for revision in range(300, 350):
-            watcher.hand(Batch(revision, ()), 1_000_000)
+            watcher.deliver(Batch(revision, ()), 1_000_000)
         assert len(watcher.take()) == 50, "what was taken counts no more"

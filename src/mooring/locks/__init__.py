@@ -1,2 +1,1 @@
-"""Locks, elections, semaphores and barriers: one fair queue (`queue`) under all of them, and
-fencing for what lies outside the store (`guard`)."""
+"""Locks, read-write locks, semaphores, elections and barriers on one fair `queue`, and fencing."""

@@ -1,4 +1,4 @@
-"""A barrier: nobody goes on before everybody is there."""
+"""A barrier: each party waits until all parties are waiting."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mooring.store.contract import Put
 
 
 class Barrier:
-    """`wait` returns once `parties` wait at the same time. It may be used again and again: who
-    comes for the next round waits for the others of that round."""
+    """`wait` returns once `parties` callers wait at the same time. It is reusable: further callers
+    wait for the next round."""
 
     def __init__(
         self, queue: Queue, name: str, parties: int, *, ttl: float, timeout: float | None
@@ -24,20 +24,20 @@ class Barrier:
         self.parties: int = parties
         self._queue, self._timeout = queue, timeout
         self._rule = BarrierRule(parties)
-        self._line = Lock(queue, name, ttl=ttl, timeout=timeout, kind=PARTY, size=parties)
+        self._lock = Lock(queue, name, ttl=ttl, timeout=timeout, kind=PARTY, size=parties)
 
     async def wait(self) -> int:
-        """Wait for the others; the number of this party in the round, from 0.
+        """Wait for the other parties. Returns the number of this party in the round, from 0.
 
-        Raises `LockTimeout` where too few come in time, or one of them does not go on in that time,
-        and what the store raises. A party that is cancelled or dies while it waits does not count.
-        One that dies while it goes on may leave others to wait for their timeout: they cannot know
-        that it was open.
+        Raises `LockTimeout` if too few parties arrive in time or one of them does not pass in time,
+        and the errors of the store. A party that is cancelled or dies while it waits does not
+        count. One that dies while it passes may make the others wait until their timeout: they
+        cannot know that the barrier opened.
         """
         deadline = None
-        if self._timeout is not None:  # who waits for nobody to come needs a moment to pass
+        if self._timeout is not None:  # with a timeout of 0, passing still takes a moment
             deadline = asyncio.get_running_loop().time() + (self._timeout or GRACE)
-        async with await self._line.acquire() as held:
+        async with await self._lock.acquire() as held:
             timer = asyncio.timeout_at(deadline)
             try:
                 async with timer:
@@ -45,24 +45,24 @@ class Barrier:
             except TimeoutError:
                 if not timer.expired():
                     raise
-                raise self._line._late() from None
+                raise self._lock._timed_out() from None
 
     async def _pass(self, held: Held) -> int:
-        """Say that it was seen open, and stay until everybody has."""
+        """Record that this party passed, and stay until all parties of the round have passed."""
         view = self._queue.view(held._start)
-        mark = held._waiter.mark
+        position = held._waiter.position
         changed = asyncio.Event()
         unsubscribe = view.subscribe(changed.set)
-        self._queue.watch_over(held._waiter, held._start)
+        self._queue.watch_holder(held._waiter, held._start)
         try:
-            while not (bound := self._rule.opened(view.order, mark)):
+            while not (bound := self._rule.opened(view.order, position)):
                 held.ensure()
                 await changed.wait()
                 changed.clear()
-            number = self._rule.number(view.order, mark)
-            card = ContenderValue(PARTY, self._queue.by, self.parties, bound)
+            number = self._rule.number(view.order, position)
+            passed = ContenderValue(PARTY, self._queue.by, self.parties, bound)
             await self._queue.store.commit(
-                Put(held.key, encode_value(card), held._waiter.lease), require=[held.check]
+                Put(held.key, encode_value(passed), held._waiter.lease), require=[held.check]
             )
             while not self._rule.all_passed(view.order, bound):
                 changed.clear()

@@ -1,4 +1,4 @@
-"""An election: one leader at a time, who says something of itself, and others who follow it."""
+"""An election: one leader at a time, with a value, and observers of the leader."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mooring.store.contract import Entry, Put, prefix
 
 
 class Leader(msgspec.Struct, frozen=True):
-    """Who leads, and what it says of itself."""
+    """The leader of an election, and its value."""
 
     value: bytes
     key: bytes
     token: int
-    """Its fencing token: higher than that of every leader before."""
+    """The fencing token: higher than that of every earlier leader."""
     lease: int
 
     @property
@@ -33,10 +33,10 @@ class Leader(msgspec.Struct, frozen=True):
 
 
 class Leadership(Held):
-    """An election that is won. See `Held`: a loss cancels the body."""
+    """A won election. As with `Held`, a loss cancels the body."""
 
     async def proclaim(self, value: str | bytes) -> None:
-        """Say something else of itself. Raises `LockLost` where it leads no more."""
+        """Change the value of the leader. Raises `LockLost` if it no longer leads."""
         self.ensure()
         put = Put(self.key, as_value(value), self._waiter.lease)
         try:
@@ -46,7 +46,7 @@ class Leadership(Held):
             raise self._error() from None
 
     async def resign(self) -> None:
-        """Let the next candidate lead."""
+        """Give up the leadership; the next candidate leads."""
         await self.release()
 
 
@@ -78,23 +78,23 @@ class Election:
         self._queue, self._ttl, self._timeout = queue, ttl, timeout
 
     def campaign(self, value: str | bytes = b"") -> Campaign:
-        """Stand for it, saying `value` of itself.
+        """Become a candidate with a value.
 
         async with election.campaign("10.0.0.1:8080") as leadership: ...
         """
         return Campaign(self._queue, self.name, value, ttl=self._ttl, timeout=self._timeout)
 
     async def leader(self) -> Leader | None:
-        """Who leads now; None where nobody does."""
-        found = await self._queue.store.read(prefix(self._start), limit=8, order="created")
-        order = QueueOrder(self._start, found.entries)
-        if not len(order) and found.more:  # hidden behind those of names below this one
+        """The current leader; None if there is none."""
+        snapshot = await self._queue.store.read(prefix(self._start), limit=8, order="created")
+        order = QueueOrder(self._start, snapshot.entries)
+        if not len(order) and snapshot.more:  # only keys of nested names were read
             whole = await self._queue.store.read(prefix(self._start))
             order = QueueOrder(self._start, whole.entries)
         return leader_of(order.first)
 
     def observe(self) -> Leaders:
-        """Follow who leads, from now on.
+        """Follow the leader from now on.
 
         async with election.observe() as leaders:
             async for leader in leaders: ...
@@ -103,33 +103,33 @@ class Election:
 
 
 class Leaders(AsyncIterator[Leader | None]):
-    """Who leads, and each time that this changes who does then; None for nobody. Who does not keep
-    up is told the newest alone. It ends when it is left, or the hub is closed."""
+    """Yields the current leader and every new one; None if there is none. A slow consumer gets only
+    the newest. It ends when it is closed, or the hub is."""
 
     def __init__(self, queue: Queue, start: bytes) -> None:
         self._queue, self._start = queue, start
-        self._told: Leader | None = None
+        self._last: Leader | None = None
         self._first = True
         self._changed = asyncio.Event()
-        self._left = True
+        self._closed = True
 
     async def __aenter__(self) -> Self:
         self._view = self._queue.view(self._start)
         self._unsubscribe = self._view.subscribe(self._changed.set)
-        self._left = False
+        self._closed = False
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if not self._left:
-            self._left = True
+        if not self._closed:
+            self._closed = True
             self._unsubscribe()
             self._changed.set()
 
     async def __anext__(self) -> Leader | None:
-        while not (self._left or self._view.closed):
+        while not (self._closed or self._view.closed):
             leader = leader_of(self._view.order.first)
-            if self._view.mirror.loaded and (self._first or leader != self._told):
-                self._first, self._told = False, leader
+            if self._view.mirror.loaded and (self._first or leader != self._last):
+                self._first, self._last = False, leader
                 return leader
             self._changed.clear()
             await self._changed.wait()

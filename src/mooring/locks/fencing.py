@@ -1,8 +1,8 @@
-"""Fencing for resources outside the store: a token older than the newest seen is refused.
+"""Fencing for resources outside the store: rejects tokens that are older than the newest one.
 
-A check of a lock (`held.check`) guards what is in the store. A database, a file or a device that
-only one holder may write to must itself refuse who was overtaken: give it the lock's token with
-each write, and let it compare.
+The check of a lock (`held.check`) protects keys of the store. A database, a file or a device that
+only the holder may write to must itself reject former holders: pass the token of the lock with each
+write, and let the resource compare tokens.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from mooring.errors import InvalidRequest, StaleToken
 from mooring.formatting import quoted
 
 ParamStyle = Literal["qmark", "format", "numeric"]
-"""How a database's driver writes parameters: `?` (sqlite3), `%s` (psycopg), `$1` (asyncpg)."""
+"""The placeholders of a database driver: `?` (sqlite3), `%s` (psycopg), `$1` (asyncpg)."""
 
 
 class Guard:
-    """The newest token of each resource, in this process: for a service that guards a device, a
-    file, or an API. It forgets with the process; what must outlast it belongs into a database."""
+    """The newest token of each resource, in memory: for a process that protects a device, a file or
+    an API. To keep tokens when the process ends, use a database."""
 
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
         self._changing = threading.Lock()
 
     def admit(self, resource: str, token: int) -> None:
-        """Take note of a token. Raises `StaleToken` where a newer one was seen."""
+        """Record a token. Raises `StaleToken` if a newer one was recorded."""
         check_token(token)
         with self._changing:
             newest = self._newest.get(resource, 0)
@@ -39,7 +39,7 @@ class Guard:
 
 
 class Cursor(Protocol):
-    """What is needed of a cursor of Python's database API."""
+    """A cursor of Python's database API."""
 
     @property
     def rowcount(self) -> int: ...
@@ -48,10 +48,10 @@ class Cursor(Protocol):
 
 
 def admit(cursor: Cursor, resource: str, token: int, *, style: ParamStyle = "qmark") -> None:
-    """Take note of a token in a database, in the transaction that `cursor` is in: the same that
-    writes what is guarded. Raises `StaleToken` where a newer one was seen: roll back then.
+    """Record a token in a database, in the same transaction as the write that it protects. Raises
+    `StaleToken` if a newer one was recorded: then roll back.
 
-    The table is made with `SQL["table"]`.
+    `SQL["table"]` creates the table.
     """
     check_token(token)
     cursor.execute(admission(style), (resource, token))
@@ -60,16 +60,16 @@ def admit(cursor: Cursor, resource: str, token: int, *, style: ParamStyle = "qma
 
 
 def admission(style: ParamStyle) -> str:
-    """The statement that admits a token, with parameters as a driver writes them."""
-    if style not in _MARKS:
+    """The statement that records a token, with the placeholders of a driver."""
+    if style not in _PLACEHOLDERS:
         raise InvalidRequest(
-            f"parameters of style {quoted(style)} are not known: {', '.join(_MARKS)}"
+            f"the parameter style {quoted(style)} is unknown: use one of {', '.join(_PLACEHOLDERS)}"
         )
-    first, second = _MARKS[style]
+    first, second = _PLACEHOLDERS[style]
     return SQL["admit"].replace("(?, ?)", f"({first}, {second})")
 
 
-_MARKS: Mapping[str, tuple[str, str]] = {
+_PLACEHOLDERS: Mapping[str, tuple[str, str]] = {
     "qmark": ("?", "?"),
     "format": ("%s", "%s"),
     "numeric": ("$1", "$2"),
@@ -79,14 +79,14 @@ _MARKS: Mapping[str, tuple[str, str]] = {
 def check_token(token: object) -> None:
     if not isinstance(token, int) or token < 1:
         raise InvalidRequest(
-            f"the fencing token {quoted(token)} is not possible: it is a lock's token"
+            f"the fencing token {quoted(token)} is invalid: use the token of a held lock"
         )
 
 
 def stale(resource: str, token: int, newest: int | None = None) -> StaleToken:
-    seen = f"{newest} was seen" if newest is not None else "a newer one was seen"
+    seen = f"{newest} was recorded" if newest is not None else "a newer one was recorded"
     return StaleToken(
-        f"{quoted(resource)} refuses the fencing token {token}: {seen}; its holder lost its lock"
+        f"{quoted(resource)} rejects the fencing token {token}: {seen}; its holder lost the lock"
     )
 
 

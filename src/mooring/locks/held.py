@@ -1,4 +1,4 @@
-"""What is held: its fencing token, its check, and its loss."""
+"""A held lock: its fencing token, its check, and the detection of its loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATE = "its lease was not renewed in time"
 
 
 class Held:
-    """A lock that is ours. Got from `async with lock`, or from `acquire` and then released.
+    """A lock that this process add_holder, from `async with lock` or from `acquire`.
 
     `async with held` makes it a scope: a loss cancels the body, and leaving raises `LockLost`.
     """
@@ -34,18 +34,18 @@ class Held:
     ) -> None:
         self.key: bytes = waiter.key
         self.token: int = waiter.token
-        """The fencing token: higher than that of everybody who held it before."""
+        """The fencing token: higher than that of every earlier holder."""
         self._lost: asyncio.Event | None = None
         self._queue, self._start = queue, start
         self._waiter, self._lease, self._by = waiter, lease, by
         self._guarded = False
-        """Whether whom it is held by is marked, so that it cannot wait for itself."""
+        """Whether its owner is recorded, so that it cannot deadlock by entering the lock again."""
         self._reason = ""
         self._released = False
         self._scope: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._cancelled = False
-        queue.holds(waiter, start)
+        queue.add_holder(waiter, start)
         self._listen()
 
     def _listen(self) -> None:
@@ -57,8 +57,8 @@ class Held:
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set when it is no longer ours though it was not released."""
-        if self._lost is None:  # made when it is asked for: to hold a lock is often brief
+        """Set when the lock is lost without having been released."""
+        if self._lost is None:  # created on demand: most locks are held briefly
             self._lost = asyncio.Event()
             if self._reason:
                 self._lost.set()
@@ -66,22 +66,22 @@ class Held:
 
     @property
     def check(self) -> Check:
-        """For `commit(…, require=[held.check])`: nothing is written unless it is still ours."""
+        """For `commit(…, require=[held.check])`: the commit fails unless the lock is still held."""
         return self._waiter.check
 
     @property
     def suspended(self) -> bool:
-        """Whether it is in doubt: its lease could not be renewed of late, and may be lost soon."""
+        """Whether the lease could not be renewed recently, so that the lock may be lost soon."""
         return self.state == "suspended"
 
     @property
     def remaining(self) -> float:
-        """Seconds for which it is certain to be ours, whatever happens to the store."""
+        """Seconds for which the lock is certainly held, whatever happens to the store."""
         return 0.0 if self.state in ("lost", "released") else self._lease.session.remaining
 
     @property
     def state(self) -> State:
-        """By this machine's clock: right also where the event loop was held up."""
+        """By this machine's clock, so it is correct even if the event loop was blocked."""
         if self._reason:
             return "lost"
         if self._released or self._forked:
@@ -91,7 +91,7 @@ class Held:
         return "suspended" if self._lease.session.state == "suspended" else "held"
 
     def ensure(self) -> None:
-        """Raise `LockLost` or `NotHeld` unless it is ours as far as can be known here."""
+        """Raise `LockLost` or `NotHeld` unless the lock is held as far as this process knows."""
         state = self.state
         if state == "lost":
             raise self._error()
@@ -103,13 +103,13 @@ class Held:
         return self._queue.leases.forked
 
     def _not_held(self) -> NotHeld:
-        why = "is that of the process that forked this one" if self._forked else "was released"
+        why = "is held by the parent process" if self._forked else "was released"
         return NotHeld(f"the lock {quoted(self.name)} {why}")
 
     def _error(self) -> LockLost:
         reason = self._reason or _LATE
         return LockLost(
-            f"the lock {quoted(self.name)} is no longer ours: {reason}; somebody else may hold it"
+            f"the lock {quoted(self.name)} is lost: {reason}; another contender may hold it"
         )
 
     def _lose(self, reason: str) -> None:
@@ -118,46 +118,48 @@ class Held:
         self._reason = reason
         log.warning("the lock %s (token %d) is lost: %s", quoted(self.name), self.token, reason)
         self.lost.set()
-        self._settle()
+        self._stop_watching()
         task = self._scope
         if task is not None and not task.done() and task is not _current_task():
             self._cancelled = True
             task.cancel(f"the lock {quoted(self.name)} is lost")
 
-    def _settle(self) -> None:
-        """It is ours no longer, one way or another."""
+    def _stop_watching(self) -> None:
+        """Stop watching a lock that was released or lost."""
         self._waiter.on_gone = self._lease.lost = None
         self._queue.forget(self._waiter, self._start)
         if self._guarded:
             self._queue.owners.discard((self._start, self._by))
 
     async def release(self) -> None:
-        """Give it back. Raises `LockLost` where it was not ours until now, and `NotHeld` where it
-        was released before. Where the store cannot be reached, the lease runs out by itself.
+        """Release the lock. Raises `LockLost` if it was lost before, and `NotHeld` if it was
+        already released. If the store cannot be reached, the lease expires.
 
-        Cancellation does not keep it: the lease is revoked then.
+        If the call is cancelled, the lease is revoked.
         """
         if self._released or self._forked:
             raise self._not_held()
-        stood = False
+        existed = False
         lost = self.state == "lost"
         self._released = True
-        self._settle()
+        self._stop_watching()
         if lost:
             self._reason = self._reason or _LATE
             self.lost.set()
             self._queue.leases.discard_soon(self._lease)
             raise self._error()
         try:
-            stood = await self._queue.leave(self._waiter, self._start)
+            existed = await self._queue.leave(self._waiter, self._start)
         except StoreError as error:
-            log.info("the lock %s is left to its lease: %s", quoted(self.name), error)
+            log.info(
+                "the lock %s was not released; its lease will expire: %s", quoted(self.name), error
+            )
             await self._queue.leases.discard(self._lease, within=GRACE)
             return
         except BaseException:
             await self._queue.leases.discard(self._lease)
             raise
-        if not stood:
+        if not existed:
             self._reason = "its key was gone when it was released"
             self.lost.set()
             await self._queue.leases.discard(self._lease)
@@ -179,10 +181,10 @@ class Held:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._forked:  # the child of a fork leaves the body too, but holds nothing
+        if self._forked:  # a forked child leaves the body too, but does not hold the lock
             return
         task, self._scope = self._scope, None
-        # As `asyncio.timeout` does it: what we cancelled ends here, what others cancelled goes on.
+        # As in `asyncio.timeout`: our own cancellation ends here, that of others is passed on.
         ours = self._cancelled and task is not None and task.uncancel() <= self._cancelling
         ours = ours and isinstance(error, asyncio.CancelledError)
         if self._released:
@@ -197,7 +199,7 @@ class Held:
             error.add_note(str(lost))
 
     async def aclose(self) -> None:
-        """Release it where that was not done yet; no error where it is lost."""
+        """Release the lock unless it was released. Losing it is not an error."""
         if not (self._released or self._forked):
             try:
                 await self.release()
@@ -212,16 +214,18 @@ def _current_task() -> asyncio.Task[object] | None:
         return None
 
 
-BEHIND: ContextVar[threading.Thread | None] = ContextVar("thread behind a task", default=None)
-"""Set by the portal of the blocking API, whose calls are tasks of their own."""
+CALLING_THREAD: ContextVar[threading.Thread | None] = ContextVar(
+    "the thread that calls the blocking API", default=None
+)
+"""Set by the portal of the blocking API, in which every call is a task of its own."""
 
 
 def caller() -> object:
-    return BEHIND.get() or asyncio.current_task()
+    return CALLING_THREAD.get() or asyncio.current_task()
 
 
-def has_ended(who: object) -> bool:
-    """Whether a caller of before can do nothing any more."""
-    if isinstance(who, threading.Thread):
-        return not who.is_alive()
-    return not isinstance(who, asyncio.Task) or who.done()
+def has_ended(owner: object) -> bool:
+    """Whether a task or thread has ended."""
+    if isinstance(owner, threading.Thread):
+        return not owner.is_alive()
+    return not isinstance(owner, asyncio.Task) or owner.done()

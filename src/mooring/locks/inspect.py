@@ -1,4 +1,4 @@
-"""Who holds what, and who waits: for people."""
+"""Lists locks with their holders and waiters, and releases locks for operators."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from mooring.store.contract import Delete, Entry, Store, created_at, everything,
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """One who holds a lock or waits for it."""
+    """A holder or waiter of a lock."""
 
     key: bytes
     token: int
     lease: int
     kind: str
-    """`lock`, `read`, `place`, `party`; empty for somebody else's: etcdctl, an election."""
+    """`lock`, `read`, `place`, `party`; empty for etcdctl and for elections."""
     by: str
-    """Who it is, `host:pid`, where it says so."""
+    """The contender, `host:pid`; empty if unknown."""
     value: bytes
-    """What an election's candidate says of itself."""
+    """The value of a candidate of an election."""
 
 
 class LockInfo(msgspec.Struct, frozen=True):
-    """A lock with its holders and those who wait, in their order."""
+    """A lock with its holders and waiters, in the order of the queue."""
 
     name: str
     holders: tuple[Contender, ...]
@@ -39,15 +39,15 @@ class LockInfo(msgspec.Struct, frozen=True):
 
 
 async def locks(store: Store, start: str = "") -> list[LockInfo]:
-    """The locks whose names start so. A key is a contender's if its last part is its own lease."""
+    """The locks whose names start with `start`: keys whose last part is their own lease."""
     first = start.encode()
     range = prefix(first) if first else everything()
-    lines: dict[bytes, list[Entry]] = {}
+    queues: dict[bytes, list[Entry]] = {}
     for entry in (await store.read(range)).entries:
         name, slash, lease = entry.key.rpartition(b"/")
         if slash and name.startswith(first) and lease == b"%x" % entry.lease and entry.lease:
-            lines.setdefault(name, []).append(entry)
-    return [_info(name, entries) for name, entries in sorted(lines.items())]
+            queues.setdefault(name, []).append(entry)
+    return [_info(name, entries) for name, entries in sorted(queues.items())]
 
 
 def _info(name: bytes, entries: list[Entry]) -> LockInfo:
@@ -55,35 +55,35 @@ def _info(name: bytes, entries: list[Entry]) -> LockInfo:
     holders: list[Contender] = []
     waiting: list[Contender] = []
     for entry in order:
-        card = _ours(entry)
-        admitted = rule_of(card).admits(order, (entry.created, entry.key))
-        (holders if admitted else waiting).append(_contender(entry, card))
+        value = _decode(entry)
+        admitted = rule_of(value).admits(order, (entry.created, entry.key))
+        (holders if admitted else waiting).append(_contender(entry, value))
     return LockInfo(name.decode(errors="backslashreplace"), tuple(holders), tuple(waiting))
 
 
-def _ours(entry: Entry) -> ContenderValue:
-    """The card of a contender. One that is not written as ours are is what a candidate of an
-    election says of itself, whatever it looks like."""
-    card = decode_value(entry.value)
-    return card if card.by and encode_value(card) == entry.value else FOREIGN
+def _decode(entry: Entry) -> ContenderValue:
+    """The decoded value of a contender. A value that Mooring would encode differently is that of a
+    candidate of an election, whatever it looks like."""
+    value = decode_value(entry.value)
+    return value if value.by and encode_value(value) == entry.value else FOREIGN
 
 
-def _contender(entry: Entry, card: ContenderValue) -> Contender:
-    value = b"" if card.kind else entry.value
-    return Contender(entry.key, entry.created, entry.lease, card.kind, card.by, value)
+def _contender(entry: Entry, value: ContenderValue) -> Contender:
+    candidate = b"" if value.kind else entry.value
+    return Contender(entry.key, entry.created, entry.lease, value.kind, value.by, candidate)
 
 
-async def look(store: Store, name: str) -> LockInfo | None:
-    """One lock, by its whole name; None where nobody contends for it."""
-    return next((each for each in await locks(store, name) if each.name == name), None)
+async def find_lock(store: Store, name: str) -> LockInfo | None:
+    """One lock by its full name; None if it has no contenders."""
+    return next((lock for lock in await locks(store, name) if lock.name == name), None)
 
 
 async def release(store: Store, name: str, lease: int, *, token: int = 0) -> Contender | None:
-    """Take a lock from the holder with this lease, and with a `token` only if it is that very one;
-    who it was. None where nobody holds it so: nothing was changed then."""
+    """Release a lock for the holder with this lease; with a `token`, only that holding. Returns the
+    former holder; None if there is no such holder, and nothing was changed."""
     while True:
-        found = await look(store, name)
-        for holder in () if found is None else found.holders:
+        lock = await find_lock(store, name)
+        for holder in () if lock is None else lock.holders:
             if holder.lease == lease and token in (0, holder.token):
                 break
         else:
@@ -94,4 +94,4 @@ async def release(store: Store, name: str, lease: int, *, token: int = 0) -> Con
             )
             return holder
         except Conflict:
-            continue  # it left, and may have come back
+            continue  # the holder left, and may have joined again

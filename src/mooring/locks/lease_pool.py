@@ -1,7 +1,7 @@
-"""Leases for contenders: one each while it contends, and kept for the next one for a while.
+"""A pool of leases for contenders: each contender has a lease of its own while it contends.
 
-To grant and to revoke a lease are round trips, as many as to acquire and to release a lock. A lease
-is only handed on where it is certain that nothing hangs on it any more; otherwise it is revoked.
+Granting and revoking a lease takes as many round trips as acquiring and releasing a lock, so leases
+are reused. A lease is reused only if no key can be attached to it; otherwise it is revoked.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 IDLE = 64
-"""Leases of one time-to-live that are kept though nobody uses them, …"""
+"""The maximum number of idle leases for each time-to-live, …"""
 IDLE_FOR = 10.0
-"""…and for how many seconds."""
+"""…and how long they are kept, in seconds."""
 
 GRACE = 1.0
-"""Seconds that who gives up waits for what it leaves behind to be gone; it goes on without it."""
+"""Seconds to wait for cleanup after a timeout or cancellation. Then it runs in the background."""
 
 _REVOKE_WITHIN = 3.0
 
 
-async def patiently(task: asyncio.Task[object], *, within: float) -> None:
-    """Wait for a task for so long, or a moment more where the caller is cancelled. It goes on."""
+async def wait_up_to(task: asyncio.Task[object], *, within: float) -> None:
+    """Wait for a task, which continues after that. Cancellation is delayed by up to `GRACE`."""
     try:
         await asyncio.wait([task], timeout=within)
     except asyncio.CancelledError:
@@ -42,7 +42,7 @@ async def patiently(task: asyncio.Task[object], *, within: float) -> None:
 
 
 class PooledLease:
-    """A session, and who is told when it is lost."""
+    """A session, with the callback for its loss."""
 
     __slots__ = ("asked", "end", "idle_since", "lost", "session", "taken", "used", "watch")
 
@@ -50,14 +50,15 @@ class PooledLease:
         self.session, self.asked = session, asked
         self.idle_since = 0.0
         self.used = False
-        """Whether it had another user before."""
+        """Whether another contender used it before."""
         self.taken = False
-        """Whether a key may hang on it: set before one is written, cleared when that is undone."""
+        """Whether a key may be attached to it: set before writing one, cleared after deleting
+        it."""
         self.lost: Callable[[str], None] | None = None
         self.watch: asyncio.Task[object] | None = None
-        """Who waits for its loss."""
+        """Waits for the loss of the session."""
         self.end: asyncio.Task[object] | None = None
-        """Its end, where that has begun."""
+        """Revokes the lease; None until that has begun."""
 
     @property
     def id(self) -> int:
@@ -65,12 +66,12 @@ class PooledLease:
 
     @property
     def leaves_key(self) -> bool:
-        """Whether a key may remain in the store until the TTL of this lease."""
+        """Whether a key may remain in the store until the TTL of this lease ends."""
         return self.taken and not self.session.revoked
 
     @property
     def certain(self) -> bool:
-        """Whether the lease is certain to live."""
+        """Whether the lease is certainly active."""
         return self.end is None and self.session.state in ("alive", "suspended")
 
 
@@ -79,7 +80,7 @@ class LeasePool:
         self._store = store
         self._idle: dict[float, list[PooledLease]] = {}
         self._all: set[PooledLease] = set()
-        """Those that may live in the store: also whose end is under way."""
+        """Leases that may exist in the store, including those that are being revoked."""
         self._tasks, self._ends = Tasks(), Tasks()
         self._sweeping: asyncio.TimerHandle | None = None
         self.closed = False
@@ -87,30 +88,30 @@ class LeasePool:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child: what it has in hand is its parent's."""
+        """Whether this is a forked child: the leases belong to its parent."""
         return os.getpid() != self._process
 
     async def take(self, ttl: float) -> PooledLease:
-        """A lease for one contender. Raises what `Store.grant` raises, and `InvalidRequest` where
-        the store keeps leases for longer than that. Cancellation loses none."""
+        """A lease for one contender. Raises the errors of `Store.grant`, and `InvalidRequest` if
+        the store grants only longer leases. A cancelled call leaves no lease behind."""
         if self.closed:
             raise Closed(f"{self._store.url} is closed")
         idle = self._idle.get(ttl, [])
         while idle:
             lease = idle.pop()
             lease.used = True
-            if not lease.session.lost.is_set():  # who takes it looks closer, once it has a place
+            if not lease.session.lost.is_set():  # `certain` is checked after joining the queue
                 return lease
             self.discard_soon(lease)
         opened: asyncio.Future[PooledLease] = asyncio.get_running_loop().create_future()
         task = self._tasks.start(self._open(ttl, opened), name="grant of a lease for a lock")
-        task.add_done_callback(lambda _: opened.cancel())  # also of one that never began
+        task.add_done_callback(lambda _: opened.cancel())  # also if the task never started
         try:
             return await asyncio.shield(opened)
         except asyncio.CancelledError:
-            if opened.cancelled():  # by us, and not the caller
+            if opened.cancelled():  # by the pool, not by the caller
                 raise self._closed_meanwhile() from None
-            opened.add_done_callback(self._nobody_waits)
+            opened.add_done_callback(self._return_unclaimed)
             raise
 
     async def _open(self, ttl: float, opened: asyncio.Future[PooledLease]) -> None:
@@ -125,12 +126,12 @@ class LeasePool:
             if session.ttl > math.ceil(ttl):
                 await self.discard(lease)
                 raise InvalidRequest(
-                    f"a TTL of {durations.show(ttl)} is less than {self._store.url} can keep: ask "
-                    f"for {durations.show(session.ttl)} at least"
+                    f"a TTL of {durations.show(ttl)} is too short for {self._store.url}: it must be "
+                    f"at least {durations.show(session.ttl)}"
                 )
         except MooringError as error:
             opened.set_exception(error)
-            opened.exception()  # seen, though who asked may be gone
+            opened.exception()  # mark it as retrieved: the caller may be gone
         else:
             lease.watch = self._tasks.start(
                 self._await_loss(lease), name=f"lease {lease.id:x} of a lock"
@@ -140,7 +141,7 @@ class LeasePool:
     def _closed_meanwhile(self) -> Closed:
         return Closed(f"{self._store.url} was closed meanwhile")
 
-    def _nobody_waits(self, opened: asyncio.Future[PooledLease]) -> None:
+    def _return_unclaimed(self, opened: asyncio.Future[PooledLease]) -> None:
         if not opened.cancelled() and opened.exception() is None:
             self.give(opened.result())
 
@@ -150,7 +151,7 @@ class LeasePool:
             lease.lost("its lease was not renewed in time, or was revoked")
 
     def give(self, lease: PooledLease) -> None:
-        """Back from a contender, with nothing hanging on it."""
+        """Return a lease to which no key is attached to the pool."""
         lease.lost, lease.taken = None, False
         idle = self._idle.setdefault(lease.asked, [])
         if self.closed or len(idle) >= IDLE:
@@ -174,15 +175,15 @@ class LeasePool:
             self._sweep_later()
 
     async def discard(self, lease: PooledLease, *, within: float = 2 * _REVOKE_WITHIN) -> None:
-        """End a lease, and with it whatever hangs on it: also what is still under way to the store
-        cannot hang on it then. It goes on where it takes longer than `within`, or the caller is
-        cancelled; where the store is away, the lease expires."""
+        """Revoke a lease, and with it all keys attached to it. Writes that are still on their way
+        to the store cannot attach a key after that. After `within`, or if the caller is cancelled,
+        it continues in the background. If the store is unavailable, the lease expires."""
         self.discard_soon(lease)
         if lease.end is not None:
-            await patiently(lease.end, within=within)
+            await wait_up_to(lease.end, within=within)
 
     def discard_soon(self, lease: PooledLease) -> None:
-        """The same without waiting for it."""
+        """`discard` without waiting."""
         lease.lost = None
         if lease.end is None and not self.forked:
             lease.end = self._ends.start(self._end(lease), name=f"end of lease {lease.id:x}")
@@ -193,7 +194,7 @@ class LeasePool:
         lost = lease.session.state == "lost"
         await lease.session.aclose(within=_REVOKE_WITHIN)
         if lost:
-            # A session that is lost for us may live on in the store, and keep others waiting.
+            # A session that is lost for this process may still exist in the store and block others.
             try:
                 async with asyncio.timeout(_REVOKE_WITHIN):
                     await self._store.revoke(lease.id)
@@ -201,12 +202,12 @@ class LeasePool:
             except LeaseNotFound:
                 lease.session.revoked = True
             except (StoreError, TimeoutError) as error:
-                log.debug("lease %x is left to expire: %s", lease.id, error)
+                log.debug("lease %x was not revoked and will expire: %s", lease.id, error)
         self._all.discard(lease)
 
     async def aclose(self) -> None:
-        """Revoke all leases within 3 s, also those that are being granted. Holders that still use
-        one learn that it is lost."""
+        """Revoke all leases within 3 s, also those that are being granted. Contenders that use one
+        are told that it is lost."""
         self.closed = True
         for lease in tuple(self._all):
             if lease.lost is not None:
@@ -215,6 +216,6 @@ class LeasePool:
             self._sweeping.cancel()
         for lease in tuple(self._all):
             self.discard_soon(lease)
-        await self._tasks.aclose()  # a session that is cancelled while it is granted is revoked
+        await self._tasks.aclose()  # a session that is cancelled during its grant is revoked
         if ends := [lease.end for lease in self._all if lease.end is not None]:
             await asyncio.wait(ends)

@@ -1,8 +1,4 @@
-"""A lock: ours from when it is entered until it is left, or until it says that it is not.
-
-async with hub.lock("reindex", ttl=10) as held:
-    await hub.store.commit(Put(b"/index", b"…"), require=[held.check])
-"""
+"""Locks by name: exclusive locks, read-write locks and semaphores."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from mooring.errors import (
 )
 from mooring.formatting import quoted
 from mooring.locks.held import Held, caller, has_ended
-from mooring.locks.lease_pool import GRACE, PooledLease, patiently
+from mooring.locks.lease_pool import GRACE, PooledLease, wait_up_to
 from mooring.locks.ordering import (
     EXCLUSIVE,
     PLACE,
@@ -44,19 +40,19 @@ from mooring.tasks import Backoff
 log = logging.getLogger(__name__)
 
 TRY_WITHIN = 3.0
-"""Seconds for the whole of a try that waits for nobody: grant, commit, revocation and retries."""
+"""Seconds for a whole attempt that does not wait: grant, commit, revocation and retries."""
 
 
 def check_name(name: str) -> bytes:
-    """The start of the keys of a lock's contenders, or `InvalidName`. Slashes may be in a name, but
-    not at its end."""
+    """The prefix of the keys of a lock's contenders. Raises `InvalidName`. A name may contain
+    slashes, but not end with one."""
     if not isinstance(name, str):
         raise InvalidName(f"a lock's name must be text, not {type(name).__name__}")
     problem = ""
     if not name:
         problem = "is empty"
     elif name.endswith("/"):
-        problem = "ends with a slash: the slash before the contenders' keys is added to it"
+        problem = "ends with a slash: Mooring adds the slash before the contenders' keys"
     elif any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
         problem = "contains a control character"
     if problem:
@@ -65,31 +61,34 @@ def check_name(name: str) -> bytes:
 
 
 def check_times(ttl: float, timeout: float | None) -> None:
-    """Raise `InvalidRequest` for times that cannot be."""
+    """Raise `InvalidRequest` for an invalid TTL or timeout."""
     if isinstance(ttl, bool):
-        raise InvalidRequest(f"a TTL of {ttl} is not possible: it is a number of seconds")
+        raise InvalidRequest(f"a TTL of {ttl} is invalid: it must be a number of seconds")
     check_ttl(ttl)
     if ttl < 1:
-        raise InvalidRequest(f"a TTL of {ttl} s is less than any store can keep: at least 1 s")
+        raise InvalidRequest(f"a TTL of {ttl} s is too short: it must be at least 1 s")
     if timeout is not None and not _is_timeout(timeout):
         raise InvalidRequest(
-            f"timeout={quoted(timeout)} is not possible: seconds, 0 or more, or None"
+            f"timeout={quoted(timeout)} is invalid: it must be at least 0 seconds, or None"
         )
 
 
-def _is_timeout(given: object) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool) and given >= 0
+def _is_timeout(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 class Lock:
-    """A lock by name. One object may be used by many tasks, each a contender of its own.
+    """An exclusive lock. Many tasks may use one object, each as a contender of its own.
 
-    Entering waits for it, for `timeout` seconds at most (None: as long as it takes; 0: not at all).
-    It raises `LockTimeout`, `Reentered` where the same task contends for it already, and what the
-    store raises where it cannot be reached. One deadline covers all that entering does at the
-    store: `timeout`, or 3 s if that is 0, and a second of cleanup. Timeouts and cancellation leave
-    nothing behind; if the store does not confirm that, the error says so. Leaving releases it.
-    Losing it meanwhile cancels the body, and leaving raises `LockLost`.
+    async with hub.lock("reindex", ttl=10) as held:
+        await hub.store.commit(Put(b"/index", b"…"), require=[held.check])
+
+    Entering waits for the lock for at most `timeout` seconds (None: without limit; 0: not at all).
+    It raises `LockTimeout`, `Reentered` if the same task already contends for the lock, and the
+    errors of the store. One deadline covers all requests to the store: `timeout`, or 3 s if that is
+    0, and a second of cleanup. Timeouts and cancellation leave no key behind; if the store does not
+    confirm that, the error says so. Leaving releases the lock. If the lock is lost, the body is
+    cancelled, and leaving raises `LockLost`.
     """
 
     def __init__(
@@ -113,35 +112,35 @@ class Lock:
         self._backoff = Backoff()
 
     async def acquire(self) -> Held:
-        """Wait for it, and hold it until it is released: for code where a block does not fit."""
+        """Acquire the lock until it is released: for code that cannot use a `with` block."""
         used: list[PooledLease] = []
         if self._timeout is None:
-            return self._had(await self._own(wait=True, used=used))
+            return self._require(await self._acquire(wait=True, used=used))
         if self._timeout == 0:
             if (held := await self.try_acquire()) is None:
-                raise self._late()
+                raise self._timed_out()
             return held
         timer = asyncio.timeout(self._timeout)
         try:
             async with timer:
-                return self._had(await self._own(wait=True, used=used))
+                return self._require(await self._acquire(wait=True, used=used))
         except TimeoutError:
             if not timer.expired():
                 raise
-            raise self._late(used) from None
+            raise self._timed_out(used) from None
 
     async def try_acquire(self) -> Held | None:
-        """Hold it if it is free, else return None. It waits for the store only: at most 3 s, and a
-        second of cleanup, whatever the store's own timeout is.
+        """Acquire the lock if it is free, else return None. It waits only for the store: at most 3
+        s and a second of cleanup, whatever the timeout of the store is.
 
-        Raises what the store raises, `Unavailable` if it does not answer in time, and
-        `OutcomeUnknown` if a key may then remain until its TTL.
+        Raises the errors of the store, `Unavailable` if it does not answer in time, and
+        `OutcomeUnknown` if a key may then remain until its TTL ends.
         """
         used: list[PooledLease] = []
         timer = asyncio.timeout(TRY_WITHIN)
         try:
             async with timer:
-                return await self._own(wait=False, used=used)
+                return await self._acquire(wait=False, used=used)
         except TimeoutError:
             if not timer.expired():
                 raise
@@ -149,48 +148,47 @@ class Lock:
                 f"the lock {quoted(self.name)} is not held: the store did not answer within "
                 f"{durations.show(TRY_WITHIN)}"
             )
-            if remains := self._remains(used):
+            if remains := self._remaining_key(used):
                 raise OutcomeUnknown(problem + remains) from None
             raise Unavailable(problem) from None
 
-    def _remains(self, used: Iterable[PooledLease]) -> str:
-        """What to add to an error if a key of ours may still be in the store."""
+    def _remaining_key(self, used: Iterable[PooledLease]) -> str:
+        """A note for an error if a key of ours may still be in the store."""
         if not any(lease.leaves_key for lease in used):
             return ""
         return (
-            "; the store did not confirm that its key is gone, which may keep others waiting until "
-            f"its TTL of {durations.show(self._ttl)} is over"
+            "; the store did not confirm the deletion of its key, which may block other contenders "
+            f"until its TTL of {durations.show(self._ttl)} ends"
         )
 
-    def _late(self, used: Iterable[PooledLease] = ()) -> LockTimeout:
-        """What to raise where its time is over; it names the holder where that is known."""
+    def _timed_out(self, used: Iterable[PooledLease] = ()) -> LockTimeout:
+        """The error after a timeout. It names the holder if it is known."""
         order = self._queue.known(self._start)
-        holder = order.first if order is not None else None
-        by = ""
-        if order is not None and holder is not None:
-            who = decode_value(holder.value).by or f"the key {quoted(holder.key)}"
-            others = f", {len(order) - 1} more wait" if len(order) > 1 else ""
-            by = f": held by {who} (token {holder.created}){others}"
+        first = order.first if order is not None else None
+        holder = ""
+        if order is not None and first is not None:
+            name = decode_value(first.value).by or f"the key {quoted(first.key)}"
+            others = f", {len(order) - 1} more waiting" if len(order) > 1 else ""
+            holder = f": held by {name} (token {first.created}){others}"
         return LockTimeout(
-            f"the lock {quoted(self.name)} was not to be had within "
-            f"{durations.show(self._timeout or 0)}"
-            f"{by}{self._remains(used)}"
+            f"the lock {quoted(self.name)} was not acquired within "
+            f"{durations.show(self._timeout or 0)}{holder}{self._remaining_key(used)}"
         )
 
     @staticmethod
-    def _had(held: Held | None) -> Held:
-        assert held is not None, "who waits gets it, or an error"
+    def _require(held: Held | None) -> Held:
+        assert held is not None, "waiting returns the lock or raises"
         return held
 
-    async def _own(self, *, wait: bool, used: list[PooledLease]) -> Held | None:
-        """`used` collects the leases with which it was tried, to tell what they leave behind."""
+    async def _acquire(self, *, wait: bool, used: list[PooledLease]) -> Held | None:
+        """`used` collects the leases of all attempts, to report keys that may remain."""
         by = caller()
         if self._reentrant:
             return await self._contend(by, wait, used)
         if (self._start, by) in self._queue.owners:
             raise Reentered(
-                f"the lock {quoted(self.name)} is held or waited for by this very task: it would "
-                "wait for itself for ever; pass what is held on instead"
+                f"the lock {quoted(self.name)} is already held or waited for by this task, which "
+                "would deadlock; pass the held lock on instead"
             )
         self._queue.owners.add((self._start, by))
         held = None
@@ -204,17 +202,17 @@ class Lock:
         return held
 
     async def _contend(self, by: object, wait: bool, used: list[PooledLease]) -> Held | None:
-        stood, backoff = False, self._backoff
+        was_queued, backoff = False, self._backoff
         while True:
             try:
                 lease, waiter = await self._join(used, certain=not wait)
             except (Unavailable, OutcomeUnknown, LockLost):
-                # Who has stood in line once goes on trying: the store was there.
-                if not stood:
+                # After it was queued once, it retries: the store was available.
+                if not was_queued:
                     raise
                 await asyncio.sleep(backoff.next())
                 continue
-            stood = True
+            was_queued = True
             if not waiter.admitted and not wait:
                 await self._withdraw(waiter, lease)
                 return None
@@ -223,7 +221,7 @@ class Lock:
                 try:
                     await waiter.turn()
                 except LockLost as error:
-                    log.info("%s; it gets in line again", error)
+                    log.info("%s; joining the queue again", error)
                     self._queue.forget(waiter, self._start)
                     await self._queue.leases.discard(lease)
                     await asyncio.sleep(backoff.next())
@@ -238,8 +236,8 @@ class Lock:
             await self._queue.leases.discard(lease)
 
     async def _join(self, used: list[PooledLease], *, certain: bool) -> tuple[PooledLease, Waiter]:
-        """A place in the line. Where it is not known whether it was taken, the lease is revoked:
-        it is not taken then, nor later."""
+        """Join the queue. If the outcome is unknown, the lease is revoked, which removes the key
+        even if it is written later."""
         unknown = False
         while True:
             lease = await self._queue.leases.take(self._ttl)
@@ -251,20 +249,20 @@ class Lock:
                 )
             except OutcomeUnknown as error:
                 await self._queue.leases.discard(lease)
-                if unknown and (remains := self._remains(used)):
+                if unknown and (remains := self._remaining_key(used)):
                     raise OutcomeUnknown(
                         f"the lock {quoted(self.name)} is not held: {error}{remains}"
                     ) from error
                 if unknown:
                     raise Unavailable(
-                        f"the lock {quoted(self.name)} is not held, and nothing is left behind: "
+                        f"the lock {quoted(self.name)} is not held, and no key is left behind: "
                         f"{error}"
                     ) from error
                 unknown = True
             except LeaseNotFound:
                 await self._queue.leases.discard(lease)
-                # One that was revoked while nobody used it: take another. As is told where the
-                # hub was closed meanwhile.
+                # A lease that was revoked while it was idle: use another one. Also if the hub was
+                # closed meanwhile: the next attempt raises that.
                 if not (lease.used or self._queue.closed):
                     raise
             except asyncio.CancelledError:
@@ -280,14 +278,14 @@ class Lock:
         return Held(self._queue, self._start, waiter, lease, by)
 
     async def _withdraw(self, waiter: Waiter, lease: PooledLease) -> None:
-        """Leave the line. Where that takes longer, it goes on without the caller."""
+        """Leave the queue. If that takes long, it continues in the background."""
         lease.lost = None
         if not self._queue.leases.forked:
             deadline = asyncio.get_running_loop().time() + GRACE
-            await patiently(self._queue.withdraw(waiter, self._start, lease), within=GRACE)
+            await wait_up_to(self._queue.withdraw(waiter, self._start, lease), within=GRACE)
             left = deadline - asyncio.get_running_loop().time()
             if lease.end is not None and left > 0:
-                await patiently(lease.end, within=left)
+                await wait_up_to(lease.end, within=left)
 
     async def __aenter__(self) -> Held:
         held = await self.acquire()
@@ -305,30 +303,30 @@ class Lock:
             return
         if not self._entered:
             raise NotHeld(f"the lock {quoted(self.name)} was not entered")
-        _, held = self._entered.pop(self._mine() if len(self._entered) > 1 else 0)
+        _, held = self._entered.pop(self._leaving() if len(self._entered) > 1 else 0)
         await held.__aexit__(kind, error, trace)
 
-    def _mine(self) -> int:
-        """Which of those who entered it leaves now: whoever is here, or else the one who has ended
-        since, and so must leave it to another."""
+    def _leaving(self) -> int:
+        """The index of the caller that leaves: the current one, or the only one that has ended and
+        so must have passed the lock to another task."""
         by = caller()
-        if mine := [n for n, (who, _) in enumerate(self._entered) if who is by]:
-            return mine[-1]
-        left = [n for n, (who, _) in enumerate(self._entered) if has_ended(who)]
-        if len(left) != 1:
+        if own := [n for n, (entered_by, _) in enumerate(self._entered) if entered_by is by]:
+            return own[-1]
+        ended = [n for n, (entered_by, _) in enumerate(self._entered) if has_ended(entered_by)]
+        if len(ended) != 1:
             raise NotHeld(
-                f"the lock {quoted(self.name)} was entered by several, and nobody can say which "
-                "of them leaves it here: leave it where it was entered, or use `acquire` and "
-                "`release`"
+                f"the lock {quoted(self.name)} was entered by several tasks, and it is unclear "
+                "which of them leaves it here: leave it in the task that entered it, or use "
+                "`acquire` and `release`"
             )
-        return left[0]
+        return ended[0]
 
 
 class ReadWriteLock:
-    """Its two sides, `read()` and `write()`, are locks to be entered.
+    """Many readers or one writer: enter `read()` or `write()`.
 
-    Fair: a reader who comes after a writer waits for that writer, so that none starves. The
-    writers' side is the plain lock of the same name, also for `etcdctl lock`.
+    It is fair: a reader that arrives after a writer waits for that writer, so none starves.
+    `write()` is the same lock as `Lock` and `etcdctl lock` with this name.
     """
 
     def __init__(self, queue: Queue, name: str, *, ttl: float, timeout: float | None) -> None:
@@ -338,17 +336,17 @@ class ReadWriteLock:
         self._queue, self._ttl, self._timeout = queue, ttl, timeout
 
     def read(self) -> Lock:
-        """Shared with other readers."""
+        """A lock that readers share."""
         return Lock(self._queue, self.name, ttl=self._ttl, timeout=self._timeout, kind=SHARED)
 
     def write(self) -> Lock:
-        """Shared with nobody."""
+        """An exclusive lock."""
         return Lock(self._queue, self.name, ttl=self._ttl, timeout=self._timeout)
 
 
 class Semaphore(Lock):
-    """A lock that `places` contenders may hold at a time. All must agree on their number; who asks
-    for another raises `InvalidRequest`. One task may hold several places."""
+    """A lock that up to `places` contenders hold at a time. All must use the same number, else
+    entering raises `InvalidRequest`. One task may hold several places."""
 
     def __init__(
         self, queue: Queue, name: str, places: int, *, ttl: float, timeout: float | None
@@ -359,4 +357,6 @@ class Semaphore(Lock):
 
 def check_size(what: str, size: object) -> None:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise InvalidRequest(f"{what}={quoted(size)} is not possible: a number from 1 up")
+        raise InvalidRequest(
+            f"{what}={quoted(size)} is invalid: it must be an integer of at least 1"
+        )

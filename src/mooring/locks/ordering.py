@@ -1,7 +1,7 @@
-"""A line of contenders in the order in which they came, and the rules who of them may go ahead.
+"""The order of the contenders in a queue, and the rules that decide which of them are admitted.
 
-Pure: what stands in the store goes in, decisions come out. In every rule those who may go ahead
-are the first of the line, and who may once, may for as long as they stand there.
+Pure functions of what the store contains. Every rule admits the contenders at the head of the
+queue, and a contender that is admitted stays admitted as long as its key exists.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from sortedcontainers import SortedDict, SortedList
 from mooring.formatting import quoted
 from mooring.store.contract import Entry
 
-Mark = tuple[int, bytes]
-"""A place in a line: when its key was created, and the key."""
+Position = tuple[int, bytes]
+"""A position in a queue: the creation revision of the key, and the key."""
 
 EXCLUSIVE, SHARED, PLACE, PARTY = "lock", "read", "place", "party"
 _KINDS = frozenset({EXCLUSIVE, SHARED, PLACE, PARTY})
 
 
 class ContenderValue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a contender's key says of it: the value of the key, as JSON."""
+    """The value of a contender's key, as JSON."""
 
     kind: str = msgspec.field(name="mooring")
-    """How it stands there: `lock`, `read`, `place` of a semaphore, `party` to a barrier. Empty for
-    anybody else's value; such a contender wants the line for itself."""
+    """Its kind: `lock`, `read`, `place` of a semaphore, `party` to a barrier. Empty for foreign
+    values, whose contenders are exclusive."""
     by: str = ""
-    """For people: who it is, `host:pid`."""
+    """The contender, for people: `host:pid`."""
     size: int = 0
-    """Of a semaphore or a barrier."""
+    """The size of the semaphore or barrier."""
     passed: int = 0
-    """A party to a barrier that has seen it open: up to which creation it opened."""
+    """For a party that passed a barrier: the creation revision up to which it opened."""
 
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ContenderValue)
 
 
-def encode_value(card: ContenderValue) -> bytes:
-    return _encoder.encode(card)
+def encode_value(value: ContenderValue) -> bytes:
+    return _encoder.encode(value)
 
 
-def decode_value(value: bytes) -> ContenderValue:
-    """The card in a value; an empty one where it is none of ours."""
+def decode_value(data: bytes) -> ContenderValue:
+    """Decode a value; `FOREIGN` if Mooring did not write it."""
     try:
-        card = _decoder.decode(value)
+        value = _decoder.decode(data)
     except (ValueError, RecursionError):
         return FOREIGN
-    return card if card.kind in _KINDS else FOREIGN
+    return value if value.kind in _KINDS else FOREIGN
 
 
 FOREIGN = ContenderValue("")
-"""Anybody else's, who wants the line for itself."""
+"""The value of a foreign contender, for example `etcdctl lock`: it is exclusive."""
 
 
 class QueueOrder:
-    """The contenders for one name. `prefix` is the name and a slash; keys of names below it (which
-    have a slash more) are none of its."""
+    """The contenders for one name. `prefix` is the name and a slash. Keys with a further slash
+    belong to other names."""
 
     def __init__(self, prefix: bytes, entries: Iterable[Entry] = ()) -> None:
         self._prefix = prefix
-        self._places: SortedDict[Mark, Entry] = SortedDict()
-        self._alone: SortedList[Mark] = SortedList()
-        self._parties: dict[Mark, int] = {}
+        self._places: SortedDict[Position, Entry] = SortedDict()
+        self._exclusive: SortedList[Position] = SortedList()
+        self._parties: dict[Position, int] = {}
         self._created: dict[bytes, int] = {}
         for entry in entries:
             self.put(entry)
@@ -76,111 +76,111 @@ class QueueOrder:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._places.values())
 
-    def __contains__(self, mark: Mark) -> bool:
-        return mark in self._places
+    def __contains__(self, position: Position) -> bool:
+        return position in self._places
 
     @property
     def first(self) -> Entry | None:
         return self._places.peekitem(0)[1] if self._places else None
 
-    def put(self, entry: Entry) -> Mark | None:
-        """A key was written; the place that is gone, where it was created anew meanwhile."""
+    def put(self, entry: Entry) -> Position | None:
+        """Add a key that was written. Returns the position that is gone if it was recreated."""
         if b"/" in entry.key[len(self._prefix) :]:
             return None
         gone = None
         if self._created.get(entry.key, entry.created) != entry.created:
             gone = self.remove(entry.key)
-        mark = (entry.created, entry.key)
-        card = decode_value(entry.value)
-        if mark not in self._places and card.kind != SHARED:
-            self._alone.add(mark)
-        if card.kind == PARTY:
-            self._parties[mark] = card.passed
-        self._places[mark] = entry
+        position = (entry.created, entry.key)
+        value = decode_value(entry.value)
+        if position not in self._places and value.kind != SHARED:
+            self._exclusive.add(position)
+        if value.kind == PARTY:
+            self._parties[position] = value.passed
+        self._places[position] = entry
         self._created[entry.key] = entry.created
         return gone
 
-    def remove(self, key: bytes) -> Mark | None:
-        """A key was deleted; the place that is gone."""
+    def remove(self, key: bytes) -> Position | None:
+        """Remove a key that was deleted. Returns its position."""
         created = self._created.pop(key, None)
         if created is None:
             return None
-        mark = (created, key)
-        del self._places[mark]
-        self._alone.discard(mark)
-        self._parties.pop(mark, None)
-        return mark
+        position = (created, key)
+        del self._places[position]
+        self._exclusive.discard(position)
+        self._parties.pop(position, None)
+        return position
 
-    def ahead(self, mark: Mark) -> int:
-        """How many stand before a place."""
-        return int(self._places.bisect_left(mark))
+    def ahead(self, position: Position) -> int:
+        """The number of contenders ahead of a position."""
+        return int(self._places.bisect_left(position))
 
-    def alone_ahead(self, mark: Mark) -> bool:
-        """Whether somebody who wants the line for itself stands before a place."""
-        return bool(self._alone) and self._alone[0] < mark
+    def exclusive_ahead(self, position: Position) -> bool:
+        """Whether an exclusive contender is ahead of a position."""
+        return bool(self._exclusive) and self._exclusive[0] < position
 
-    def parties(self) -> list[tuple[Mark, int]]:
-        """Those who wait at a barrier, and up to where it was open for those who passed it."""
-        return [(mark, self._parties.get(mark, 0)) for mark in self._places]
+    def parties(self) -> list[tuple[Position, int]]:
+        """The positions at a barrier, with the revision up to which it opened (0: not passed)."""
+        return [(position, self._parties.get(position, 0)) for position in self._places]
 
 
 class Rule(Protocol):
-    """Who may go ahead."""
+    """Decides which contenders are admitted."""
 
     head: int
-    """How many of the first in line must be known to judge a newcomer at once."""
+    """How many contenders at the head must be read to decide about a newcomer."""
     kinds: frozenset[str]
-    """Who may stand in one line with those of this rule."""
+    """The kinds that may share a queue with this rule."""
 
-    def admits(self, order: QueueOrder, mark: Mark) -> bool:
-        """Whether who stands there may go ahead."""
+    def admits(self, order: QueueOrder, position: Position) -> bool:
+        """Whether the contender at this position is admitted."""
 
 
 class ExclusiveRule:
-    """The first in line: a lock, a writer."""
+    """Admits the first contender: a lock, a writer."""
 
     head = 1
     kinds = frozenset({"", EXCLUSIVE, SHARED})
 
-    def admits(self, order: QueueOrder, mark: Mark) -> bool:
-        return order.ahead(mark) == 0
+    def admits(self, order: QueueOrder, position: Position) -> bool:
+        return order.ahead(position) == 0
 
 
 class ElectionRule(ExclusiveRule):
-    """The first in line, whatever the values say: those of candidates are their own. So it is for
-    an election, and for who locks from elsewhere and knows no kinds."""
+    """Admits the first contender whatever its value is: the values of candidates are free. For
+    elections, and for the locks of etcd clients, which have no kinds."""
 
     kinds = ExclusiveRule.kinds | _KINDS
 
 
 class SharedRule:
-    """Everybody before the first who wants the line for itself: readers."""
+    """Admits all contenders ahead of the first exclusive one: readers."""
 
     head = 64
     kinds = ExclusiveRule.kinds
 
-    def admits(self, order: QueueOrder, mark: Mark) -> bool:
-        return not order.alone_ahead(mark)
+    def admits(self, order: QueueOrder, position: Position) -> bool:
+        return not order.exclusive_ahead(position)
 
 
 class SemaphoreRule:
-    """The first `size` in line: a semaphore."""
+    """Admits the first `size` contenders: a semaphore."""
 
     kinds = frozenset({PLACE})
 
     def __init__(self, size: int) -> None:
         self.size = self.head = size
 
-    def admits(self, order: QueueOrder, mark: Mark) -> bool:
-        return order.ahead(mark) < self.size
+    def admits(self, order: QueueOrder, position: Position) -> bool:
+        return order.ahead(position) < self.size
 
 
 class BarrierRule:
-    """Everybody, once `size` are there: a barrier.
+    """Admits all contenders once `size` of them are waiting: a barrier.
 
-    Who has seen it open says so on their card, with up to where in the line it opened (`passed`),
-    and stays until everybody up to there has seen it. So nobody misses it, and who comes for the
-    next round is not taken for one of this.
+    A party that passes the open barrier writes into its value the creation revision up to which it
+    opened (`passed`), and stays until all parties up to there have passed. So no party misses the
+    opening, and a party of the next round is not counted in this one.
     """
 
     kinds = frozenset({PARTY})
@@ -189,44 +189,44 @@ class BarrierRule:
         self.size = size
         self.head = 0
 
-    def admits(self, order: QueueOrder, mark: Mark) -> bool:
-        return self.opened(order, mark) > 0
+    def admits(self, order: QueueOrder, position: Position) -> bool:
+        return self.opened(order, position) > 0
 
-    def opened(self, order: QueueOrder, mark: Mark) -> int:
-        """Up to which creation it is open for who stands there; 0 where it is not."""
+    def opened(self, order: QueueOrder, position: Position) -> int:
+        """The creation revision up to which it opened for a position; 0 if it is closed for it."""
         parties = order.parties()
         bounds = {bound for _, bound in parties if bound}
-        if rounds := [bound for bound in bounds if mark[0] <= bound]:
+        if rounds := [bound for bound in bounds if position[0] <= bound]:
             return min(rounds)
         passed = max(bounds, default=0)
-        waiting = [each for each, _ in parties if each[0] > passed]
+        waiting = [party for party, _ in parties if party[0] > passed]
         if len(waiting) < self.size:
             return 0
         bound = waiting[self.size - 1][0]
-        return bound if mark[0] <= bound else 0
+        return bound if position[0] <= bound else 0
 
-    def number(self, order: QueueOrder, mark: Mark) -> int:
-        """The number in its round of who stands there, for whom it is open; from 0."""
+    def number(self, order: QueueOrder, position: Position) -> int:
+        """The number of a party in its open round, from 0."""
         parties = order.parties()
-        before = max((bound for _, bound in parties if bound < mark[0]), default=0)
-        return sum(before < each[0] < mark[0] for each, _ in parties)
+        before = max((bound for _, bound in parties if bound < position[0]), default=0)
+        return sum(before < party[0] < position[0] for party, _ in parties)
 
     def all_passed(self, order: QueueOrder, bound: int) -> bool:
-        """Whether everybody for whom it opened has seen it."""
-        return all(passed for mark, passed in order.parties() if mark[0] <= bound)
+        """Whether all parties for which it opened have passed."""
+        return all(passed for position, passed in order.parties() if position[0] <= bound)
 
 
 def misfit(start: bytes, first: Entry, key: bytes, rule: Rule) -> str:
-    """Why who has this key and rule cannot stand behind the first in line; empty where it can."""
+    """Why a key with this rule does not fit behind the first contender; empty if it does."""
     if first.key == key:
         return ""
-    name, card = start[:-1].decode(errors="replace"), decode_value(first.value)
-    if card.kind not in rule.kinds:
-        by = quoted(card.by or first.key)
-        return f"{quoted(name)} is in use as another kind of lock, by {by}: choose another name"
-    size = getattr(rule, "size", card.size)
-    if card.size != size:
-        return f"{quoted(name)} has size {card.size} for {card.by}, not {size}: all must agree"
+    name, value = start[:-1].decode(errors="replace"), decode_value(first.value)
+    if value.kind not in rule.kinds:
+        by = quoted(value.by or first.key)
+        return f"{quoted(name)} is used as another kind of lock, by {by}: choose another name"
+    size = getattr(rule, "size", value.size)
+    if value.size != size:
+        return f"{quoted(name)} has size {value.size} for {value.by}, not {size}: use the same size"
     return ""
 
 
@@ -235,10 +235,10 @@ ELECTION_RULE = ElectionRule()
 SHARED_RULE = SharedRule()
 
 
-def rule_of(card: ContenderValue) -> Rule:
-    """The rule that somebody with this card stands under."""
-    if card.kind == PLACE:
-        return SemaphoreRule(card.size)
-    if card.kind == PARTY:
-        return BarrierRule(card.size)
-    return SHARED_RULE if card.kind == SHARED else EXCLUSIVE_RULE
+def rule_of(value: ContenderValue) -> Rule:
+    """The rule for a contender with this value."""
+    if value.kind == PLACE:
+        return SemaphoreRule(value.size)
+    if value.kind == PARTY:
+        return BarrierRule(value.size)
+    return SHARED_RULE if value.kind == SHARED else EXCLUSIVE_RULE

@@ -1,14 +1,14 @@
-"""The one fair queue under all locks.
+"""The fair queue behind all locks.
 
-Contenders for a name are keys `{name}/{lease in hex}`, as those of etcd's own recipes: created once
-in a transaction, and in line by the revision of their creation. One watch stands for each name that
-somebody here waits for, opened before the line is read, and goes on from hand-off to hand-off: a
-watch from a past revision would wait for etcd's sync loop, 100 ms. It keeps a copy of the line in
-order, so that a change costs no question, whatever the number of contenders, and wakes nobody but
-those whose turn has come.
+Contenders for a name are keys `{name}/{lease in hex}`, as in etcd's own recipes. A transaction
+creates the key, and contenders are ordered by its creation revision. One watch serves each name
+with waiters in this process. It is opened before the queue is read and stays open between
+hand-overs: a watch from a past revision would wait for etcd's sync loop, 100 ms. It maintains a
+copy of the queue, so a change causes no requests, however many contenders there are, and wakes only
+those contenders that are admitted.
 
-What makes a turn certain: revisions only grow, so nobody can come in before a place that stands;
-and a copy that is behind shows some who are gone, never lacks one who is there.
+Admission is certain, because revisions only grow: no contender can get ahead of an existing key. A
+copy that lags may contain keys that are gone, but never lacks one that exists.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 _LEAVE_WITHIN = 5.0
-_BRIEF = 1.0  # seconds after which a holder's key is watched, though nobody waits
+_BRIEF = 1.0  # seconds after which the key of a holder is watched, even without waiters
 
 
 class Queue:
-    """The lines of one store. Close it with `aclose`: its leases are revoked."""
+    """The queues of one store. `aclose` revokes its leases."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.leases = LeasePool(store)
         self.owners: set[tuple[bytes, object]] = set()
-        """Who here contends for what: nobody may do so twice."""
+        """The queues that each owner is in: an owner may be in a queue only once."""
         self.closed = False
         self.by = f"{socket.gethostname()}:{os.getpid()}"
         self._views: dict[bytes, WatchedQueue] = {}
         self._joining: dict[bytes, int] = {}
-        self._held: dict[Waiter, tuple[bytes, float]] = {}
-        self._looking: asyncio.TimerHandle | None = None
+        self._holders: dict[Waiter, tuple[bytes, float]] = {}
+        self._holder_timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
 
     async def join(
         self, start: bytes, lease: int, rule: Rule, value: bytes, *, certain: bool = False
     ) -> Waiter:
-        """Take a place in the line of the keys below `start`, which ends with a slash. `certain`:
-        it is known at once whether it may go ahead.
+        """Join the queue with the prefix `start`, which ends with a slash. With `certain` it is
+        known immediately whether the contender is admitted.
 
-        Raises `InvalidRequest` where the line is one of another kind, `Closed` where this queue is,
-        and what `Store.commit` raises; after `OutcomeUnknown` and cancellation the caller revokes
+        Raises `InvalidRequest` if the queue is of another kind, `Closed` if this object is closed,
+        and the errors of `Store.commit`. After `OutcomeUnknown` and cancellation the caller revokes
         the lease.
         """
         name = start + b"%x" % lease
@@ -75,21 +75,21 @@ class Queue:
             if asks:
                 entries, more = done.reads[0].entries, done.reads[0].more
         except Conflict:
-            # It stands there already, for the same lease: whoever asks twice has one place.
+            # The key already exists with the same lease: joining twice takes one place.
             waiter = await self._standing(name, lease, rule, value)
         finally:
             self._joining[start] -= 1
             if not self._joining[start]:
                 del self._joining[start]
-        if self.closed:  # meanwhile: the lease is being revoked
+        if self.closed:  # closed meanwhile: the lease is being revoked
             raise Closed(f"{self.store.url} was closed meanwhile")
         if entries and entries[0].key == name and rule.head:
-            waiter.admit()  # alone, or first: the same in every rule
+            waiter.admit()  # alone, or first: every rule admits it
         else:
             order = QueueOrder(start, entries)
-            if certain and more and not len(order):  # hidden behind those of names below this one
+            if certain and more and not len(order):  # only keys of nested names were read
                 order = QueueOrder(start, (await self.store.read(prefix(start))).entries)
-            if waiter.mark in order and rule.admits(order, waiter.mark):
+            if waiter.position in order and rule.admits(order, waiter.position):
                 waiter.admit()
             first = order.first or (view.order.first if view is not None else None)
             if first is not None and (problem := misfit(start, first, waiter.key, rule)):
@@ -100,15 +100,15 @@ class Queue:
         return waiter
 
     def _crowded(self, start: bytes) -> bool:
-        """Whether a newcomer will wait in any case, and need not ask the store who is first: to
-        find that out costs the store the more the longer the line is."""
+        """Whether a newcomer will have to wait anyway, so that asking the store for the first
+        contender is unnecessary. That query is the slower, the longer the queue is."""
         view = self._views.get(start)
         return (view is not None and view.crowded) or self._joining.get(start, 0) >= CROWD
 
     async def _standing(self, name: bytes, lease: int, rule: Rule, value: bytes) -> Waiter:
         entry = (await self.store.read(key(name))).first
         if entry is None:
-            raise LockLost(f"the place {readable(name)} in the line was given up meanwhile")
+            raise LockLost(f"the queue entry {readable(name)} was deleted meanwhile")
         if entry.value != value:
             await self.store.commit(
                 Put(name, value, lease), require=[created_at(name, entry.created)]
@@ -116,7 +116,7 @@ class Queue:
         return Waiter(name, entry.created, lease, rule, fresh=False)
 
     async def leave(self, waiter: Waiter, start: bytes) -> bool:
-        """Give a place up; whether it stood until now. Raises what `Store.commit` raises."""
+        """Leave the queue. Returns whether the key still existed. Raises the errors of `commit`."""
         if (view := self._views.get(start)) is not None:
             view.forget(waiter)
         try:
@@ -126,9 +126,9 @@ class Queue:
         return True
 
     def withdraw(self, waiter: Waiter, start: bytes, lease: PooledLease) -> asyncio.Task[object]:
-        """Give a place up, and its lease back; in doubt the lease is revoked."""
+        """Leave the queue and release the lease, or revoke it if the outcome is unknown."""
         return self._tasks.start(
-            self._withdraw(waiter, start, lease), name=f"end of a place in {readable(start)}"
+            self._withdraw(waiter, start, lease), name=f"leaving the queue {readable(start)}"
         )
 
     async def _withdraw(self, waiter: Waiter, start: bytes, lease: PooledLease) -> None:
@@ -137,44 +137,44 @@ class Queue:
             async with asyncio.timeout(_LEAVE_WITHIN):
                 clean = await self.leave(waiter, start)
         except (StoreError, TimeoutError) as error:
-            log.debug("%s is left by revoking its lease: %s", readable(waiter.key), error)
+            log.debug("leaving %s by revoking its lease: %s", readable(waiter.key), error)
         finally:
             if clean:
                 self.leases.give(lease)
             else:
                 self.leases.discard_soon(lease)
 
-    def watch_over(self, waiter: Waiter, start: bytes) -> None:
-        """Have a place told when it is gone, though nobody waits for its name."""
-        self._held.pop(waiter, None)
+    def watch_holder(self, waiter: Waiter, start: bytes) -> None:
+        """Report the loss of a key even if no contender of this process waits for its name."""
+        self._holders.pop(waiter, None)
         self.view(start).add(waiter)
 
-    def holds(self, waiter: Waiter, start: bytes) -> None:
-        """A place is held from now on. If that takes longer, it is watched over."""
-        self._held[waiter] = (start, time.monotonic())
-        if self._looking is None:
-            self._look_later()
+    def add_holder(self, waiter: Waiter, start: bytes) -> None:
+        """Register a holder. If it add_holder the lock for longer, its key is watched."""
+        self._holders[waiter] = (start, time.monotonic())
+        if self._holder_timer is None:
+            self._watch_holders_later()
 
-    def _look_later(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(_BRIEF / 2, self._look)
+    def _watch_holders_later(self) -> None:
+        self._holder_timer = asyncio.get_running_loop().call_later(_BRIEF / 2, self._watch_holders)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _watch_holders(self) -> None:
+        self._holder_timer = None
         since = time.monotonic() - _BRIEF
-        for waiter, (start, held) in tuple(self._held.items()):
+        for waiter, (start, held) in tuple(self._holders.items()):
             if held > since:
-                self._look_later()
+                self._watch_holders_later()
                 return
-            self.watch_over(waiter, start)
+            self.watch_holder(waiter, start)
 
     def forget(self, waiter: Waiter, start: bytes) -> None:
-        """Nobody is interested in a place any more."""
-        self._held.pop(waiter, None)
+        """Stop following a contender."""
+        self._holders.pop(waiter, None)
         if (view := self._views.get(start)) is not None:
             view.forget(waiter)
 
     def view(self, start: bytes) -> WatchedQueue:
-        """The line of a name, as seen from here."""
+        """The watched queue of a name."""
         if (view := self._views.get(start)) is None:
             if self.closed:
                 raise Closed(f"{self.store.url} is closed")
@@ -182,21 +182,21 @@ class Queue:
         return view
 
     def known(self, start: bytes) -> QueueOrder | None:
-        """The line of a name where it is followed already."""
+        """The order of the queue if it is already watched."""
         view = self._views.get(start)
         return view.order if view is not None and view.mirror.loaded else None
 
     def _end(self, view: WatchedQueue) -> None:
         if self._views.get(view.start) is view:
             del self._views[view.start]
-            self._tasks.start(view.mirror.aclose(), name="end of a line's watch")
+            self._tasks.start(view.mirror.aclose(), name="end of the watch of a queue")
 
     async def aclose(self) -> None:
         if self.leases.forked:
             return
         self.closed = True
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._holder_timer is not None:
+            self._holder_timer.cancel()
         await self.leases.aclose()
         for view in tuple(self._views.values()):
             view.close()
@@ -207,5 +207,5 @@ class Queue:
 
 @functools.lru_cache(maxsize=1024)
 def _head(start: bytes, limit: int) -> tuple[Query]:
-    """To read with a commit: the first of a line."""
+    """A query for the first contenders, to be read with a commit."""
     return (Query(prefix(start), limit=limit, order="created"),)

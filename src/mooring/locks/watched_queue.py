@@ -1,4 +1,4 @@
-"""A line as it is seen from here: followed by a watch that stands, and told to those in it."""
+"""A queue that is followed by a watch, and the waiters of this process in it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sortedcontainers import SortedDict
 
 from mooring.errors import InvalidRequest, LockLost
 from mooring.formatting import readable
-from mooring.locks.ordering import Mark, QueueOrder, Rule, misfit
+from mooring.locks.ordering import Position, QueueOrder, Rule, misfit
 from mooring.mirror import Mirror, RangeFeed, Step, Steps, Update
 from mooring.store.contract import Check, Entry, Range, Store, Watch, created_at, prefix
 
 
 class Waiter:
-    """One contender's place in a line. Made by `Queue.join`."""
+    """A contender of this process in a queue. Created by `Queue.join`."""
 
     def __init__(
         self, key: bytes, created: int, lease: int, rule: Rule, *, fresh: bool = True
@@ -24,22 +24,22 @@ class Waiter:
         self.key, self.token, self.lease = key, created, lease
         self.rule = rule
         self.fresh = fresh
-        """Whether it was taken just now; else it stood already, for the same lease."""
+        """Whether joining created the key; else it already existed, with the same lease."""
         self.gone = ""
-        """Why it is gone, where it is."""
-        self.refused = ""
-        """Why it cannot stand in this line, where it cannot."""
+        """Why the key is gone; empty while it exists."""
+        self.rejection = ""
+        """Why it cannot be in this queue; empty if it can."""
         self.on_gone: Callable[[str], None] | None = None
         self._turn: asyncio.Future[None] | None = None
         self._admitted = False
 
     @property
-    def mark(self) -> Mark:
+    def position(self) -> Position:
         return (self.token, self.key)
 
     @property
     def check(self) -> Check:
-        """Holds for as long as the place stands."""
+        """Holds as long as the key exists."""
         return created_at(self.key, self.token)
 
     @property
@@ -47,22 +47,22 @@ class Waiter:
         return self._admitted
 
     async def turn(self) -> None:
-        """Wait until it may go ahead. Raises `LockLost` where the place is gone, and
-        `InvalidRequest` where the line is one of another kind."""
-        if not (self._admitted or self.gone or self.refused):
+        """Wait until it is admitted. Raises `LockLost` if its key is gone, and `InvalidRequest` if
+        the queue is of another kind."""
+        if not (self._admitted or self.gone or self.rejection):
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         if self.gone:
-            raise LockLost(f"the place {readable(self.key)} in the line is gone: {self.gone}")
-        if self.refused:
-            raise InvalidRequest(self.refused)
+            raise LockLost(f"the queue entry {readable(self.key)} is gone: {self.gone}")
+        if self.rejection:
+            raise InvalidRequest(self.rejection)
 
     def admit(self) -> None:
         self._admitted = True
         self._wake()
 
-    def refuse(self, reason: str) -> None:
-        self.refused = reason
+    def reject(self, reason: str) -> None:
+        self.rejection = reason
         self._wake()
 
     def lose(self, reason: str) -> None:
@@ -78,88 +78,88 @@ class Waiter:
 
 
 LINGER = 10.0
-"""Seconds that a watch stands after the last contender here has left."""
+"""Seconds for which a watch stays open after the last contender of this process has left."""
 
 CROWD = 8
-"""Contenders in a line from which on a newcomer does not ask the store who is first."""
+"""The length of a queue from which newcomers do not ask the store for the first contender."""
 
 
 class WatchedQueue:
-    """A line that is followed, and who of this process stands in it."""
+    """A queue that is followed, with the waiters of this process."""
 
     def __init__(self, store: Store, start: bytes, ended: Callable[[WatchedQueue], None]) -> None:
         self.start = start
         self.order = QueueOrder(start)
         self.closed = False
-        self.woken = 0
-        """How often a contender was told that its turn has come."""
+        self.admissions = 0
+        """How often a waiter was admitted."""
         self._ended = ended
-        self._ours: dict[Mark, set[Waiter]] = {}
-        """Several may stand on one mark: who asks twice with one lease."""
-        self._waiting: SortedDict[tuple[Mark, int], Waiter] = SortedDict()
-        self._unseen: set[Waiter] = set()
+        self._ours: dict[Position, set[Waiter]] = {}
+        """Several waiters may share a position: callers that join twice with one lease."""
+        self._waiting: SortedDict[tuple[Position, int], Waiter] = SortedDict()
+        self._unconfirmed: set[Waiter] = set()
         self._subscribers: list[Callable[[], None]] = []
         self._lingering: asyncio.TimerHandle | None = None
         self.mirror: Mirror[bytes, Entry] = Mirror(
             StandingFeed(store, prefix(start)), wait=False, quiet=True
         )
-        self.mirror.subscribe(self._hear)
+        self.mirror.subscribe(self._apply)
         self.mirror.start()
 
     @property
     def crowded(self) -> bool:
-        """Whether a newcomer will have to wait, and need not ask the store."""
+        """Whether a newcomer will have to wait, so that it need not ask the store."""
         return self.mirror.error is None and len(self.order) >= CROWD
 
     def add(self, waiter: Waiter) -> None:
-        """Tell a place when its turn comes, and when it is gone."""
-        self._stay()
-        self._ours.setdefault(waiter.mark, set()).add(waiter)
+        """Notify a waiter when it is admitted and when its key is gone."""
+        self._keep_watch()
+        self._ours.setdefault(waiter.position, set()).add(waiter)
         if not waiter.admitted:
-            self._waiting[waiter.mark, id(waiter)] = waiter
-        self._unseen.add(waiter)
-        self._look()
+            self._waiting[waiter.position, id(waiter)] = waiter
+        self._unconfirmed.add(waiter)
+        self._notify_waiters()
 
     def forget(self, waiter: Waiter) -> None:
-        together = self._ours.get(waiter.mark, set())
+        together = self._ours.get(waiter.position, set())
         together.discard(waiter)
         if not together:
-            self._ours.pop(waiter.mark, None)
-        self._waiting.pop((waiter.mark, id(waiter)), None)
-        self._unseen.discard(waiter)
-        self._go()
+            self._ours.pop(waiter.position, None)
+        self._waiting.pop((waiter.position, id(waiter)), None)
+        self._unconfirmed.discard(waiter)
+        self._linger()
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each change of the line. What is returned ends it."""
-        self._stay()
+        """Call back after each change of the queue. Call the returned function to unsubscribe."""
+        self._keep_watch()
         self._subscribers.append(callback)
 
         def end() -> None:
             self._subscribers.remove(callback)
-            self._go()
+            self._linger()
 
         return end
 
-    def _stay(self) -> None:
+    def _keep_watch(self) -> None:
         if self._lingering is not None:
             self._lingering.cancel()
             self._lingering = None
 
-    def _go(self) -> None:
-        """The last to leave keeps the watch for a while: the next contender may be near."""
+    def _linger(self) -> None:
+        """Keep the watch for a while after the last one left: the next contender may come soon."""
         if not self.closed and not self._ours and not self._subscribers and self._lingering is None:
             loop = asyncio.get_running_loop()
             self._lingering = loop.call_later(LINGER, self._ended, self)
 
     def close(self) -> None:
-        """Its queue is closed: whoever follows it hears of that."""
+        """Close the queue, and notify its subscribers."""
         self.closed = True
         if self._lingering is not None:
             self._lingering.cancel()
         for callback in tuple(self._subscribers):
             callback()
 
-    def _hear(self, update: Update[bytes, Entry]) -> None:
+    def _apply(self, update: Update[bytes, Entry]) -> None:
         for change in update.changes:
             if change.after is None:
                 gone = self.order.remove(change.key)
@@ -168,37 +168,40 @@ class WatchedQueue:
             if gone is not None:
                 for waiter in tuple(self._ours.get(gone, ())):
                     self._lose(waiter)
-        self._look()
+        self._notify_waiters()
         for callback in tuple(self._subscribers):
             callback()
 
-    def _look(self) -> None:
-        """Whose turn has come?"""
-        if self._unseen:
-            for waiter in tuple(self._unseen):
-                if waiter.mark in self.order:
-                    self._unseen.discard(waiter)
-                    self._refuse_misfit(waiter)
+    def _notify_waiters(self) -> None:
+        """Admit the waiters at the head of the queue, and report those whose key is gone."""
+        if self._unconfirmed:
+            for waiter in tuple(self._unconfirmed):
+                if waiter.position in self.order:
+                    self._unconfirmed.discard(waiter)
+                    self._reject_misfit(waiter)
                 elif self.mirror.mark >= waiter.token:
                     self._lose(waiter)
         while self._waiting:
             at, waiter = self._waiting.peekitem(0)
-            if waiter.mark not in self.order or not waiter.rule.admits(self.order, waiter.mark):
+            if waiter.position not in self.order or not waiter.rule.admits(
+                self.order, waiter.position
+            ):
                 return
             del self._waiting[at]
-            if self._refuse_misfit(waiter):
+            if self._reject_misfit(waiter):
                 continue
-            self.woken += 1
+            self.admissions += 1
             waiter.admit()
 
-    def _refuse_misfit(self, waiter: Waiter) -> bool:
-        """Whether one who waits cannot stand in this line. Who came in a crowd did not ask."""
+    def _reject_misfit(self, waiter: Waiter) -> bool:
+        """Whether a waiter does not fit into this queue. In a crowded queue `join` did not
+        check."""
         first = self.order.first
         if waiter.admitted or first is None:
             return False
         if problem := misfit(self.start, first, waiter.key, waiter.rule):
             self.forget(waiter)
-            waiter.refuse(problem)
+            waiter.reject(problem)
         return bool(problem)
 
     def _lose(self, waiter: Waiter) -> None:
@@ -207,7 +210,7 @@ class WatchedQueue:
 
 
 class StandingFeed(RangeFeed):
-    """A range whose watch stands before it is read, and so tells of changes at once."""
+    """A range whose watch is opened before it is read, so that changes arrive without delay."""
 
     def __init__(self, store: Store, range: Range) -> None:
         super().__init__(store, range)
@@ -226,7 +229,7 @@ class StandingFeed(RangeFeed):
         self, mark: int, held: Mapping[bytes, Entry], *, known: float
     ) -> AsyncIterator[Steps[bytes, Entry]]:
         watch, self._watch = self._watch, None
-        if watch is None:  # it broke: go on from where it was
+        if watch is None:  # the watch broke: resume after the mark
             async with super().follow(mark, held, known=known) as steps:
                 yield steps
             return
@@ -236,7 +239,7 @@ class StandingFeed(RangeFeed):
 
 
 class _StandingSteps(AsyncIterator[Step[bytes, Entry]]):
-    """The steps of a watch after a mark; what was before it was read already."""
+    """The steps of a watch after a revision; earlier changes are in the snapshot."""
 
     def __init__(self, watch: Watch, mark: int) -> None:
         self._watch, self._mark = watch, mark

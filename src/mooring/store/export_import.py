@@ -1,10 +1,10 @@
-"""A prefix as JSON lines, out of one store and into another.
+"""Exports a prefix as JSON lines, and imports them into a store.
 
     {"key": "/a", "value": "1"}
     {"key_base64": "/w==", "value_base64": "AAE="}
 
-Text is written as it is, anything else as base64. Keys that hang on a lease belong to a living
-process and are left out, unless they are asked for; they come back without a lease.
+Text is written as it is, anything else as base64. Keys with a lease belong to a running process:
+they are exported only on request, and imported without a lease.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _PAGE = 1000
 
 
 async def pages(store: Store, range: Range) -> AsyncIterator[tuple[Entry, ...]]:
-    """The entries of a range at one revision, some at a time."""
+    """The entries of a range at one revision, in pages."""
     revision: int | None = None
     while True:
-        found = await store.read(range, limit=_PAGE, at=revision)
-        revision = found.revision
-        if found.entries:
-            yield found.entries
-        if not found.more:
+        page = await store.read(range, limit=_PAGE, at=revision)
+        revision = page.revision
+        if page.entries:
+            yield page.entries
+        if not page.more:
             return
-        range = Range(found.entries[-1].key + b"\0", range.end)
+        range = Range(page.entries[-1].key + b"\0", range.end)
 
 
 def line_of(entry: Entry) -> str:
@@ -40,8 +40,8 @@ def line_of(entry: Entry) -> str:
 
 
 def puts_of(text: str) -> Iterator[Put]:
-    """The writes that lines stand for; one that cannot be read is named by its number."""
-    # Not `splitlines`: it finds line ends within values, which JSON does not.
+    """Parse lines into writes. An error names the number of the invalid line."""
+    # Not `splitlines`: it also splits at characters that JSON allows within strings.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -51,14 +51,14 @@ def puts_of(text: str) -> Iterator[Put]:
                     raise ValueError("its key is empty")
             except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
                 raise InvalidRequest(
-                    f"line {number} is no exported key, {describe(error)}: it should be like "
+                    f"line {number} is not an exported key, {describe(error)}: it should be like "
                     '{"key": "/a", "value": "1"}'
                 ) from error
             yield Put(name, value)
 
 
 def batches_of(puts: Iterable[Put]) -> Iterator[list[Put]]:
-    """Commits that no store finds too large."""
+    """Group writes into commits within the limits of every store."""
     batch: dict[bytes, Put] = {}
     size = 0
     for put in puts:

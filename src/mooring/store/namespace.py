@@ -1,4 +1,4 @@
-"""A store below a prefix: every key goes in with it and comes out without."""
+"""A store with a prefix: it adds the prefix to all keys, and removes it from results."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from mooring.store.validation import check_commit, check_range
 
 
 class Namespaced(Store):
-    """Revisions and leases are those of the whole store; only keys are put below the prefix."""
+    """Only keys get the prefix. Revisions and leases are those of the underlying store."""
 
     def __init__(self, store: Store, prefix: bytes) -> None:
         if not prefix:
-            raise InvalidURL("namespace= is empty: leave it out")
+            raise InvalidURL("namespace= must not be empty")
         self.url, self.guarantees = store.url, store.guarantees
         self._store, self._prefix = store, prefix
 
@@ -48,7 +48,7 @@ class Namespaced(Store):
     async def commit(
         self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
     ) -> Committed:
-        check_commit(writes, require, read)  # on the keys as they were given
+        check_commit(writes, require, read)  # before the keys get the prefix
         try:
             done = await self._store.commit(
                 *map(self._write, writes),
@@ -100,9 +100,9 @@ class Namespaced(Store):
             return Put(self._prefix + write.key, write.value, write.lease)
         return Delete(self._in(write.range))
 
-    def _snapshot(self, found: Snapshot) -> Snapshot:
+    def _snapshot(self, inner: Snapshot) -> Snapshot:
         cut = len(self._prefix)
-        return Snapshot(tuple(_out(e, cut) for e in found.entries), found.revision, found.more)
+        return Snapshot(tuple(_out(e, cut) for e in inner.entries), inner.revision, inner.more)
 
 
 class _NamespacedWatch(Watch):

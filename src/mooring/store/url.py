@@ -1,19 +1,19 @@
-"""A store's URL: parsed once, checked whole, its password never shown.
+"""Parses and validates the URL of a store. Its text never contains the password.
 
     memory://[name][?history=100000&history_age=1h&history_bytes=256MiB&quota=2GiB]
     sqlite:///path/to/file[?history=…&history_age=…&history_bytes=…&quota=…]
     etcd://[user:password@]host[:2379][,host…][?user=&password=&password_file=&timeout=5s]
     etcds://…                                  [&ca=FILE&cert=FILE&key=FILE&server_name=NAME]
 
-and where a registry alone is kept:
+and for registries on Redis:
 
     redis://[user:password@]host[:6379][/database][?prefix=registry&timeout=3s&expire=2m]
     rediss://…                                 [&ca=FILE&cert=FILE&key=FILE]
     redis+cluster://host:port[,host:port…]     [?tls=on…]
     redis+sentinel://host:26379[,host…]/NAME[/database][?sentinel_password=…&tls=on…]
 
-Every scheme takes `namespace=PREFIX`, below which everything is put. In the path of a file `?`, `#`
-and `%` are written as %3F, %23 and %25, and any other character may be.
+Every scheme takes `namespace=PREFIX`, a prefix of all keys. In the path of a file, write `?`, `#`
+and `%` as %3F, %23 and %25; all other characters are allowed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
 from mooring import durations
@@ -31,19 +32,21 @@ from mooring.errors import InvalidURL
 from mooring.formatting import quoted
 from mooring.names import nearest
 
+T = TypeVar("T")
+
 MASK = "***"
 _SECRET = ("sentinel_password",)
 
 
 def _text(value: str) -> str:
     if not value:
-        raise ValueError("it is empty: leave it out")
+        raise ValueError("it must not be empty")
     return value
 
 
 def _count(value: str) -> int:
     if not value.isdecimal() or not int(value):
-        raise ValueError("it must be a number from 1 up")
+        raise ValueError("it must be an integer of at least 1")
     return int(value)
 
 
@@ -53,7 +56,7 @@ _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 def _bytes(value: str) -> int:
     match = re.fullmatch(r"([0-9]+)(KiB|MiB|GiB)?", value)
     if match is None or not int(match[1]):
-        raise ValueError("it must be a number of bytes from 1 up, like 1000000 or 256MiB")
+        raise ValueError("it must be a positive number of bytes, like 1000000 or 256MiB")
     return int(match[1]) * _UNITS[match[2] or ""]
 
 
@@ -69,7 +72,7 @@ def _quota(value: str) -> int:
 
 def _duration(value: str) -> float:
     if not (seconds := durations.parse(value)):
-        raise ValueError("it must be more than nothing")
+        raise ValueError("it must be more than 0")
     return seconds
 
 
@@ -80,7 +83,7 @@ def check_quota(value: str) -> None:
         raise InvalidURL(f"the quota {value}: {error}") from error
 
 
-Options = Mapping[str, Callable[[str], object]]
+Options = Mapping[str, Callable[[str], Any]]
 
 _EMBEDDED: Options = {
     "quota": _quota,
@@ -104,15 +107,15 @@ def _switch(value: str) -> bool:
     return value == "on"
 
 
-def _part_of_a_key(value: str) -> str:
+def _key_part(value: str) -> str:
     if re.search(r"[\s{}\x00-\x1f\x7f]", _text(value)):
-        raise ValueError("no spaces, control characters or braces can be in a key")
+        raise ValueError("it must not contain spaces, control characters or braces")
     return value
 
 
 _REDIS: Options = {
-    "namespace": _part_of_a_key,
-    "prefix": _part_of_a_key,
+    "namespace": _key_part,
+    "prefix": _key_part,
     "user": str,
     "password": str,
     "password_file": _text,
@@ -134,7 +137,7 @@ OPTIONS: Mapping[str, Options] = {
     "redis+cluster": _SEVERAL,
     "redis+sentinel": {**_SEVERAL, "sentinel_password": str},
 }
-"""The schemes there are, and the options of each with what reads them."""
+"""The options of each scheme, with their parsers."""
 
 _PORTS = {
     "etcd": 2379,
@@ -146,16 +149,16 @@ _PORTS = {
 }
 
 REDIS = ("redis", "rediss", "redis+cluster", "redis+sentinel")
-"""The schemes of what keeps a registry and nothing else."""
+"""The schemes of registries on Redis."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreURL:
-    """The parts of a URL. `str()` gives it back with the password masked."""
+    """The parts of a URL. `str()` is the URL with the password masked."""
 
     scheme: str
     location: str
-    """What stands between `//` and `?`: hosts, a name, or the path of a file."""
+    """The part between `//` and `?`: hosts, a name, or the path of a file."""
     user: str = ""
     password: str = field(default="", repr=False)
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -166,20 +169,18 @@ class StoreURL:
         options = "&".join(
             f"{name}={MASK if name in _SECRET else value}" for name, value in self.options.items()
         )
-        where = _quoted(self.location) if self.scheme == "sqlite" else self.location
-        return f"{self.scheme}://{user}{where}{'?' if options else ''}{options}"
+        location = _quoted(self.location) if self.scheme == "sqlite" else self.location
+        return f"{self.scheme}://{user}{location}{'?' if options else ''}{options}"
 
     def hosts(self, port: int) -> tuple[str, ...]:
         """The hosts, each with its port."""
-        where = self.location
-        if self.scheme in REDIS:
-            where = where.partition("/")[0]
-        hosts = enumerate(where.split(","), 1)
+        location = self.location.partition("/")[0] if self.scheme in REDIS else self.location
+        hosts = enumerate(location.split(","), 1)
         return tuple(_with_port(number, host.strip(), port) for number, host in hosts)
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """What follows the hosts: the database, or of sentinels the master's name and database."""
+        """The parts after the hosts: the database; for Sentinel, the master's name and database."""
         return tuple(self.location.split("/")[1:])
 
     def path(self, name: str) -> Path | None:
@@ -191,45 +192,40 @@ class StoreURL:
         try:
             return Path(self.location).expanduser()
         except RuntimeError as error:
-            raise InvalidURL(f"{self}: there is no such home folder") from error
+            raise InvalidURL(f"{self}: the home directory does not exist") from error
 
-    def size(self, name: str, default: int) -> int:
-        return _bytes(self.options[name]) if name in self.options else default
-
-    def quota(self, default: int) -> int:
-        return _quota(self.options["quota"]) if "quota" in self.options else default
-
-    def count(self, name: str, default: int) -> int:
-        return _count(self.options[name]) if name in self.options else default
-
-    def seconds(self, name: str, default: float) -> float:
-        return _duration(self.options[name]) if name in self.options else default
+    def option(self, name: str, default: T) -> T:
+        """The parsed value of an option."""
+        if name not in self.options:
+            return default
+        value: T = OPTIONS[self.scheme][name](self.options[name])
+        return value
 
 
 def parse(text: str) -> StoreURL:
-    """The parts of a store's URL, or `InvalidURL`, which names the part and never a password."""
+    """Parse a store URL. Raises `InvalidURL`, which names the invalid part and never a password."""
     scheme, separator, rest = text.partition("://")
     if not separator:
-        raise InvalidURL("this is no store URL: write it like etcd://HOST:2379 or memory://")
+        raise InvalidURL("not a store URL: write it like etcd://HOST:2379 or memory://")
     if scheme not in OPTIONS:
         raise InvalidURL(f"no store speaks {scheme}://{nearest(scheme, OPTIONS)}")
-    where, _, query = rest.partition("?")
+    location, _, query = rest.partition("?")
     if "#" in rest:
         raise InvalidURL(f"{_masked(text)} has a '#': write it as %23")
     try:
         options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
-        raise InvalidURL(f"the options of {_masked(text)} are not name=value") from None
+        raise InvalidURL(f"the options of {_masked(text)} must be name=value") from None
     for name, value in options.items():
-        if (read := OPTIONS[scheme].get(name)) is None:
+        if (parse_option := OPTIONS[scheme].get(name)) is None:
             raise InvalidURL(
                 f"{scheme}:// has no option {quoted(name)}{nearest(name, OPTIONS[scheme])}"
             )
         try:
-            read(value)
+            parse_option(value)
         except ValueError as error:
             raise InvalidURL(f"{name}={value} for {scheme}://: {error}") from error
-    user, password, location = _place(scheme, where.rstrip("/"))
+    user, password, location = _split_location(scheme, location.rstrip("/"))
     if password := options.pop("password", "") or unquote(password):
         options.pop("password_file", None)
     url = StoreURL(
@@ -245,7 +241,7 @@ def parse(text: str) -> StoreURL:
         return url
     if not location:
         raise InvalidURL(f"{url} names no host: write it like {scheme}://HOST:{port}")
-    url.hosts(port)  # raises for one that is none
+    url.hosts(port)  # raises for an invalid host
     if ("cert" in options) != ("key" in options):
         raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
     if scheme.startswith("redis"):
@@ -263,31 +259,31 @@ def _check_redis(url: StoreURL) -> None:
         segments = segments[1:]
     elif url.scheme != "redis+cluster" and len(url.hosts(6379)) > 1:
         raise InvalidURL(
-            f"{url} names several hosts: of a cluster write redis+cluster://, of sentinels "
-            "redis+sentinel://"
+            f"{url} names several hosts: use redis+cluster:// for a cluster, redis+sentinel:// for "
+            "Sentinel"
         )
     if segments and (url.scheme == "redis+cluster" or len(segments) > 1):
-        raise InvalidURL(f"{url}: nothing can follow its hosts but a database, and on a cluster no")
+        raise InvalidURL(f"{url}: only a database may follow the hosts, and nothing on a cluster")
     if segments and not segments[0].isdecimal():
-        raise InvalidURL(f"{url}: the database {quoted(segments[0])} is no number")
+        raise InvalidURL(f"{url}: the database {quoted(segments[0])} must be a number")
 
 
-def _place(scheme: str, where: str) -> tuple[str, str, str]:
-    """User, password and location. What has no users may have an `@` in its name."""
+def _split_location(scheme: str, location: str) -> tuple[str, str, str]:
+    """User, password and location. Names and paths may contain an `@`."""
     if scheme == "memory":
-        return "", "", where
+        return "", "", location
     if scheme == "sqlite":
-        path = unquote(where, errors="surrogateescape")
+        path = unquote(location, errors="surrogateescape")
         if "\0" in path:
-            raise InvalidURL("the path of sqlite:// has a zero byte, which no path can have")
+            raise InvalidURL("the path of sqlite:// contains a zero byte")
         return "", "", path
-    userinfo, _, location = where.rpartition("@")
+    userinfo, _, hosts = location.rpartition("@")
     user, _, password = userinfo.partition(":")
-    return user, password, location
+    return user, password, hosts
 
 
 def _quoted(path: str) -> str:
-    """A path as it stands in a URL, readable as far as can be."""
+    """A path as part of a URL, with as few characters escaped as possible."""
     return re.sub(
         r"[%?#\x00-\x1f\x7f\udc80-\udcff]",
         lambda match: quote(match[0], safe="", errors="surrogateescape"),
@@ -306,8 +302,8 @@ def _password(scheme: str, given: str, options: Mapping[str, str]) -> str:
 
 
 def read_password(file: Path) -> str:
-    """The password in a `password_file`. Read it at every login: operators rotate passwords.
-    Raises `OSError`, also for a file that is not UTF-8."""
+    """Read the password from a `password_file`. Read it at every login: operators rotate passwords.
+    Raises `OSError`, also if the file is not UTF-8."""
     try:
         return file.read_text("utf-8").strip()
     except UnicodeDecodeError as error:
@@ -321,14 +317,14 @@ def _with_port(number: int, host: str, port: int) -> str:
     bracketed = name.startswith("[") and name.endswith("]")
     plain = re.fullmatch(r"[A-Za-z0-9._-]+", name) is not None
     if not (bracketed or plain) or not given.isdecimal() or not 0 < int(given) < 65536:
-        # Not shown: where a host was forgotten, this is a user and a password.
-        raise InvalidURL(f"host {number} of the URL is no host: write it like HOST:{port}")
+        # The host is not shown: if a host was forgotten, this is a user and a password.
+        raise InvalidURL(f"host {number} of the URL is invalid: write it like HOST:{port}")
     return f"{name}:{given}"
 
 
 def _masked(text: str) -> str:
-    """A URL that could not be parsed, fit to be shown: whatever may hold a password is left out."""
+    """A URL that could not be parsed, without any part that may hold a password."""
     scheme, separator, rest = text.partition("://")
     if not separator or "@" in rest or ":" in rest.split("?")[0].replace("://", ""):
-        return f"{scheme}://…" if separator and scheme.isalpha() else "what was given"
+        return f"{scheme}://…" if separator and scheme.isalpha() else "the URL"
     return f"{scheme}://{rest.split('?')[0]}"

@@ -1,4 +1,4 @@
-"""What makes no sense on any store, refused before anything is sent: every backend asks here."""
+"""Checks of arguments that no store accepts. Backends call them before sending anything."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from mooring.store.contract import MAX_TTL, Check, Delete, Put, Query, Range, Wr
 
 
 def check_query(query: Query, at: int | None = None) -> None:
-    """Raise `InvalidRequest` where a query makes no sense on any store."""
+    """Raise `InvalidRequest` for an invalid query."""
     if not isinstance(query, Query):
-        raise InvalidRequest(f"{quoted(query)} is no query: write Query(prefix(…))")
+        raise InvalidRequest(f"{quoted(query)} is not a query: write Query(prefix(…))")
     check_range(query.range)
     if at is not None:
         check_number("revision", at, least=1)
     check_number("limit", query.limit)
     if query.order not in ("key", "created"):
-        raise InvalidRequest(f"order {quoted(query.order)} is not known: use 'key' or 'created'")
+        raise InvalidRequest(f"order {quoted(query.order)} is unknown: use 'key' or 'created'")
     if query.created_before is not None:
         check_number("created_before", query.created_before, least=2)
 
 
 def check_watch(range: Range, after: int | None) -> None:
-    """Raise `InvalidRequest` where a watch makes no sense on any store."""
+    """Raise `InvalidRequest` for an invalid watch."""
     check_range(range)
     if after is not None:
         check_number("revision", after)
 
 
 def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> None:
-    """Raise `InvalidRequest` where a commit makes no sense on any store."""
+    """Raise `InvalidRequest` for an invalid commit."""
     put: set[bytes] = set()
     deleted: list[Range] = []
     for write in writes:
@@ -47,7 +47,7 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
             check_range(write.range)
             deleted.append(write.range)
         else:
-            raise InvalidRequest(f"{quoted(write)} is no write: use Put or Delete")
+            raise InvalidRequest(f"{quoted(write)} is not a write: use Put or Delete")
     for range in deleted:
         alone = range.end == range.start + b"\0"
         for name in put & {range.start} if alone else put:
@@ -61,14 +61,14 @@ def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
 
 def _check_check(check: Check) -> None:
     if not isinstance(check, Check):
-        raise InvalidRequest(f"{quoted(check)} is no check: use absent(), unchanged() and the like")
+        raise InvalidRequest(f"{quoted(check)} is not a check: use absent(), unchanged() etc.")
     check_key(check.key)
     if check.field == "value":
         _check_value(check.key, check.expected)
     elif check.field in ("created", "modified", "lease"):
         check_number(check.field, check.expected)
     else:
-        raise InvalidRequest(f"a check of {quoted(check.field)} is not known")
+        raise InvalidRequest(f"a check of {quoted(check.field)} is unknown")
 
 
 def _check_value(name: bytes, value: object) -> None:
@@ -79,21 +79,21 @@ def _check_value(name: bytes, value: object) -> None:
 
 
 def check_ttl(ttl: float) -> int:
-    """The whole seconds to ask of a store for `ttl`, or `InvalidRequest`."""
+    """The TTL in whole seconds. Raises `InvalidRequest` for an invalid one."""
     try:
         possible = 0 < ttl <= MAX_TTL  # not a number fails here too
     except TypeError:
         possible = False
     if not possible:
-        raise InvalidRequest(f"a TTL of {ttl} s is not possible: it must be above 0, up to 9e9 s")
+        raise InvalidRequest(f"a TTL of {ttl} s is invalid: it must be above 0 and up to 9e9 s")
     return math.ceil(ttl)
 
 
 def check_range(range: Range) -> None:
-    """Raise `InvalidRequest` where something is no range."""
+    """Raise `InvalidRequest` unless this is a range."""
     if not isinstance(range, Range):
         raise InvalidRequest(
-            f"{quoted(range)} is no range: make one with key(), prefix() or between()"
+            f"{quoted(range)} is not a range: make one with key(), prefix() or between()"
         )
     check_key(range.start, "start of a range")
     if not isinstance(range.end, bytes):
@@ -101,8 +101,8 @@ def check_range(range: Range) -> None:
 
 
 def check_number(what: str, number: object, *, least: int = 0) -> None:
-    """Raise `InvalidRequest` where something is no revision, lease or count."""
+    """Raise `InvalidRequest` unless this is a valid revision, lease or count."""
     if not isinstance(number, int) or not least <= number < 2**63:
         raise InvalidRequest(
-            f"{what} {quoted(number)} is not possible: it is a number from {least} up"
+            f"{what} {quoted(number)} is invalid: it must be an integer of at least {least}"
         )

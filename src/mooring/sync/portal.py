@@ -20,7 +20,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
-from mooring.locks.held import BEHIND
+from mooring.locks.held import CALLING_THREAD
 from mooring.registry.shutdown import LINGER, SIGNAL_CHECK, close_all, close_on_sigterm, listening
 from mooring.tasks import Tasks
 
@@ -213,7 +213,7 @@ class Portal:
         caller = caller or Caller()
         call = _Call(self.name, work, caller, undo)
         context = copy_context()
-        context.run(BEHIND.set, threading.current_thread())
+        context.run(CALLING_THREAD.set, threading.current_thread())
         try:
             calls.thread.post(calls.begin, call, context=context)
             caller.wait()

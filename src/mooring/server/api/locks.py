@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from mooring.formatting import quoted
-from mooring.locks.inspect import Contender, LockInfo, look, release
+from mooring.locks.inspect import Contender, LockInfo, find_lock, release
 from mooring.server.api.lookup import not_found, store_of
 from mooring.server.auth.authorization import need
 from mooring.server.http.request import ApiCall, Page, cut
@@ -114,7 +114,7 @@ async def release_lock(call: ApiCall) -> Response:
 
 
 async def _found(store: Store, name: str) -> LockInfo:
-    found = await look(store, name)
+    found = await find_lock(store, name)
     if found is None:
         raise not_found(f"nobody holds {quoted(name)} or waits for it", name, ())
     return found

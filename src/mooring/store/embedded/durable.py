@@ -1,15 +1,14 @@
-"""`sqlite:///path`: an engine whose writes are on disk before anybody sees them.
+"""The runner of `sqlite:///path`: writes are visible once they are on disk.
 
-A thread of its own takes all writes that wait, applies them, puts them into the journal in one
-SQLite transaction, confirms them, and answers: writers that come at the same time share one
-synchronisation of the disk. Where the journal cannot be written (the disk is full, the file
-read-only) everything of that round is taken back and its writers are told; reads go on, the clock
-of the leases stands still, and the thread tries again. Where it is a single write that the journal
-cannot take, which would be a mistake of ours, that one alone is refused.
+One thread takes all pending writes, applies them to the engine, writes them to the journal in one
+SQLite transaction, confirms them and answers. So concurrent writers share one fsync. If the journal
+cannot be written (the disk is full, the file is read-only), the round is rolled back and its
+writers get an error. Reads continue, the clock of the leases stops, and the thread retries. If only
+a single write cannot be stored, which would be a bug in Mooring, only that write is rejected.
 
-If COMMIT itself fails, the outcome of that round is unknown. It is taken back here, and no write is
-accepted until the journal was opened again: what the file turns out to hold is then taken up, and
-watchers see it.
+If COMMIT itself fails, the outcome of the round is unknown. The engine rolls it back, and rejects
+writes until the journal was reopened. Then it applies what the file turned out to contain, and
+watchers see that.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ROUND = 1000  # writes that share one transaction at the most
-_RETRY = 0.5  # seconds until the runner tries again whether the journal can be written
+_ROUND = 1000  # the maximum number of writes in one transaction
+_RETRY = 0.5  # seconds between attempts to write a journal that could not be written
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class _PendingWrite:
     answer: asyncio.Future[Any]
     arrived: float
     changed: bool = False
-    """Whether it changed something when it was applied last."""
+    """Whether the operation changed something when it was last applied."""
 
 
 class DurableRunner(EngineRunner):
@@ -74,15 +73,15 @@ class DurableRunner(EngineRunner):
             self._journal.close()
             raise
         super().__init__(engine)
-        # The engine's clock is the store's uptime: while it is down, no lease runs out.
+        # The engine's clock is the uptime of the store: no lease expires while the store is down.
         self._started = time.monotonic() - uptime
         self._stopped_at: float | None = None
         self._queue: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
-        self._waiting: deque[_PendingWrite] = deque()  # out of the queue, and not yet applied
+        self._waiting: deque[_PendingWrite] = deque()  # taken from the queue, not yet applied
         self._ending = False
         self._users = 0
         self._written = uptime
-        self._told = ""
+        self._last_rejection = ""
         self._in_doubt: Exception | None = None  # why COMMIT, or the recovery after it, failed
         self._recover_at = 0.0
         if not self._journal.writable:
@@ -91,25 +90,21 @@ class DurableRunner(EngineRunner):
         self._thread.start()
 
     def _load(self, engine: Engine) -> tuple[float, list[Entry]]:
-        kept = self._journal.load()
-        for lease, ttl, deadline in kept.leases:
+        state = self._journal.load()
+        for lease, ttl, deadline in state.leases:
             engine.leases.grant(lease, ttl, deadline)
         engine.leases.settle()
         try:
             forgotten = engine.load(
-                kept.entries, revision=kept.revision, compacted=kept.compacted, now=kept.uptime
+                state.entries, revision=state.revision, compacted=state.compacted, now=state.uptime
             )
         except StoreError as error:
             raise self._journal.damaged(error) from error
-        return kept.uptime, forgotten
+        return state.uptime, forgotten
 
     @property
     def cluster_id(self) -> int:
         return self._journal.cluster_id
-
-    def use(self) -> DurableRunner:
-        self._users += 1
-        return self
 
     def release(self) -> None:
         with _opening:
@@ -132,7 +127,7 @@ class DurableRunner(EngineRunner):
         return await answer
 
     def now(self) -> float:
-        """The time that the store has been up, and could write."""
+        """The time during which the store was running and could write."""
         stopped = self._stopped_at
         return time.monotonic() - self._started if stopped is None else stopped
 
@@ -140,7 +135,7 @@ class DurableRunner(EngineRunner):
         return self._journal.space()
 
     def tick(self) -> float:
-        return 60.0  # the thread lets time pass by itself
+        return 60.0  # the thread expires leases
 
     # Everything below runs in the thread.
 
@@ -156,7 +151,7 @@ class DurableRunner(EngineRunner):
             pause = self._rest()
 
     def _rest(self) -> float:
-        """Seconds until something is due by itself."""
+        """Seconds until something is due."""
         if self._in_doubt is not None:
             return max(0.0, self._recover_at - time.monotonic())
         if self._stopped_at is not None:
@@ -168,7 +163,7 @@ class DurableRunner(EngineRunner):
         return 1.0 if deadline is None else max(0.0, min(deadline - self.now(), 1.0))
 
     def _collect(self, pause: float) -> list[_PendingWrite]:
-        """The writes that are next; after a pause without any, none."""
+        """The next writes; none if none arrive during the pause."""
         try:
             if pause and not self._waiting:
                 self._take(self._queue.get(timeout=pause))
@@ -189,8 +184,8 @@ class DurableRunner(EngineRunner):
             self._waiting.append(request)
 
     def _round(self, requests: list[_PendingWrite]) -> None:
-        """Answer requests, and let time pass."""
-        # A renewal that came in time saves its lease, however long it has waited here.
+        """Answer requests, and expire leases."""
+        # A renewal that arrived in time saves its lease, however long it waited in the queue.
         if self._in_doubt is not None and not self._recover():
             _deliver(requests, self._without_writing(requests, self._refused(self._in_doubt)))
             return
@@ -199,37 +194,37 @@ class DurableRunner(EngineRunner):
         try:
             answers = self._write(requests, until)
         except Exception as error:  # noqa: BLE001 - nothing may end the thread
-            if _of_the_disk(error):
-                answers = self._without_writing(requests, self._failed(error))
+            failure = self._failure(error)
+            if _is_disk_error(error):
+                answers = self._without_writing(requests, failure)
             else:
-                self._mistaken(error)
                 answers = self._one_by_one(requests, until)
         _deliver(requests, answers)
 
     def _recover(self) -> bool:
-        """After COMMIT failed: see what the file holds, and take it up. False: not yet."""
+        """After COMMIT failed: apply what the file contains. False: not yet possible."""
         if time.monotonic() < self._recover_at:
             return False
         try:
-            kept = self._journal.recover(after=self._engine.confirmed)
+            state = self._journal.recover(after=self._engine.confirmed)
             with self.lock:
                 self._engine.catch_up(
-                    kept.entries,
-                    kept.leases,
-                    revision=kept.revision,
-                    compacted=kept.compacted,
+                    state.entries,
+                    state.leases,
+                    revision=state.revision,
+                    compacted=state.compacted,
                     now=self.now(),
                 )
         except Exception as error:  # noqa: BLE001 - nothing may end the thread
             self._doubt(error, pause=_RETRY)
             return False
-        # The next round writes the clock, and goes on if that succeeds.
+        # The next round writes the clock, and continues if that succeeds.
         self._in_doubt = None
         return True
 
     def _write(self, requests: list[_PendingWrite], until: float | None) -> list[object]:
-        """Apply requests, let leases run out up to a time, and keep what has changed; the answers.
-        Raises where it could not be kept, and leaves nothing."""
+        """Apply requests, expire leases up to a time, and write the changes to the journal. Returns
+        the answers. If writing fails, it rolls everything back and raises."""
         try:
             with self.lock:
                 now = self.now()
@@ -250,8 +245,8 @@ class DurableRunner(EngineRunner):
         return answers
 
     def _without_writing(self, requests: list[_PendingWrite], failure: StoreError) -> list[object]:
-        """The answers while the journal cannot be written. What changes nothing is answered, unless
-        it changed something in the round that failed: then it may be on disk."""
+        """The answers while the journal cannot be written. Requests that change nothing are
+        answered, unless they changed something in the round that failed: that may be on disk."""
         answers: list[object] = []
         with self.lock:
             for request in requests:
@@ -262,57 +257,47 @@ class DurableRunner(EngineRunner):
         return answers
 
     def _one_by_one(self, requests: list[_PendingWrite], until: float) -> list[object]:
-        """The answers where something could not be kept though the disk is well: all but that."""
+        """The answers if a write cannot be stored although the disk works: only that one fails."""
         answers: list[object] = []
-        for request in requests:
+        for group, end in [*(([request], None) for request in requests), ([], until)]:
             try:
-                answers += self._write([request], None)
+                answers += self._write(group, end)
             except Exception as error:  # noqa: BLE001 - nothing may end the thread
-                if _of_the_disk(error):
-                    answers += self._without_writing([request], self._failed(error))
-                else:
-                    answers.append(self._mistaken(error))
-        try:
-            self._write([], until)
-        except Exception as error:  # noqa: BLE001 - nothing may end the thread
-            if _of_the_disk(error):
-                self._failed(error)
-            else:
-                self._mistaken(error)
+                answers += self._without_writing(group, self._failure(error))
         return answers
 
     def _apply(self, request: _PendingWrite, now: float) -> object:
-        """An operation's answer, or its error."""
+        """The result of an operation, or its error."""
         mark = self._engine.mark()
         try:
             answer: object = request.operation(self._engine, now)
-        except Exception as error:  # noqa: BLE001 - a caller's mistake must not end the thread
+        except Exception as error:  # noqa: BLE001 - an operation that fails must not end the thread
             self._engine.undo(mark)
             answer = error
         request.changed = self._engine.mark() > mark
         return answer
 
     def _changes(self, now: float) -> JournalWrite | None:
-        """What the journal must hold; None where there is nothing to write."""
+        """The next write to the journal; None if there is nothing to write."""
         engine = self._engine
-        leases_live = next(iter(engine.leases), None) is not None
-        clock_due = leases_live and now - self._written >= 1.0
-        # While it fails, the clock is written to see whether it still does.
+        has_leases = next(iter(engine.leases), None) is not None
+        clock_due = has_leases and now - self._written >= 1.0
+        # While writing fails, the clock is written to find out when it works again.
         if not (engine.mark() or clock_due or self._stopped_at is not None):
             return None
-        held = [(lease, engine.leases.get(lease)) for lease in engine.leases.changed]
+        changed = [(lease, engine.leases.get(lease)) for lease in engine.leases.changed]
         return JournalWrite(
             revision=engine.revision,
             compacted=engine.compacted,
             uptime=now,
             batches=engine.unconfirmed(),
-            leases=[(lease, h.ttl, h.deadline) for lease, h in held if h is not None],
-            ended=[lease for lease, h in held if h is None],
+            leases=[(lease, active.ttl, active.deadline) for lease, active in changed if active],
+            ended=[lease for lease, active in changed if active is None],
         )
 
     def _forget(self, seconds: float) -> None:
-        """Drop some of what is compacted from the disk, for at most about so long: clients that
-        wait meanwhile wait no longer than for others' writes, and it keeps up with them."""
+        """Delete compacted versions from the disk, for about so many seconds: as long as the round
+        took. So clients wait no longer than for other writes, and deletion keeps up with writes."""
         until = time.monotonic() + seconds
         while self._stopped_at is None:
             with self.lock:
@@ -324,64 +309,67 @@ class DurableRunner(EngineRunner):
                 if piece:
                     self._journal.forget(piece, compacted=compacted)
             except Exception as error:  # noqa: BLE001 - nothing may end the thread
-                if _of_the_disk(error):
-                    self._failed(error)
+                self._failure(error)
+                if self._stopped_at is not None:
                     return
-                self._mistaken(error)
             del self._dropped[: len(piece)]
             if time.monotonic() >= until or not (more or self._dropped):
                 return
 
-    # How it goes
+    # The state of the journal
 
     def _wrote(self, now: float) -> None:
         self._written = now
         if self._stopped_at is not None:
             self._started, self._stopped_at = time.monotonic() - self._stopped_at, None
             self.problem = ""
-            log.info("%s: writes are possible again", self._journal.path)
+            log.info("%s: writes work again", self._journal.path)
+
+    def _failure(self, error: Exception) -> StoreError:
+        return self._failed(error) if _is_disk_error(error) else self._rejected(error)
 
     def _failed(self, error: Exception) -> StoreError:
-        """The journal cannot be written: the answer to those who would have. No lease can be
-        renewed, so the clock stands still until it can be."""
+        """The error for writers while the journal cannot be written. No lease can be renewed
+        meanwhile, so the clock stops."""
         if self._stopped_at is None:
             self._stopped_at = self.now()
-            self.problem = f"{self._cannot(error)}: writes are refused, reads go on"
+            self.problem = f"{self._cannot(error)}: writes are refused, reads continue"
             log.error(self.problem)
         if isinstance(error, CommitFailed):
             self._doubt(error, pause=0.0)
             return OutcomeUnknown(
-                f"{self._cannot(error)} while it was committing: the write may be on disk or not. "
-                "Read before you write again; writes resume when the file can be written"
+                f"{self._cannot(error)} while it was committing: the write may or may not be on "
+                "disk. Read before you write again; writes resume when the file can be written"
             )
         return self._refused(error)
 
     def _doubt(self, error: Exception, *, pause: float) -> None:
         if self._in_doubt is None or str(error) != str(self._in_doubt):
             log.error(
-                "%s: no write is accepted until it is known what it holds", self._cannot(error)
+                "%s: writes are refused until the contents of the file are known",
+                self._cannot(error),
             )
         self._in_doubt, self._recover_at = error, time.monotonic() + pause
 
     def _refused(self, error: Exception) -> StoreError:
-        text = f"{self._cannot(error)}: nothing was written, reads go on"
+        text = f"{self._cannot(error)}: nothing was written, reads continue"
         if refuses_writes(error):
-            return OutOfSpace(f"{text}; make room or the file writable, and writes resume")
+            return OutOfSpace(f"{text}; free space or make the file writable, and writes resume")
         return Unavailable(f"{text}; writes resume when the file can be written")
 
     def _cannot(self, error: Exception) -> str:
         return f"{self._journal.path} cannot be written: {describe(error)}"
 
-    def _mistaken(self, error: Exception) -> StoreError:
-        """A write that the journal does not take: what its writer is told."""
-        text = f"{self._journal.path} cannot keep a write: {describe(error)}"
-        if text != self._told:
-            self._told = text
-            log.error("%s, and it is refused: a mistake in Mooring", text, exc_info=error)
-        return StoreError(f"{text}: nothing was written. This is a mistake in Mooring, report it")
+    def _rejected(self, error: Exception) -> StoreError:
+        """The error for the writer of something that the journal cannot store."""
+        text = f"{self._journal.path} cannot store a write: {describe(error)}"
+        if text != self._last_rejection:
+            self._last_rejection = text
+            log.error("%s: the write is rejected; this is a bug in Mooring", text, exc_info=error)
+        return StoreError(f"{text}: nothing was written. This is a bug in Mooring, report it")
 
     def _refuse_the_rest(self) -> None:
-        """Those who came too late are told."""
+        """Answer the requests that arrived too late."""
         while True:
             try:
                 request = self._queue.get_nowait()
@@ -391,16 +379,16 @@ class DurableRunner(EngineRunner):
                 _deliver([request], [Closed(f"{self._journal.path} is closed")])
 
 
-def _of_the_disk(error: Exception) -> bool:
-    """Whether the journal cannot be written at all: the disk is full, the file read-only, locked
-    or damaged. Any other error is of what was to be written."""
+def _is_disk_error(error: Exception) -> bool:
+    """Whether the journal cannot be written at all: the disk is full, the file is read-only, locked
+    or damaged. Other errors are caused by the data to be written."""
     return isinstance(error, sqlite3.OperationalError | OSError) or (
         type(error) is sqlite3.DatabaseError
     )
 
 
 def _piece(entries: list[Entry]) -> list[Entry]:
-    """The first of entries: as many as are dropped from the disk in one go."""
+    """The first entries: as many as are deleted from the disk in one transaction."""
     total = 0
     for number, entry in enumerate(entries[:FORGET], 1):
         total += size(entry)
@@ -411,7 +399,7 @@ def _piece(entries: list[Entry]) -> list[Entry]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """A million new objects would be looked through again and again, and none is garbage."""
+    """The collector would scan a million new objects repeatedly, and none is garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -422,7 +410,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _deliver(requests: list[_PendingWrite], answers: list[object]) -> None:
-    """Wake those who wait, each loop once."""
+    """Resolve the futures of the writers, with one callback per loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = {}
     for request, answer in zip(requests, answers, strict=True):
         by_loop.setdefault(request.loop, []).append((request.answer, answer))
@@ -446,8 +434,8 @@ _inherited: list[DurableRunner] = []
 
 
 def _forget_runners() -> None:
-    """In a forked child: a runner without its thread would answer no write, ever. It is kept, for
-    SQLite must not close what the parent has open."""
+    """In a forked child: the thread of a runner is gone, so it could answer no write. The runner is
+    kept, because SQLite must not close files that the parent has open."""
     global _opening
     _opening = threading.Lock()
     _inherited.extend(_open.values())
@@ -458,7 +446,7 @@ os.register_at_fork(after_in_child=_forget_runners)
 
 
 def durable_runner(path: Path, make: Callable[[], Engine] = Engine) -> DurableRunner:
-    """The runner of a file, opened unless it is open in this process. Release it after use."""
+    """The runner of a file, opened unless this process has it open. Release it after use."""
     try:
         path = path.resolve()
     except (OSError, RuntimeError) as error:
@@ -467,4 +455,5 @@ def durable_runner(path: Path, make: Callable[[], Engine] = Engine) -> DurableRu
         runner = _open.get(path)
         if runner is None:
             runner = _open[path] = DurableRunner(path, make())
-        return runner.use()
+        runner._users += 1
+        return runner

@@ -1,15 +1,14 @@
-"""The MVCC engine: revisions, transactions, history, leases and watchers, as one state machine.
+"""The MVCC engine: revisions, transactions, history, leases and watchers in one state machine.
 
-It does no I/O, starts no task and asks no clock: whoever drives it (`runner`) passes `now`, seconds
-on a clock that only goes forward, and calls `advance` when `next_deadline` comes. It is not
-thread-safe by itself.
+It does no I/O, starts no tasks and has no clock. Its runner passes `now`, the seconds of a
+monotonic clock, and calls `advance` at `next_deadline`. It is not thread-safe.
 
-What is written is *unconfirmed* at first: transactions see it, but reads and watches do not, until
-`confirm` is called. A runner that keeps a journal confirms once the journal is on disk, or takes
-everything back with `undo` where that failed.
+Writes are *unconfirmed* at first: transactions see them, but reads and watches do not until
+`confirm` is called. A runner with a journal confirms writes once the journal is on disk, or rolls
+them back with `undo` if that failed.
 
-Compaction is a number: what lies before it cannot be read any more. The versions themselves are
-dropped by `forget`, some at a time, so that nobody waits for long.
+Compaction only moves a number: revisions below it cannot be read any more. `forget` drops the
+versions themselves, some at a time, so that no call waits for long.
 """
 
 from __future__ import annotations
@@ -49,31 +48,30 @@ from mooring.store.embedded.keyspace import (
     RevisionHistory,
     Transaction,
     VersionedKeyspace,
-    left_behind,
+    obsolete_bytes,
 )
 from mooring.store.embedded.leases import LeaseTable, Undo
 from mooring.store.embedded.watchers import Watcher, Watchers, part_of
 
 QUOTA = 2 * 1024**3
-"""Bytes of all versions together, unless another quota is set. It is etcd's default: everything is
-in memory, and a store that grows without end would take its process down."""
+"""The default quota: the total bytes of all versions. The value is etcd's. All versions are in
+memory, so unlimited growth would end the process."""
 
 HISTORY, HISTORY_AGE, HISTORY_BYTES = 100_000, 3600.0, 256 * 1024 * 1024
-"""How much of the past is kept where nothing else is asked for."""
+"""The default limits of the history: revisions, seconds, bytes."""
 
 FORGET = 500
-"""Changes whose old versions are dropped in one go, or…"""
+"""The maximum number of changes whose old versions are dropped at once, …"""
 FORGET_BYTES = 2 * 1024 * 1024
-"""…so many bytes of them."""
+"""…and the maximum number of their bytes."""
 
-_CATCH_UP = 100  # batches that a lagging watcher takes out of the history at a time
-_SCAN = 10_000  # revisions that it looks through for them
+_CATCH_UP = 100  # batches that a lagging watcher takes from the history at a time
+_SCAN = 10_000  # revisions that it searches for them
 
 
 class Engine:
-    """`history`, `history_age` and `history_bytes` bound what is kept of the past, in revisions,
-    in seconds, and in what old versions take of memory. `quota` bounds what all versions take, as
-    etcd's does; 0: no bound."""
+    """`history`, `history_age` and `history_bytes` limit the history by revisions, seconds, and
+    bytes of old versions. `quota` limits the bytes of all versions, as in etcd; 0: no limit."""
 
     def __init__(
         self,
@@ -86,37 +84,34 @@ class Engine:
     ) -> None:
         self.quota = quota
         self.out_of_space = False
-        """etcd's alarm NOSPACE: what grows the store is refused until the alarm is disarmed."""
+        """etcd's alarm NOSPACE: writes that grow the store are refused until it is disarmed."""
         self.revision = revision
         """The newest revision, confirmed or not."""
         self.confirmed = revision
         """The newest revision that reads and watches see."""
         self.compacted = revision
-        """The lowest revision that can be read: below it the history is gone."""
+        """The lowest revision that can be read."""
         self.leases = LeaseTable()
         self._keys = VersionedKeyspace()
         self._watchers = Watchers()
         self._history = RevisionHistory(revision)
         self._undo: list[Undo] = []
-        self._most_revisions, self._most_seconds = history, history_age
-        self._most_bytes = history_bytes
+        self._max_revisions, self._max_seconds = history, history_age
+        self._max_bytes = history_bytes
         self._times: deque[tuple[float, int]] = deque()  # (now, revision), at most one a second
         self.quiet_until = 0.0
-        """Before this time `advance` has nothing to do."""
+        """`advance` has nothing to do before this time."""
 
     def load(
         self, entries: Iterable[Entry], *, revision: int, compacted: int, now: float
     ) -> list[Entry]:
-        """Take up a state that was kept: every version there is, in the order of revisions.
-        Returns those that are compacted, and forgotten here.
-
-        LeaseTable are granted before.
-        """
+        """Load a stored state: all versions, in the order of their revisions. Returns those that
+        are compacted, which are not loaded. Leases must be granted before."""
         self.revision = self.confirmed = revision
         self.compacted = compacted
         self._times.append((now, revision))
         events: dict[int, list[Event]] = {}
-        left: dict[int, int] = {}
+        obsolete: dict[int, int] = {}
         settled: list[bytes] = []
         for entry, replaced in self._keys.load(entries):
             if (at := entry.modified) <= compacted:
@@ -124,12 +119,12 @@ class Engine:
                 continue
             event = Event(entry.key, entry if entry.version else None)
             events.setdefault(at, []).append(event)
-            left[at] = left.get(at, 0) + left_behind(replaced, entry)
+            obsolete[at] = obsolete.get(at, 0) + obsolete_bytes(replaced, entry)
         if sorted(events) != list(range(compacted + 1, revision + 1)):
             raise StoreError("revisions are missing from the history")
         self._history = RevisionHistory(compacted)
         for at in range(compacted + 1, revision + 1):
-            self._history.append(Batch(at, tuple(events[at])), left[at])
+            self._history.append(Batch(at, tuple(events[at])), obsolete[at])
         forgotten: list[Entry] = []
         for name in settled:
             forgotten += self._keys.forget(name, compacted)
@@ -147,14 +142,14 @@ class Engine:
         compacted: int,
         now: float,
     ) -> None:
-        """Take up what a journal turned out to hold after the newest confirmed revision, which is
-        everything here: its entries, and all leases there are. Everyone sees it then."""
+        """Apply what the journal contains beyond the newest confirmed revision, which must be the
+        newest revision of the engine: entries, and all leases. Makes it visible."""
         batches = {at: list(group) for at, group in groupby(entries, attrgetter("modified"))}
         expected = [*range(self.revision + 1, revision + 1)]
         if revision < self.revision or [*batches] != expected:
             raise StoreError(
                 f"it is at revision {revision}, but {self.revision} was confirmed: it has lost "
-                "writes, put a backup in its place"
+                "writes, replace it with a backup"
             )
         self.leases.restore(leases)
         for batch in batches.values():
@@ -171,12 +166,12 @@ class Engine:
     # Reading
 
     def read(self, query: Query, at: int | None = None) -> Snapshot:
-        """What can be seen: the newest confirmed revision, or an older one."""
+        """Read the newest confirmed revision, or an older one."""
         if at is not None:
-            return _look(query, self.past(query.range, at), at)
+            return _evaluate(query, self.past(query.range, at), at)
         if self.confirmed < self.revision:
-            return _look(query, self._keys.past(query.range, self.confirmed), self.confirmed)
-        return _look(query, self._keys.present(query.range), self.confirmed)
+            return _evaluate(query, self._keys.past(query.range, self.confirmed), self.confirmed)
+        return _evaluate(query, self._keys.present(query.range), self.confirmed)
 
     def past(self, range: Range, at: int) -> Iterable[Entry]:
         """The entries of a range at a revision, by key."""
@@ -187,32 +182,32 @@ class Engine:
         return self._keys.past(range, at)
 
     def newest(self, range: Range) -> Iterable[Entry]:
-        """The entries of a range as a transaction sees them: with what is not confirmed yet."""
+        """The entries of a range as a transaction sees them, including unconfirmed ones."""
         return self._keys.present(range)
 
     def count(self, range: Range, at: int) -> int:
-        """How many entries a range had at a revision that can be read, without looking at them:
-        the cost is that of the changes since. Not while a transaction is open."""
+        """The number of entries of a range at a readable revision. Its cost depends on the changes
+        since then, not on the range. Not while a transaction is open."""
         number = self._keys.count(range)
         since = self._history.since(at)
         changed = {event.key for batch in since for event in batch.events if event.key in range}
         for name in changed:
-            number += self._keys.lived(name, at) - (self._keys.get(name) is not None)
+            number += self._keys.existed(name, at) - (self._keys.get(name) is not None)
         return number
 
     # Writing
 
     def begin(self) -> Transaction:
-        """The changes of the next revision, to be made one by one. One at a time is open."""
+        """Start the next revision. Only one transaction may be open."""
         return Transaction(self._keys, self.leases, self._undo, self.revision + 1)
 
     def end(self, transaction: Transaction, now: float) -> None:
-        """Make a transaction the newest revision; one without any change is none."""
+        """Make a transaction the newest revision. Without changes there is no new revision."""
         if not transaction.events:
             return
         self.revision = transaction.revision
         self._history.append(
-            Batch(transaction.revision, tuple(transaction.events)), transaction.left
+            Batch(transaction.revision, tuple(transaction.events)), transaction.obsolete
         )
         self._undo.append(self._reopen)
         if not self._times or now - self._times[-1][0] >= 1.0:
@@ -225,7 +220,7 @@ class Engine:
     def commit(
         self, writes: Sequence[Write], require: Sequence[Check], reads: Sequence[Query], now: float
     ) -> Committed:
-        """The contract's commit, on arguments that `check_commit` has passed."""
+        """Implements `Store.commit` for arguments that passed `check_commit`."""
         _check_size(writes, require, reads)
         if puts := [_size(write) for write in writes if isinstance(write, Put)]:
             self.check_space(sum(puts))
@@ -245,7 +240,7 @@ class Engine:
         return Committed(self.revision, self._reads(reads))
 
     def _reads(self, queries: Sequence[Query]) -> tuple[Snapshot, ...]:
-        return tuple(_look(query, self.newest(query.range), self.revision) for query in queries)
+        return tuple(_evaluate(query, self.newest(query.range), self.revision) for query in queries)
 
     def _holds(self, check: Check) -> bool:
         entry = self._keys.get(check.key)
@@ -255,7 +250,7 @@ class Engine:
         return bool(actual == check.expected) is check.equal
 
     def grant(self, ttl: int, now: float, lease: int = 0) -> int:
-        self.check_space(_AROUND)
+        self.check_space(_OVERHEAD)
         lease = lease or self.leases.new_id()
         self.quiet_until = min(self.quiet_until, now + ttl)
         self._undo.append(self.leases.grant(lease, ttl, now + ttl))
@@ -276,29 +271,29 @@ class Engine:
 
     @property
     def size(self) -> int:
-        """The bytes that all versions take."""
+        """The bytes of all versions."""
         return self._keys.size
 
     def check_space(self, growth: int) -> None:
-        """Before a write that adds so many bytes, whatever its checks say, as etcd does it. The
-        first that does not fit raises the alarm; it stands until it is disarmed."""
+        """Check the quota before a write that adds bytes. As in etcd, the checks of the write do
+        not matter, and the first write that does not fit raises the alarm, until it is disarmed."""
         if self.quota and self.size + growth > self.quota:
             self.out_of_space = True
         if self.out_of_space:
             raise OutOfSpace(
-                f"the store has {self.size} bytes of its quota of {self.quota} (alarm NOSPACE): "
-                "writes are refused, deletions and reads go on. Delete and compact, then disarm "
+                f"the store uses {self.size} bytes of its quota of {self.quota} (alarm NOSPACE): "
+                "writes are refused, deletions and reads continue. Delete and compact, then disarm "
                 "the alarm (etcdctl alarm disarm); or set a larger quota and restart"
             )
 
     # Confirming
 
     def unconfirmed(self) -> list[Batch]:
-        """The revisions that wait to be confirmed."""
+        """The revisions that are not confirmed yet."""
         return self._history.since(self.confirmed) if self.confirmed < self.revision else []
 
     def confirm(self) -> None:
-        """Let everybody see what was written."""
+        """Make all writes visible."""
         self._undo.clear()
         self.leases.settle()
         if self.confirmed == self.revision:
@@ -306,27 +301,26 @@ class Engine:
         batches = self.unconfirmed()
         self.confirmed = self.revision
         for batch in batches:
-            self._watchers.hand(batch)
+            self._watchers.deliver(batch)
         self.compacted = max(self.compacted, self._bound())
 
     def _bound(self) -> int:
-        """The revision before which the history is more than it may be.
+        """The revision below which the history exceeds its limits.
 
-        It may be some more before it is cut: then there is something to forget now and then, not
-        with each revision."""
+        Some more is tolerated before it is cut, so that not every revision causes a compaction."""
         bound, history = 0, self._history
-        if self.revision - self.compacted > self._most_revisions + self._most_revisions // 100 + 16:
-            bound = self.revision - self._most_revisions
-        if history.left_since(self.compacted) > self._most_bytes + self._most_bytes // 50:
-            bound = max(bound, history.lightened(self._most_bytes))
+        if self.revision - self.compacted > self._max_revisions + self._max_revisions // 100 + 16:
+            bound = self.revision - self._max_revisions
+        if history.obsolete_since(self.compacted) > self._max_bytes + self._max_bytes // 50:
+            bound = max(bound, history.compaction_for(self._max_bytes))
         return bound
 
     def mark(self) -> int:
-        """A place to go back to with `undo`. It moves with each change."""
+        """A position for `undo`. Every change moves it."""
         return len(self._undo)
 
     def undo(self, mark: int = 0) -> None:
-        """Take back everything since a mark, or since the last confirmation."""
+        """Roll back everything since a mark, or since the last confirmation."""
         while len(self._undo) > mark:
             self._undo.pop()()
         if not mark:
@@ -335,7 +329,7 @@ class Engine:
     # Watching
 
     def watch(self, range: Range, after: int | None, wake: Callable[[], None]) -> Watcher:
-        """A watcher of all that comes after a revision. `wake` is called when `take` has more."""
+        """A watcher of the changes after a revision. `wake` is called when `take` has more."""
         position = self.confirmed if after is None else max(after, 1)
         if position < self.compacted:
             raise Compacted(position, revision=self.compacted)
@@ -345,15 +339,15 @@ class Engine:
         return watcher
 
     def take(self, watcher: Watcher) -> list[Batch]:
-        """The next batches of a watcher; empty where there are none at present."""
+        """The next batches of a watcher; empty if there are none."""
         while watcher.lagging:
             if watcher.position < self.compacted:
                 raise Compacted(watcher.position, revision=self.compacted)
             end = min(watcher.position + _SCAN, self.confirmed)
-            stretch = self._history.since(watcher.position, end)
-            batches = part_of(stretch, watcher.range, _CATCH_UP)
+            batches_in_scan = self._history.since(watcher.position, end)
+            batches = part_of(batches_in_scan, watcher.range, _CATCH_UP)
             full = len(batches) == _CATCH_UP
-            watcher.position = batches[-1].revision if full else stretch[-1].revision
+            watcher.position = batches[-1].revision if full else batches_in_scan[-1].revision
             watcher.lagging = watcher.position < self.confirmed
             if batches:
                 return batches
@@ -365,22 +359,22 @@ class Engine:
     # Time and history
 
     def next_deadline(self) -> float | None:
-        """When `advance` has something to do."""
+        """The next time at which `advance` has something to do."""
         return self.leases.next_deadline()
 
     def advance(self, now: float) -> None:
-        """Expire the leases that are due, and forget the history that is too old."""
+        """Expire the leases that are due, and compact the history that is too old."""
         while (lease := self.leases.due(now)) is not None:
             self.revoke(lease, now)
         old = self.compacted
-        while self._times and now - self._times[0][0] > self._most_seconds:
+        while self._times and now - self._times[0][0] > self._max_seconds:
             old = self._times.popleft()[1]
         if self.confirmed >= old > self.compacted:
             self.compact(old)
         self.quiet_until = min(self.leases.next_deadline() or inf, now + 1.0)
 
     def compact(self, revision: int) -> None:
-        """Let what lies before a revision not be read any more. It is dropped by `forget`."""
+        """Make all revisions below this one unreadable. `forget` drops them."""
         if revision > self.confirmed:
             raise FutureRevision(revision)
         if revision <= self.compacted:
@@ -398,7 +392,7 @@ class Engine:
         return self._history.floor < self.compacted
 
     def forget(self) -> list[Entry]:
-        """Drop some of the versions that are compacted; which they are. Only after `confirm`."""
+        """Drop some compacted versions and return them. Call it only after `confirm`."""
         revision, events = self._history.take_oldest(self.compacted, FORGET, FORGET_BYTES)
         forgotten: list[Entry] = []
         for event in events:
@@ -406,8 +400,8 @@ class Engine:
         return forgotten
 
 
-def _look(query: Query, found: Iterable[Entry], revision: int) -> Snapshot:
-    """The answer to a query out of the entries of its range."""
+def _evaluate(query: Query, found: Iterable[Entry], revision: int) -> Snapshot:
+    """The result of a query, from the entries of its range."""
     if (before := query.created_before) is not None:
         found = (entry for entry in found if entry.created < before)
     if query.order == "created":
@@ -434,24 +428,24 @@ def without_value(entry: Entry) -> Entry:
 def _check_size(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> None:
     operations = max(len(writes) + len(reads), len(checks))
     if operations > MAX_OPERATIONS:
-        raise TooLarge(f"{operations} operations in one commit: the store takes {MAX_OPERATIONS}")
+        raise TooLarge(f"{operations} operations in one commit: the limit is {MAX_OPERATIONS}")
     size = sum(map(_size, writes)) + sum(map(_check_bytes, checks))
     if size > MAX_REQUEST_BYTES:
-        raise TooLarge(f"{size} bytes in one commit: the store takes {MAX_REQUEST_BYTES}")
+        raise TooLarge(f"{size} bytes in one commit: the limit is {MAX_REQUEST_BYTES}")
 
 
-_AROUND = 16  # bytes that a request has around each of its parts, roughly
+_OVERHEAD = 16  # approximate bytes that a request adds to each of its parts
 
 
 def _size(write: Write) -> int:
     if isinstance(write, Put):
-        return len(write.key) + len(write.value) + _AROUND
-    return len(write.range.start) + len(write.range.end) + _AROUND
+        return len(write.key) + len(write.value) + _OVERHEAD
+    return len(write.range.start) + len(write.range.end) + _OVERHEAD
 
 
 def _check_bytes(check: Check) -> int:
     value = len(check.expected) if isinstance(check.expected, bytes) else 8
-    return len(check.key) + value + _AROUND
+    return len(check.key) + value + _OVERHEAD
 
 
 def _conflict(check: Check) -> str:

@@ -1,4 +1,4 @@
-"""The lock by which one process owns the file of a store."""
+"""The lock with which one process owns the file of a store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mooring.errors import InUse
 
 
 def acquire(path: Path, flags: int) -> int:
-    """Take the file for this process until it ends or releases it: a descriptor that holds the
-    lock. Raises `InUse`, which names the process that has it."""
+    """Lock the file until this process ends or releases it. Returns the descriptor of the lock.
+    Raises `InUse`, which names the process that holds it."""
     lock = _open(_lock_file(path), flags)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,16 +32,16 @@ def acquire(path: Path, flags: int) -> int:
 
 
 def acquire_for_reading(path: Path) -> int:
-    """The same for a file that cannot be written."""
-    # Without a lock file no process owned it when it became read-only: any descriptor will do.
+    """Lock a file that cannot be written."""
+    # Without a lock file, no process owned the store when it became read-only: any descriptor
+    # works.
     if _lock_file(path).exists():
         return acquire(path, os.O_RDONLY)
     return _open(path, os.O_RDONLY)
 
 
 def release(lock: int) -> None:
-    """Let other processes have the file, even if a child that was not forked by Python has the
-    descriptor too."""
+    """Unlock the file, even if a child process that Python did not fork has the descriptor too."""
     _locks.discard(lock)
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
@@ -61,8 +61,8 @@ def _lock_file(path: Path) -> Path:
 
 
 def _forget_locks() -> None:
-    """In a forked child: it shares the parent's locks, and would keep them when the parent ends.
-    To unlock them would take them from the parent."""
+    """In a forked child: close the parent's descriptors, or the child would hold the locks after
+    the parent ends. Unlocking them would release them for the parent too."""
     for lock in _locks:
         os.close(lock)
     _locks.clear()

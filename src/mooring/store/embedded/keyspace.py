@@ -1,4 +1,4 @@
-"""All keys with their versions since the last compaction, and the changes of one revision."""
+"""The keys with their versions, the history of changes, and the transaction that makes them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sortedcontainers import SortedList
 from mooring.store.contract import Batch, Entry, Event, Range
 from mooring.store.embedded.leases import LeaseTable, Undo
 
-_AROUND = 320
-"""What a version costs in memory beside its key and its value, about."""
+_OVERHEAD = 320
+"""The approximate memory of a version in addition to its key and value, in bytes."""
 
 
 def size(entry: Entry) -> int:
-    """The bytes that a version takes."""
-    return len(entry.key) + len(entry.value) + _AROUND
+    """The bytes of a version."""
+    return len(entry.key) + len(entry.value) + _OVERHEAD
 
 
-def left_behind(replaced: Entry | None, entry: Entry) -> int:
-    """The bytes that a change makes old: what it replaced, and itself where it is a tombstone."""
+def obsolete_bytes(replaced: Entry | None, entry: Entry) -> int:
+    """The bytes that a change makes obsolete: the version it replaced, and its own tombstone."""
     before = size(replaced) if replaced is not None and replaced.version else 0
     return before if entry.version else before + size(entry)
 
@@ -31,17 +31,18 @@ _modified = attrgetter("modified")
 
 
 class VersionedKeyspace:
-    """A deletion is kept as a tombstone (an entry with version 0) until it is compacted."""
+    """All versions since the last compaction. A deletion is a tombstone: an entry with version
+    0."""
 
     def __init__(self) -> None:
         self._versions: dict[bytes, list[Entry]] = {}
         self._order: SortedList[bytes] = SortedList()
         self._dead: SortedList[bytes] = SortedList()  # names whose newest version is a tombstone
         self.size = 0
-        """The bytes that all versions take."""
+        """The bytes of all versions."""
 
     def get(self, name: bytes) -> Entry | None:
-        """The key's present entry."""
+        """The current entry of a key."""
         versions = self._versions.get(name)
         if versions is None or not versions[-1].version:
             return None
@@ -56,7 +57,7 @@ class VersionedKeyspace:
         return (entry for entry in newest if entry.version)
 
     def past(self, range: Range, revision: int) -> Iterator[Entry]:
-        """The entries of a range as they were at a revision that is not compacted, by key."""
+        """The entries of a range at a revision that is not compacted, by key."""
         for name in self._names(range):
             versions = self._versions[name]
             position = bisect_right(versions, revision, key=_modified)
@@ -64,10 +65,10 @@ class VersionedKeyspace:
                 yield versions[position - 1]
 
     def count(self, range: Range) -> int:
-        """How many entries a range has at present, without looking at them."""
+        """The current number of entries of a range, without visiting them."""
         return _within(self._order, range) - _within(self._dead, range)
 
-    def lived(self, name: bytes, revision: int) -> bool:
+    def existed(self, name: bytes, revision: int) -> bool:
         """Whether a key existed at a revision that is not compacted."""
         return any(True for _ in self.past(Range(name, name + b"\0"), revision))
 
@@ -89,7 +90,7 @@ class VersionedKeyspace:
         return entry
 
     def delete(self, name: bytes, revision: int) -> Entry:
-        """Delete a key that exists at present; its tombstone."""
+        """Delete a key that exists. Returns its tombstone."""
         gone = tombstone(name, revision)
         self._versions[name].append(gone)
         self.size += size(gone)
@@ -97,7 +98,7 @@ class VersionedKeyspace:
         return gone
 
     def undo(self, name: bytes) -> None:
-        """Take back the newest version of a key."""
+        """Remove the newest version of a key."""
         versions = self._versions[name]
         undone = versions.pop()
         self.size -= size(undone)
@@ -109,13 +110,13 @@ class VersionedKeyspace:
             self._dead.add(name)
 
     def forget(self, name: bytes, revision: int) -> list[Entry]:
-        """Drop the versions of a key that cannot be seen at `revision` or later; which they are."""
+        """Drop and return the versions of a key that no read at `revision` or later can see."""
         versions = self._versions.get(name)
         if versions is None:
             return []
         count = bisect_right(versions, revision, key=_modified)
         if count and versions[count - 1].version:
-            count -= 1  # what it was at that revision can still be seen
+            count -= 1  # the version at that revision is still visible
         gone = versions[:count]
         del versions[:count]
         self.size -= sum(map(size, gone))
@@ -124,8 +125,8 @@ class VersionedKeyspace:
         return gone
 
     def load(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Entry | None]]:
-        """Take up versions as they were, in the order of their revisions: each, and the one that
-        it replaced. They can be read once all are through."""
+        """Load versions in the order of their revisions. Yields each with the version it replaced.
+        They are readable once all are loaded."""
         versions = self._versions
         for entry in entries:
             self.size += size(entry)
@@ -160,53 +161,54 @@ def tombstone(name: bytes, revision: int) -> Entry:
 
 
 class RevisionHistory:
-    """Every batch after `floor`, without gaps.
+    """All batches after `floor`, without gaps.
 
-    A batch *leaves behind* the versions that it replaces or deletes, and its tombstones: what can
-    be dropped once its revision is compacted.
+    A batch makes the versions obsolete that it replaces or deletes, and its tombstones. They can be
+    dropped once its revision is compacted.
     """
 
     def __init__(self, floor: int) -> None:
         self.floor = floor
         self._batches: list[Batch] = []
-        self._left: list[int] = []  # bytes that were left behind up to each batch, since ever
-        self._left_before = 0  # …up to the floor
-        self._total = 0  # …up to now
-        self._done = 0  # events of the first batch that `take_oldest` has given out
+        self._obsolete: list[int] = []  # obsolete bytes up to each batch, in total
+        self._obsolete_before = 0  # obsolete bytes up to the floor
+        self._total = 0  # obsolete bytes up to now
+        self._done = 0  # events of the first batch that `take_oldest` has returned
 
-    def append(self, batch: Batch, left: int) -> None:
-        """The next batch, and the bytes that it leaves behind."""
+    def append(self, batch: Batch, obsolete: int) -> None:
+        """Add the next batch and the bytes that it makes obsolete."""
         self._batches.append(batch)
-        self._total += left
-        self._left.append(self._total)
+        self._total += obsolete
+        self._obsolete.append(self._total)
 
     def pop(self) -> None:
-        """Take back the newest batch."""
+        """Remove the newest batch."""
         self._batches.pop()
-        self._left.pop()
-        self._total = self._left[-1] if self._left else self._left_before
+        self._obsolete.pop()
+        self._total = self._obsolete[-1] if self._obsolete else self._obsolete_before
 
     def since(self, revision: int, upto: int | None = None) -> list[Batch]:
         """The batches after a revision, up to another one or to the end."""
         end = None if upto is None else upto - self.floor
         return self._batches[revision - self.floor : end]
 
-    def left_since(self, revision: int) -> int:
-        """The bytes that the batches after a revision have left behind."""
+    def obsolete_since(self, revision: int) -> int:
+        """The bytes that the batches after a revision made obsolete."""
         position = revision - self.floor
-        return self._total - (self._left[position - 1] if position else self._left_before)
+        return self._total - (self._obsolete[position - 1] if position else self._obsolete_before)
 
-    def lightened(self, most: int) -> int:
-        """The lowest revision since which no more than `most` bytes were left behind."""
-        if self._total - self._left_before <= most:
+    def compaction_for(self, most: int) -> int:
+        """The lowest revision since which at most `most` bytes became obsolete."""
+        if self._total - self._obsolete_before <= most:
             return self.floor
-        return self.floor + 1 + bisect_left(self._left, self._total - most)
+        return self.floor + 1 + bisect_left(self._obsolete, self._total - most)
 
-    def take_oldest(self, upto: int, events: int, left: int) -> tuple[int, Sequence[Event]]:
-        """Some of the oldest changes up to a revision, to be forgotten: at most about `events`,
-        which left behind at most about `left` bytes; and the revision up to which they are all.
+    def take_oldest(self, upto: int, events: int, obsolete: int) -> tuple[int, Sequence[Event]]:
+        """Remove some of the oldest changes up to a revision: at most about `events` of them, which
+        made at most about `obsolete` bytes obsolete. Returns them, and the revision up to which
+        they are complete.
 
-        Whole batches are dropped from here; one of very many changes is given out in parts.
+        Whole batches are removed. A batch with very many changes is returned in parts.
         """
         if self.floor >= upto:
             return upto, ()
@@ -216,7 +218,7 @@ class RevisionHistory:
             part = first.events[self._done : self._done + events]
             self._done += events
             return first.revision, part
-        most = bisect_right(self._left, self._left_before + left, hi=upto - self.floor)
+        most = bisect_right(self._obsolete, self._obsolete_before + obsolete, hi=upto - self.floor)
         count, taken = 1, list(first.events[self._done :])
         for batch in islice(self._batches, 1, most):
             if len(taken) + len(batch.events) > events:
@@ -227,14 +229,14 @@ class RevisionHistory:
         return self.floor, taken
 
     def _drop(self, count: int) -> None:
-        self._left_before = self._left[count - 1]
-        del self._batches[:count], self._left[:count]
+        self._obsolete_before = self._obsolete[count - 1]
+        del self._batches[:count], self._obsolete[:count]
         self.floor += count
         self._done = 0
 
 
 class Transaction:
-    """From `Engine.begin` to `Engine.end`, which makes it the newest revision."""
+    """The changes of one revision, from `Engine.begin` to `Engine.end`."""
 
     def __init__(
         self, keys: VersionedKeyspace, leases: LeaseTable, undo: list[Undo], revision: int
@@ -242,11 +244,11 @@ class Transaction:
         self._keys, self._leases, self._undo = keys, leases, undo
         self.revision = revision
         self.events: list[Event] = []
-        self.left = 0
-        """The bytes that are left behind by its changes."""
+        self.obsolete = 0
+        """The bytes that its changes make obsolete."""
 
     def put(self, name: bytes, value: bytes, lease: int = 0) -> Entry | None:
-        """Write a key; what it was before."""
+        """Write a key. Returns the entry that it replaces."""
         keys, leases = self._keys, self._leases
         before = keys.get(name)
         old = before.lease if before is not None else 0
@@ -263,11 +265,11 @@ class Transaction:
         self._undo.append(undo)
         self.events.append(Event(name, entry))
         if before is not None:
-            self.left += size(before)
+            self.obsolete += size(before)
         return before
 
     def delete(self, range: Range) -> list[Entry]:
-        """Delete a range; what it held."""
+        """Delete a range. Returns the deleted entries."""
         doomed = list(self._keys.present(range))
         for entry in doomed:
             self.delete_key(entry.key)
@@ -287,4 +289,4 @@ class Transaction:
 
         self._undo.append(undo)
         self.events.append(Event(name, None))
-        self.left += left_behind(before, gone)
+        self.obsolete += obsolete_bytes(before, gone)

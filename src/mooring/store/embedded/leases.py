@@ -1,4 +1,4 @@
-"""The leases of the engine: who hangs on which, and which are due. It is told the time."""
+"""The leases of the engine: their keys and deadlines. The caller passes the time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Undo = Callable[[], None]
 
 
 class ActiveLease:
-    """A lease that lives: its time-to-live, when it is due, and the keys that hang on it."""
+    """A lease with its time-to-live, its deadline and the keys attached to it."""
 
     __slots__ = ("deadline", "keys", "ttl")
 
@@ -24,14 +24,14 @@ class ActiveLease:
 
 
 class LeaseTable:
-    """Every change returns how to take it back."""
+    """Every change returns a function that undoes it."""
 
     def __init__(self) -> None:
         self.changed: set[int] = set()
         """The leases that were granted, renewed or ended since `settle`."""
         self._held: dict[int, ActiveLease] = {}
-        self._ended: dict[int, ActiveLease] = {}  # since then
-        # A renewal leaves its old deadline here; it is put right when it comes up.
+        self._ended: dict[int, ActiveLease] = {}  # since `settle`
+        # A renewal leaves its old deadline here; `next_deadline` corrects it.
         self._due: list[tuple[float, int]] = []
         self._ids = itertools.count(random.getrandbits(62) | 1)
 
@@ -51,11 +51,11 @@ class LeaseTable:
         return self._held.get(lease)
 
     def seen(self, lease: int) -> ActiveLease | None:
-        """One that lives, or whose end may still be taken back."""
+        """An active lease, or one that ended but whose end may still be undone."""
         return self._held.get(lease) or self._ended.get(lease)
 
     def settle(self) -> None:
-        """What has changed is confirmed, or taken back."""
+        """The changes are confirmed, or undone."""
         self.changed.clear()
         self._ended.clear()
 
@@ -67,7 +67,7 @@ class LeaseTable:
         return lambda: self._release(lease)
 
     def restore(self, kept: Iterable[tuple[int, int, float]]) -> None:
-        """Make these (id, ttl, deadline) the leases there are."""
+        """Replace all leases by these (id, ttl, deadline)."""
         gone = set(self._held)
         for lease, ttl, deadline in kept:
             gone.discard(lease)
@@ -90,7 +90,7 @@ class LeaseTable:
         return undo
 
     def end(self, lease: int) -> Undo:
-        """Forget a lease; its keys are the caller's to delete, before."""
+        """Remove a lease. The caller deletes its keys first."""
         held = self._ended[lease] = self[lease]
         self._release(lease)
         return lambda: self._hold(lease, held)
@@ -104,7 +104,7 @@ class LeaseTable:
             held.keys.discard(name)
 
     def next_deadline(self) -> float | None:
-        """The earliest time at which one may be due; None without leases."""
+        """The earliest deadline; None without leases."""
         while self._due:
             deadline, lease = self._due[0]
             held = self._held.get(lease)
@@ -117,7 +117,7 @@ class LeaseTable:
         return None
 
     def due(self, now: float) -> int | None:
-        """A lease that has run out, if there is one."""
+        """A lease that has expired, if there is one."""
         deadline = self.next_deadline()
         return self._due[0][1] if deadline is not None and deadline <= now else None
 

@@ -1,4 +1,4 @@
-"""The SQLite file under a durable engine: what is in it, who owns it, and how it is upgraded.
+"""The SQLite file of a durable store: its contents, its owner, and schema upgrades.
 
 One process owns a file at a time. A write is one SQLite transaction in WAL mode with full
 synchronisation: when it returns, it is on disk.
@@ -24,7 +24,7 @@ from mooring.store.embedded.keyspace import tombstone
 from mooring.store.embedded.store import new_cluster_id
 
 SCHEMA = 2
-"""The version that this code reads and writes. Older ones are upgraded step by step."""
+"""The schema version of this code. Older files are upgraded step by step."""
 
 _SQL = resources.files("mooring.store.embedded") / "sql"
 
@@ -39,32 +39,32 @@ SQL = _statements()
 
 @dataclass(slots=True)
 class JournalState:
-    """What a file holds."""
+    """The contents of a file."""
 
     revision: int = 1
     compacted: int = 1
     uptime: float = 0.0
     cluster_id: int = 0
-    """0 in a backup: the store that is started from it gets its own."""
+    """0 in a backup: a store that is started from it gets a new one."""
     leases: list[tuple[int, int, float]] = field(default_factory=list)
     """(id, ttl, deadline)"""
     entries: list[Entry] = field(default_factory=list)
 
 
 class CommitFailed(sqlite3.OperationalError):
-    """COMMIT failed: SQLite may find the transaction when the file is opened again, or not. What
-    the file holds is not known until `Journal.recover` returns."""
+    """COMMIT failed: when the file is reopened, SQLite may or may not find the transaction. The
+    contents of the file are unknown until `Journal.recover` returns."""
 
 
 class NotWritable(sqlite3.OperationalError):
-    """The file was opened for reading, and cannot be taken over for writing."""
+    """The file was opened for reading and cannot be opened for writing."""
 
     sqlite_errorcode = sqlite3.SQLITE_READONLY
 
 
 @dataclass(slots=True)
 class JournalWrite:
-    """What one write makes of it."""
+    """The changes of one write to the journal."""
 
     revision: int
     compacted: int
@@ -75,10 +75,10 @@ class JournalWrite:
 
 
 class Journal:
-    """Opening takes the file for this process, makes it where there is none, and upgrades it.
+    """Opening locks the file for this process, creates it if it does not exist, and upgrades it.
 
-    A file that is there but may only be read is opened for reading. Each write tries again to take
-    it over, for somebody may have made it writable meanwhile.
+    A read-only file is opened for reading. Each write tries to open it for writing, because its
+    permissions may have changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +90,7 @@ class Journal:
         self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
         self._loaded = 0
         self.cluster_id = 0
-        """Its id; 0 before `load`, and for a file without one that may only be read."""
+        """The cluster id; 0 before `load`, and for a read-only file without one."""
         self._synchronised = "FULL"
 
     def load(self) -> JournalState:
@@ -108,8 +108,8 @@ class Journal:
         )
 
     def write(self, changes: JournalWrite) -> None:
-        """All of it, on disk when this returns. Raises `CommitFailed`; after any other
-        `sqlite3.Error` nothing was written."""
+        """Write the changes; they are on disk when this returns. Raises `CommitFailed`; after any
+        other `sqlite3.Error` nothing was written."""
         if not self.writable:
             self._take_over()
         self._synchronise("FULL")
@@ -121,12 +121,11 @@ class Journal:
             database.executemany(SQL["put_meta"], ((name, getattr(changes, name)) for name in meta))
 
     def recover(self, after: int) -> JournalState:
-        """After `CommitFailed`: open the file again, put on disk what it turns out to hold, and
-        return that: the leases, and the entries after a revision. Raises `sqlite3.Error` while the
-        disk fails.
+        """After `CommitFailed`: reopen the file, write what it contains to disk, and return its
+        leases and the entries after a revision. Raises `sqlite3.Error` while the disk fails.
 
-        A sync that succeeds after one that failed proves nothing: the kernel drops what it could
-        not write. So everything in SQLite's log is written again, into the database file.
+        A sync that succeeds after one that failed proves nothing: the kernel drops pages that it
+        could not write. So everything in SQLite's log is written again, into the database file.
         """
         self._database.close()
         self._database = _connect(self.path)
@@ -137,10 +136,10 @@ class Journal:
         return _load(self._database, after)
 
     def forget(self, entries: Iterable[Entry], *, compacted: int) -> None:
-        """Drop versions that are compacted, those of one key in their order.
+        """Delete compacted versions, those of one key in their order.
 
-        It does not wait for the disk: what a crash leaves of them is found again when the file is
-        opened.
+        It does not wait for the disk: versions that a crash leaves behind are found when the file
+        is opened again.
         """
         self._synchronise("NORMAL")
         with _transaction(self._database) as database:
@@ -148,8 +147,7 @@ class Journal:
             database.executemany(SQL["drop_entry"], ((e.modified, e.key) for e in entries))
 
     def space(self) -> tuple[int, int]:
-        """The bytes of its files, and those in use of what they will be once SQLite has merged
-        them."""
+        """The bytes of the files, and the bytes in use once SQLite has merged them."""
         files = (self.path, _log_of(self.path))
         taken = sum(file.stat().st_size for file in files if file.exists())
         with _reading(self.path) as database:
@@ -180,13 +178,13 @@ class Journal:
         self.writable, self._synchronised = True, "FULL"
 
     def close(self) -> None:
-        """Nothing in a forked child: SQLite must not close what the parent has open."""
+        """Does nothing in a forked child: SQLite must not close files that the parent has open."""
         if self._process == os.getpid():
             self._database.close()
             file_lock.release(self._owner)
 
 
-# What reading a file raises that is not as we left it.
+# What reading a damaged or foreign file raises.
 _DAMAGE = (sqlite3.Error, KeyError, TypeError, ValueError)
 
 
@@ -195,7 +193,7 @@ def _words(error: Exception) -> str:
 
 
 def _may_write(path: Path) -> bool:
-    """Whether the file, and what SQLite puts beside it, may be written."""
+    """Whether the file and its directory (for SQLite's log) are writable."""
     effective = os.access in os.supports_effective_ids
     return all(os.access(p, os.W_OK, effective_ids=effective) for p in (path, path.parent))
 
@@ -221,7 +219,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
-        # What is dropped need not be overwritten, which takes longer than anything else here.
+        # Overwriting deleted content would take longer than anything else here.
         database.execute("PRAGMA secure_delete = OFF")
     except BaseException:
         database.close()
@@ -244,7 +242,7 @@ def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
 
 @contextmanager
 def _closing_on_error(path: Path, owner: int) -> Iterator[list[sqlite3.Connection]]:
-    """Where a file cannot be opened, nothing stays open, and it is told in words."""
+    """If opening a file fails, close everything and raise a `StoreError`."""
     opened: list[sqlite3.Connection] = []
     try:
         yield opened
@@ -280,15 +278,15 @@ def _commit(database: sqlite3.Connection) -> None:
     try:
         database.execute("COMMIT")
     except sqlite3.Error as error:
-        # The record that makes a transaction valid is written last, and synced after that. With a
-        # full disk, or a lock of another process, SQLite does not get that far.
+        # SQLite writes and syncs the record that makes a transaction valid last. If the disk is
+        # full, or another process holds a lock, it does not get that far.
         if _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
             raise
         raise CommitFailed(str(error)) from error
 
 
 def refuses_writes(error: Exception) -> bool:
-    """Whether an error of `write` means that the disk is full or the file read-only."""
+    """Whether an error of `Journal.write` means that the disk is full or the file read-only."""
     return _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
 
 
@@ -310,7 +308,7 @@ def _load(database: sqlite3.Connection, after: int = 0) -> JournalState:
 
 
 def _upgrade(database: sqlite3.Connection, path: Path) -> None:
-    """Bring a file to the present schema, one step after another, each whole or not at all."""
+    """Upgrade a file to the current schema, one step after another, each in a transaction."""
     for step in range(_version(database, path) + 1, SCHEMA + 1):
         with _transaction(database):
             for statement in _split((_SQL / f"schema_{step}.sql").read_text()):
@@ -322,7 +320,7 @@ def _upgrade(database: sqlite3.Connection, path: Path) -> None:
 
 
 def _version(database: sqlite3.Connection, path: Path) -> int:
-    """The schema of a file, one that is known; 0 for an empty one."""
+    """The schema version of a file; 0 for an empty one. Raises `StoreError` for an unknown one."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     if tables and "meta" not in tables:
         raise StoreError(f"{path} is a SQLite file, but not one of Mooring's: choose another path")
@@ -336,7 +334,7 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
 
 
 def _split(script: str) -> Iterator[str]:
-    """The statements of a script; `executescript` would end our transaction."""
+    """The statements of a script. (`executescript` would end our transaction.)"""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -346,8 +344,8 @@ def _split(script: str) -> Iterator[str]:
 
 
 def _connect_for_reading(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing, not even beside the file where that is not allowed."""
-    # Where no log of SQLite's was left and none can be made, nothing can change meanwhile.
+    """A connection that writes nothing, not even next to a file whose directory is read-only."""
+    # Without a log of SQLite, and without permission to create one, the file cannot change.
     mode = "mode=ro" if _log_of(path).exists() or _may_write(path) else "mode=ro&immutable=1"
     address = f"{path.absolute().as_uri()}?{mode}"
     return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
@@ -358,9 +356,9 @@ def _log_of(path: Path) -> Path:
 
 
 def check(path: Path) -> list[str]:
-    """What is wrong with a file, in words; empty where it is well. It may be in use meanwhile."""
+    """The problems of a file as text; empty if it is valid. It may be in use."""
     with _reading(path) as database:
-        database.execute("BEGIN")  # all of it as of one instant
+        database.execute("BEGIN")  # a consistent snapshot
         problems = [text for (text,) in database.execute("PRAGMA integrity_check") if text != "ok"]
         if problems:
             return problems
@@ -399,7 +397,7 @@ def backup(path: Path, target: Path) -> None:
                 raise InvalidRequest(text) from error
             raise StoreError(f"{target} cannot be written: {error.strerror}") from error
         try:
-            # As a URL, which may name any file: SQLite takes text for a path, and not all are.
+            # As a URL, which can name any file: SQLite's paths must be valid text.
             address = Path(name).absolute().as_uri()
             database.execute("VACUUM INTO ?", (address,))
             with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as copy:
@@ -416,7 +414,7 @@ def backup(path: Path, target: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Put on disk what was renamed in a folder."""
+    """Write the renames in a directory to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -426,7 +424,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to a file that is there. What it raises is told in words."""
+    """A connection for reading to an existing file. Raises `StoreError` if it cannot be read."""
     if not _is_file(path):
         raise InvalidRequest(f"{path} is not there, or no file: name the file of a store")
     database = None

@@ -1,4 +1,4 @@
-"""The store contract on an embedded engine, and the runner that drives its clock and commits."""
+"""The embedded store: the store contract on an engine, and the in-memory engine runner."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ T = TypeVar("T")
 
 
 class EngineRunner(ABC):
+    """Serialises access to an engine and drives its clock."""
+
     guarantees: Guarantees
     kind: str
-    """For people: what kind of store this is."""
+    """A description of the store, for people."""
     problem = ""
-    """For people: what is wrong with it at present."""
+    """The current problem of the store as text; empty if there is none."""
 
     def __init__(self, engine: Engine) -> None:
         self.lock = threading.Lock()
@@ -52,40 +54,35 @@ class EngineRunner(ABC):
     @property
     @abstractmethod
     def cluster_id(self) -> int:
-        """The id that etcd's API answers; 0 if there is none."""
+        """The cluster id in etcd's API; 0 if there is none."""
 
     @abstractmethod
     def read(self, operation: Callable[[Engine], T]) -> T:
-        """Look at the engine."""
+        """Run an operation that only reads the engine."""
 
     @abstractmethod
     async def write(self, operation: Callable[[Engine, float], T]) -> T:
-        """Change the engine; the answer comes when the change may be seen by everybody.
+        """Run an operation that changes the engine. Returns once the change is visible to reads.
 
-        An operation that raises must have changed nothing.
+        An operation that raises must not have changed anything.
         """
 
     @abstractmethod
     def now(self) -> float:
-        """What time it is for the engine and its leases."""
+        """The time of the engine and its leases."""
 
     @abstractmethod
     def space(self) -> tuple[int, int]:
-        """The bytes that the store takes, on disk if it is there, and those that are in use."""
+        """The bytes that the store occupies (on disk, if it has files), and those in use."""
 
     @abstractmethod
     def tick(self) -> float:
-        """Let time pass; seconds until it must be called again. For stores, about once a second."""
+        """Expire what is due. Returns the seconds until the next call; stores call it about once
+        a second."""
 
     @abstractmethod
     def release(self) -> None:
-        """One user less. The last one ends it."""
-
-    def watch(self, range: Range, after: int | None, wake: Callable[[], None]) -> Watcher:
-        return self.read(lambda engine: engine.watch(range, after, wake))
-
-    def take(self, watcher: Watcher) -> list[Batch]:
-        return self.read(lambda engine: engine.take(watcher))
+        """Give up one use of the runner. The last one closes it."""
 
     def unwatch(self, watcher: Watcher) -> None:
         with self.lock:
@@ -93,7 +90,7 @@ class EngineRunner(ABC):
 
 
 class MemoryRunner(EngineRunner):
-    """Everything is seen as soon as it is written, and gone with the process."""
+    """Writes are visible immediately and lost when the process ends."""
 
     guarantees = Guarantees(durable=False, replicated=False, shared=False)
     kind = "embedded, in memory"
@@ -140,7 +137,7 @@ class MemoryRunner(EngineRunner):
             if self._engine.forgetting:
                 return 0.0
             deadline = self._engine.next_deadline()
-        # A lease granted meanwhile lives for a second at least, so a second is soon enough.
+        # A lease that is granted meanwhile lives for at least a second, so a second is enough.
         return 1.0 if deadline is None else min(deadline - now, 1.0)
 
     def release(self) -> None:
@@ -150,7 +147,7 @@ class MemoryRunner(EngineRunner):
                 _named.pop(self._name, None)
 
     def _advance(self) -> float:
-        """What every call does first: nothing that is over is ever seen."""
+        """Every call expires first what is due, so that no call sees it."""
         now = self._clock()
         if now >= self._engine.quiet_until:
             self._engine.advance(now)
@@ -159,7 +156,7 @@ class MemoryRunner(EngineRunner):
 
 
 def new_cluster_id() -> int:
-    """Random, as etcd's ids are; it fits an integer of SQLite."""
+    """A random id, as in etcd; it fits into an integer of SQLite."""
     return secrets.randbits(62) + 1
 
 
@@ -168,9 +165,9 @@ _naming = threading.Lock()
 
 
 def memory_runner(name: str, make: Callable[[], Engine]) -> MemoryRunner:
-    """The runner of that name, made where there is none; without a name always a new one.
+    """The runner with this name, created if it does not exist; a new one for an empty name.
 
-    Release it after use: a name is forgotten with its last user.
+    Release it after use: the last release discards the name.
     """
     with _naming:
         runner = _named.get(name) if name else None
@@ -183,7 +180,7 @@ def memory_runner(name: str, make: Callable[[], Engine]) -> MemoryRunner:
 
 
 def waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
-    """Sets an event of a loop, from whichever thread."""
+    """A callback that sets an event of a loop, from any thread."""
 
     def wake() -> None:
         if running_loop() is loop:
@@ -195,7 +192,7 @@ def waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[],
 
 
 def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
-    """Call back in another thread's loop; one that is closed has nobody left to tell."""
+    """Call a function in another thread's loop; ignored if that loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *args)
 
@@ -213,7 +210,7 @@ NO_SPACE = (
     "`etcdctl alarm disarm`"
 )
 
-_TURN = 100  # calls after which others get their turn
+_YIELD_EVERY = 100  # calls
 
 
 class EmbeddedStore(Store):
@@ -232,14 +229,14 @@ class EmbeddedStore(Store):
 
     async def _read(self, query: Query, at: int | None = None) -> Snapshot:
         check_query(query, at)
-        await self._take_turns()
+        await self._yield_sometimes()
         return self._open().read(lambda engine: engine.read(query, at))
 
     async def commit(
         self, *writes: Write, require: Sequence[Check] = (), read: Sequence[Query] = ()
     ) -> Committed:
         check_commit(writes, require, read)
-        await self._take_turns()
+        await self._yield_sometimes()
         return await self._open().write(
             lambda engine, now: engine.commit(writes, require, read, now)
         )
@@ -265,10 +262,11 @@ class EmbeddedStore(Store):
     async def remaining(self, lease: int) -> LeaseTime | None:
         check_number("lease", lease)
         runner = self._open()
-        held = runner.read(lambda engine: engine.leases.seen(lease))
-        if held is None:
+        active = runner.read(lambda engine: engine.leases.seen(lease))
+        if active is None:
             return None
-        return LeaseTime(float(held.ttl), min(max(held.deadline - runner.now(), 0.0), held.ttl))
+        left = min(max(active.deadline - runner.now(), 0.0), active.ttl)
+        return LeaseTime(float(active.ttl), left)
 
     async def compact(self, revision: int) -> None:
         check_number("revision", revision)
@@ -277,9 +275,9 @@ class EmbeddedStore(Store):
 
     async def status(self) -> Status:
         revision, full = self._open().read(lambda e: (e.confirmed, e.out_of_space))
-        here = Member("this process", latency=0.0, leader=True, clock_ahead=(0.0, 0.0))
+        member = Member("this process", latency=0.0, leader=True, clock_ahead=(0.0, 0.0))
         alarms = tuple(text for text in (self._runner.problem, NO_SPACE if full else "") if text)
-        return Status(self._runner.kind, revision, (here,), alarms)
+        return Status(self._runner.kind, revision, (member,), alarms)
 
     async def aclose(self) -> None:
         if self._closed:
@@ -290,11 +288,11 @@ class EmbeddedStore(Store):
         self._runner.release()
         await self._tasks.aclose()
 
-    async def _take_turns(self) -> None:
-        """Let others run now and then: a call in memory never waits by itself, and a loop of them
-        would keep sessions from being renewed."""
+    async def _yield_sometimes(self) -> None:
+        """Yield to the event loop now and then: calls in memory never wait, and a loop of them
+        would keep sessions from renewing their leases."""
         self._calls += 1
-        if not self._calls % _TURN:
+        if not self._calls % _YIELD_EVERY:
             await asyncio.sleep(0)
 
     def _open(self) -> EngineRunner:
@@ -303,13 +301,13 @@ class EmbeddedStore(Store):
         return self._runner
 
     def _keep_ticking(self) -> None:
-        """Whoever granted a lease, wants to hear of those of others, or left something to be
-        forgotten, lets time pass."""
+        """Tick while something may become due: after granting a lease, while watching (leases of
+        others expire), and after a compaction."""
         if self._ticking is None:
-            self._ticking = self._tasks.start(self._tick(), name=f"{self.url} lets time pass")
+            self._ticking = self._tasks.start(self._tick(), name=f"ticks of {self.url}")
 
     async def _tick(self) -> None:
-        """Let leases run out, and their watchers know, though nobody calls."""
+        """Expire leases and notify their watchers even if there are no calls."""
         while True:
             pause = self._open().tick()
             await asyncio.sleep(pause)
@@ -323,19 +321,21 @@ class _EmbeddedWatch(Watch):
         self._ready: deque[Batch] = deque()
         self._seen = after or 0
         self._left = False
-        self._woken = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     @property
     def heard(self) -> float:
-        return time.monotonic()  # it is in this process: it cannot be silent
+        return time.monotonic()  # the store is in this process: it cannot be silent
 
     @property
     def seen(self) -> int:
         return self._seen
 
     async def __aenter__(self) -> _EmbeddedWatch:
-        wake = waker(asyncio.get_running_loop(), self._woken)
-        self._watcher = self._store._open().watch(self._range, self._after, wake)
+        wake = waker(asyncio.get_running_loop(), self._wakeup)
+        self._watcher = self._store._open().read(
+            lambda engine: engine.watch(self._range, self._after, wake)
+        )
         self._seen = self._watcher.position
         self._store._watches.add(self)
         self._store._keep_ticking()
@@ -347,11 +347,11 @@ class _EmbeddedWatch(Watch):
             raise RuntimeError("enter a watch before iterating it: `async with store.watch(…)`")
         while not self._ready:
             if self._left:
-                raise Closed(f"the watch of {readable(self._range.start)} was left")
-            self._woken.clear()
-            self._ready.extend(self._store._open().take(watcher))
+                raise Closed(f"the watch of {readable(self._range.start)} was closed")
+            self._wakeup.clear()
+            self._ready.extend(self._store._open().read(lambda engine: engine.take(watcher)))
             if not self._ready:
-                await self._woken.wait()
+                await self._wakeup.wait()
         batch = self._ready.popleft()
         self._seen = batch.revision
         return batch

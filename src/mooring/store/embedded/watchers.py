@@ -1,4 +1,4 @@
-"""Who watches what, found by key: the cost of a change is that of the watchers it concerns."""
+"""Watchers, indexed by key: a change costs no more than the watchers that it concerns."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from sortedcontainers import SortedDict
 from mooring.store.contract import Batch, Event, Range
 
 PENDING = 1000
-"""Batches that wait for a watcher before it is sent to catch up from the history instead, or…"""
+"""The maximum number of batches that are pending for a watcher, before it has to read them from the
+history instead, …"""
 PENDING_BYTES = 64 * 1024 * 1024
-"""…so many bytes of values in them."""
+"""…and the maximum bytes of their values."""
 
 
 class Watcher:
-    """One watch. Live, it is handed each batch; lagging, it reads them out of the history.
+    """One watch. While live, it receives each batch; while lagging, it reads the history.
 
-    A watcher that does not keep up holds no more than `PENDING` batches, and never slows others.
+    A slow watcher holds at most `PENDING` batches and never slows others down.
     """
 
     __slots__ = ("lagging", "pending", "position", "range", "size", "wake")
@@ -29,13 +30,13 @@ class Watcher:
         self.position = position
         self.wake = wake
         self.pending: deque[Batch] = deque()
-        self.size = 0  # of what is pending
+        self.size = 0  # bytes of the pending values
         self.lagging = True
 
-    def hand(self, batch: Batch, size: int) -> None:
-        """The next batch, with the bytes of its values."""
+    def deliver(self, batch: Batch, size: int) -> None:
+        """Add a batch, with the bytes of its values."""
         if batch.revision <= self.position:
-            return  # it waits for a later one
+            return  # it watches from a later revision
         if not self.lagging:
             self.pending.append(batch)
             self.size += size
@@ -46,7 +47,7 @@ class Watcher:
         self.wake()
 
     def take(self) -> list[Batch]:
-        """What is pending, and is so no more."""
+        """Remove and return the pending batches."""
         batches = list(self.pending)
         self.pending.clear()
         self.size = 0
@@ -54,10 +55,10 @@ class Watcher:
 
 
 class Watchers:
-    """An index from keys to watchers: the key space cut at every bound of a watched range.
+    """An index from keys to watchers: the key space is cut at the bounds of all watched ranges.
 
-    Between two cuts all keys have the same watched ranges, so a look-up is one bisection. Watchers
-    of equal ranges share one entry, which keeps wide ranges (many consoles on `/`) cheap.
+    All keys between two cuts have the same watchers, so a lookup is one bisection. Watchers of
+    equal ranges share one entry, which keeps wide ranges (many consoles on `/`) cheap.
     """
 
     def __init__(self) -> None:
@@ -87,15 +88,15 @@ class Watchers:
             self._join(watcher.range.start)
             self._join(watcher.range.end)
 
-    def hand(self, batch: Batch) -> None:
-        """Give each watcher that the batch concerns its part of it."""
+    def deliver(self, batch: Batch) -> None:
+        """Deliver to each watcher the part of a batch that concerns it."""
         if not self._groups:
             return
         if len(batch.events) == 1:
             size = _size(batch.events)
             for range in self._covering(batch.events[0].key):
                 for watcher in self._groups[range]:
-                    watcher.hand(batch, size)
+                    watcher.deliver(batch, size)
             return
         parts: dict[Range, list[Event]] = {}
         for event in batch.events:
@@ -105,14 +106,14 @@ class Watchers:
             part = batch if len(events) == len(batch.events) else Batch(batch.revision, (*events,))
             size = _size(events)
             for watcher in self._groups[range]:
-                watcher.hand(part, size)
+                watcher.deliver(part, size)
 
     def _covering(self, name: bytes) -> set[Range]:
         covering: set[Range] = self._cuts.peekitem(self._cuts.bisect_right(name) - 1)[1]
         return covering
 
     def _cut(self, range: Range) -> list[bytes]:
-        """The cuts within a range, after making one at each of its bounds."""
+        """The cuts within a range, after adding one at each of its bounds."""
         for bound in (range.start, range.end):
             if bound and bound not in self._cuts:
                 self._cuts[bound] = set(self._covering(bound))
@@ -121,7 +122,7 @@ class Watchers:
         return list(self._cuts.irange(range.start, range.end, (True, False)))
 
     def _join(self, bound: bytes) -> None:
-        """Take out a cut that separates nothing any more."""
+        """Remove a cut that no longer separates anything."""
         if bound and bound in self._cuts:
             position = self._cuts.index(bound)
             if self._cuts.peekitem(position - 1)[1] == self._cuts[bound]:
@@ -133,7 +134,7 @@ def _size(events: Iterable[Event]) -> int:
 
 
 def part_of(batches: Iterable[Batch], range: Range, limit: int) -> list[Batch]:
-    """The parts of `batches` that lie within a range, at most `limit` of them."""
+    """The parts of `batches` within a range, at most `limit` of them."""
     parts = (
         Batch(batch.revision, events)
         for batch in batches
