@@ -1,7 +1,7 @@
-"""The Auth service: logins against the users of the configuration. Every user may do everything.
+"""The Auth service: logins of the configured users. Every user has all permissions.
 
-Tokens live in memory: after a restart clients are told that theirs is invalid, and log in again,
-as they do when it has expired.
+Tokens are in memory: after a restart, clients get an error that their token is invalid, and log in
+again, as they do with an expired token.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from mooring.store.etcd import proto
 log = logging.getLogger(__name__)
 
 TOKEN_TTL = 300.0
-"""Seconds that a token lives without being used (etcd's default)."""
+"""Seconds after which an unused token expires (etcd's default)."""
 
-USERS = not_served("changes of users and roles", "users are in the configuration of the server")
+USERS = not_served("changes of users and roles", "configure users in the server's settings")
 
 
 class AuthService:
-    """`users` are passwords by name; without any, authentication is off."""
+    """`users` maps names to passwords; without users, authentication is off."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class AuthService:
     ) -> None:
         self._runner = runner
         self._digests = {name: _digest(password) for name, password in users.items()}
-        self._tokens: dict[str, float] = {}  # until when each is good
+        self._tokens: dict[str, float] = {}  # token to expiry
         self._clock = clock
 
     @property
@@ -57,7 +57,7 @@ class AuthService:
         return bool(self._digests)
 
     def objection(self, context: grpc.aio.ServicerContext) -> RpcStatus | None:
-        """What stands against a call: no token, or one that is not known (any more)."""
+        """The error for a call without a token, or with an invalid one; None for a valid one."""
         if not self._digests:
             return None
         token = next((v for k, v in context.invocation_metadata() if k == "token"), None)
@@ -72,7 +72,7 @@ class AuthService:
     async def authenticate(self, request: Any) -> Any:
         if not self._digests:
             raise RpcAborted(NO_AUTH)
-        # As long for a name that is not known as for a wrong password: neither tells the other.
+        # Takes as long for an unknown name as for a wrong password, so timing reveals neither.
         expected = self._digests.get(request.name, _NOBODY)
         matches = hmac.compare_digest(expected, _digest(request.password))
         if not matches or request.name not in self._digests:
@@ -95,7 +95,7 @@ class AuthService:
 
 
 def _digest(password: str) -> bytes:
-    """Of one length, whatever the password's."""
+    """A digest has the same length for every password."""
     return hashlib.sha256(password.encode()).digest()
 
 

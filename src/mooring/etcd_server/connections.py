@@ -1,11 +1,11 @@
-"""The TCP connections of a gRPC server, found among the descriptors of this process.
+"""The TCP connections of a gRPC server, found among the file descriptors of this process.
 
-gRPC shows neither its connections nor its listening socket, and does two things wrong for a server
-of etcd clients. It does not limit the connections of an address. Here they count from the moment
-that gRPC accepts them, before any TLS handshake. When it stops, it resets the calls
-that arrive at that moment, and their clients read CANCELLED, as if they had cancelled them: a watch
-of etcd's Go client then ends instead of resuming. So connections are ended here, at the socket,
-which every client reads as UNAVAILABLE.
+gRPC exposes neither its connections nor its listening socket, and lacks two things that a server
+for etcd clients needs. It does not limit the connections of one address. Here they count from the
+moment that gRPC accepts them, before any TLS handshake. And when it stops, it resets the calls that
+arrive at that moment. Their clients see CANCELLED, as if they had cancelled them themselves: a
+watch of etcd's Go client then ends instead of resuming. So connections are closed here, at the
+socket, which every client sees as UNAVAILABLE.
 
 All this works without a free descriptor: an address that takes the last one must be limited too.
 """
@@ -27,15 +27,15 @@ from collections.abc import Iterable, Iterator
 from mooring.connection_limit import ConnectionLimit
 
 SWEEP = 0.25
-"""Seconds between two looks for connections beyond the limit."""
+"""Seconds between checks for connections beyond the limit."""
 
-_FLUSH = 0.05  # seconds in which gRPC writes the answers that it has
-_LOOKS = 50  # hundredths of a second for clients to close their side
-_NUMBERS = 1 << 20  # descriptors at most, on a system that sets no limit
+_FLUSH = 0.05  # seconds for gRPC to write pending responses
+_CHECKS = 50  # of 10 ms, for clients to close their side
+_NUMBERS = 1 << 20  # the maximum number of descriptors on a system without a limit
 
 
 class ServerSockets:
-    """The connections to a port of this process, and how many one address may have."""
+    """The connections to a port of this process, and the limit per address."""
 
     def __init__(self, port: int, limit: ConnectionLimit) -> None:
         self._port, self._limit = port, limit
@@ -46,7 +46,7 @@ class ServerSockets:
             weakref.finalize(self, os.close, descriptor)
 
     async def watch(self) -> None:
-        """End connections beyond the limit, for ever."""
+        """Close connections beyond the limit, until cancelled."""
         while self._limit.most:
             self.sweep()
             await asyncio.sleep(SWEEP)
@@ -68,14 +68,14 @@ class ServerSockets:
             self._limit.release(self._known.pop(identity))
 
     async def close(self) -> None:
-        """End all connections, after the answers that were given. Nothing that gRPC writes from now
-        on reaches a client."""
+        """Close all connections, after the responses that were sent. Nothing that gRPC writes after
+        this reaches a client."""
         for listening in self._all(listening=True):
-            _accept_no_more(listening)
+            _stop_accepting(listening)
         await asyncio.sleep(_FLUSH)
-        # Not shut for reading: to close a socket with unread data would reset it, and the client
-        # could lose answers that it has not read yet. It closes its side when it sees the end.
-        for _ in range(_LOOKS):
+        # Not shut down for reading: closing a socket with unread data would reset it, and the
+        # client could lose responses. The client closes its side when it sees the end.
+        for _ in range(_CHECKS):
             if not self._shut_all():
                 break
             await asyncio.sleep(_FLUSH / 5)
@@ -94,7 +94,7 @@ class ServerSockets:
     @contextlib.contextmanager
     def _copy(self, descriptor: int) -> Iterator[socket.socket | None]:
         """The socket, if it is bound to the port. It is a copy: gRPC may close its own meanwhile,
-        and the next file gets that number."""
+        and another file may get that number."""
         copy = None
         try:
             os.dup2(descriptor, self._spare, inheritable=False)
@@ -113,36 +113,36 @@ class ServerSockets:
 
 
 def _sockets() -> list[tuple[int, int]]:
-    """The descriptors of this process that are sockets, each with its inode."""
-    found = []
+    """The sockets of this process: descriptor and inode."""
+    sockets = []
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):
             status = os.fstat(descriptor)
             if stat.S_ISSOCK(status.st_mode):
-                found.append((descriptor, status.st_ino))
-    return found
+                sockets.append((descriptor, status.st_ino))
+    return sockets
 
 
 def _descriptors() -> Iterable[int]:
     try:
         return [int(name) for name in os.listdir("/dev/fd")]
-    except OSError:  # to list them takes a descriptor; if none is free, all numbers are in use
+    except OSError:  # listing needs a descriptor; if none is free, all numbers are in use
         return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _NUMBERS))
 
 
-def _is_listening(one: socket.socket) -> bool:
-    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _is_listening(candidate: socket.socket) -> bool:
+    return bool(candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _peer(connection: socket.socket) -> object:
     try:
         return connection.getpeername()
     except OSError:
-        return None  # it is gone
+        return None  # disconnected
 
 
 def _shut(connection: socket.socket, how: int) -> bool:
-    """End a connection; whether it was still there."""
+    """Shut a connection down. Returns whether it was open."""
     try:
         connection.shutdown(how)
     except OSError:
@@ -151,13 +151,13 @@ def _shut(connection: socket.socket, how: int) -> bool:
 
 
 _SO_ATTACH_FILTER = 26
-_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # the packet filter "return 0": pass nothing
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # the packet filter "return 0": drop everything
 
 
-def _accept_no_more(listening: socket.socket) -> None:
-    """Let no connection come between the last look at them and the end of the listening socket.
-    A client that connects meanwhile retries a second later. Only Linux can, and some kernels allow
-    it only to root; elsewhere such a client is cut off and reconnects."""
+def _stop_accepting(listening: socket.socket) -> None:
+    """Accept no connection between the last check and the end of the listening socket. A client
+    that connects meanwhile retries a second later. Only Linux supports this, and some kernels only
+    for root; elsewhere such a client is disconnected and reconnects."""
     if sys.platform == "linux":
         code = ctypes.create_string_buffer(_DROP)
         program = struct.pack("HP", 1, ctypes.addressof(code))

@@ -1,4 +1,4 @@
-"""A service's methods as gRPC calls them: the token checked, errors put into etcd's words."""
+"""Adapts service methods to gRPC: checks tokens, and translates errors into etcd's statuses."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 
 MAX_MESSAGE = MAX_REQUEST_BYTES + 512 * 1024
-"""The largest message that etcd's transport takes with its defaults."""
+"""The largest message that etcd's transport accepts by default."""
 
-_LATE = 10  # tenths of a second in which calls may still come when it stops
+_LATE = 10  # tenths of a second in which calls may still arrive after a stop
 
 Unary = Callable[[Any], Awaitable[Any]]
 Stream = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 
 
 class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The handlers of a server, by path, and the calls that are under way."""
+    """The handlers of a server, by path, and the calls in progress."""
 
     def __init__(self, auth: AuthService, runner: EngineRunner) -> None:
         self.handlers: dict[str, Any] = {}
@@ -50,12 +50,12 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._stopping = False
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """What handles a call (gRPC asks)."""
+        """Called by gRPC: the handler of a call."""
         self._came += 1
         return self.handlers.get(details.method) or self._unknown(details.method)
 
     def unary(self, name: str, method: Unary, *, needs_token: bool = True) -> None:
-        """Serve a method with one request and one answer."""
+        """Serve a method with one request and one response."""
 
         async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
             self._under_way += 1
@@ -73,14 +73,14 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.handlers[path] = grpc.unary_unary_rpc_method_handler(handle, read, write)
 
     def stream(self, name: str, method: Stream, *, needs_token: bool = True) -> None:
-        """Serve a method that reads and writes as it likes."""
+        """Serve a method that reads requests and writes responses."""
         path, read, write = proto.serving(name)
         handle, read = self._streaming(method, needs_token), _reader(read, UNREADABLE_IN_STREAM)
         write = self._with_cluster(write)
         self.handlers[path] = grpc.stream_stream_rpc_method_handler(handle, read, write)
 
     def _with_cluster(self, write: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-        """Every answer's header names the cluster."""
+        """Add the id of the cluster to the header of every response."""
 
         def written(answer: Any) -> bytes:
             answer.header.cluster_id = self._runner.cluster_id
@@ -89,13 +89,13 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return written
 
     def refuse(self, service: str, methods: str, answer: RpcStatus) -> None:
-        """Refuse methods whatever the request: their messages are not even read."""
+        """Reject methods without parsing their requests."""
         for method in methods.split():
             self.handlers[f"/etcdserverpb.{service}/{method}"] = _refusing(answer)
 
     async def stop(self, grace: float) -> None:
-        """End the streams that are open, refuse what comes from now on, and wait until nothing is
-        under way any more, for at most `grace` seconds."""
+        """End the open streams, reject new calls, and wait for the calls in progress, for at most
+        `grace` seconds."""
         self._stopping = True
         for task in self._streams:
             task.cancel()
@@ -104,8 +104,8 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if self._under_way:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._none_left.wait(), grace)
-        # Those that were sent meanwhile, and are only now read, are still told; but who asks again
-        # and again is not waited for.
+        # Calls that were sent before, but are read only now, still get a response. Clients that
+        # keep calling are not waited for.
         for _ in range(_LATE):
             came = self._came
             await asyncio.sleep(0.1)
@@ -157,7 +157,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _run(
         self, method: Stream, context: grpc.aio.ServicerContext, needs_token: bool
     ) -> RpcStatus | None:
-        """Run a stream to its end; how it ended, where it did not by itself."""
+        """Run a stream to its end. Returns the error that ended it, if any."""
         if self._stopping:
             return STOPPED
         if needs_token and (objection := self._auth.objection(context)) is not None:
@@ -172,7 +172,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         except MooringError as error:
             return status_of(error)
         except asyncio.CancelledError:
-            # The client went away; or we do, and the client has a right to know.
+            # The client cancelled the call, or the server stops, which the client should know.
             if not self._stopping:
                 raise
             return STOPPED
@@ -182,7 +182,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _refusing(answer: RpcStatus) -> Any:
-    """A handler that refuses, whatever the messages."""
+    """A handler that rejects every call."""
 
     async def handle(_: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(answer.code, answer.text)
@@ -191,7 +191,7 @@ def _refusing(answer: RpcStatus) -> Any:
 
 
 def _reader(parse: Callable[[bytes], Any], unreadable: str) -> Callable[[bytes], Any]:
-    """Reads a request. One that cannot be read is not raised, for gRPC would log each at length."""
+    """A parser that returns errors: gRPC would log a traceback for each one that is raised."""
 
     def read(data: bytes) -> Any:
         if len(data) > MAX_MESSAGE:

@@ -9,23 +9,25 @@ from operator import attrgetter, eq, gt, lt, ne
 from typing import Any
 
 from mooring.errors import Compacted, FutureRevision, LeaseNotFound
-from mooring.etcd_server.errors import (
-    KEY_NOT_FOUND,
-    RpcAborted,
+from mooring.etcd_server.errors import KEY_NOT_FOUND, RpcAborted
+from mooring.etcd_server.messages import (
     check_key,
     check_put,
     check_size,
     check_txn,
+    header,
+    inner_header,
     is_read_only,
+    key_value,
+    range_of,
 )
-from mooring.etcd_server.messages import header, inner_header, key_value, range_of
 from mooring.store.contract import Entry, Range
 from mooring.store.embedded.engine import Engine
 from mooring.store.embedded.keyspace import Transaction
 from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 
-# By number: the field of a compare, and of an entry, that a target names.
+# For each target of a compare, its field in the message and in an entry.
 _TARGETS: dict[int, tuple[str, Callable[[Entry], Any]]] = {
     proto.VERSION: ("version", attrgetter("version")),
     proto.CREATE: ("create_revision", attrgetter("created")),
@@ -44,7 +46,7 @@ _ABSENT = Entry(b"", b"", 0, 0, 0)
 
 @dataclass(slots=True)
 class Branch:
-    """The operations of one transaction that will happen, and the branches of those nested."""
+    """The chosen operations of a transaction, and the branches of nested transactions."""
 
     succeeded: bool
     operations: Sequence[Any]
@@ -58,8 +60,8 @@ def _read(engine: Engine, request: Any) -> Any:
         _check_range(engine, operation.request_range, engine.confirmed)
     answer = proto.TxnResponse(header=header(engine.confirmed), succeeded=branch.succeeded)
     for operation in branch.operations:
-        found = read_range(engine, look, operation.request_range)
-        answer.responses.add(response_range=within(found, engine.confirmed))
+        response = read_range(engine, look, operation.request_range)
+        answer.responses.add(response_range=within(response, engine.confirmed))
     return answer
 
 
@@ -67,7 +69,7 @@ def _write(engine: Engine, now: float, request: Any) -> Any:
     if (growing := _growth(request)) is not None:
         engine.check_space(growing)
     branch = choose(engine.newest, request)
-    # All puts before any range, as etcd does: where both are wrong, the put is what is told.
+    # As in etcd, all puts are checked before any range, so an invalid put is reported first.
     for operation in _flat(branch):
         if operation.HasField("request_put"):
             _check_put(engine, operation.request_put)
@@ -96,7 +98,7 @@ def _growth(request: Any) -> int | None:
 
 
 def choose(look: Look, request: Any) -> Branch:
-    """Every compare, nested ones too, is judged on what stands before the transaction."""
+    """Every compare, also in nested transactions, sees the state before the transaction."""
     succeeded = all(holds(compare, look) for compare in request.compare)
     operations = request.success if succeeded else request.failure
     nested = [choose(look, op.request_txn) for op in operations if op.HasField("request_txn")]
@@ -104,23 +106,23 @@ def choose(look: Look, request: Any) -> Branch:
 
 
 def holds(compare: Any, look: Look) -> bool:
-    """Whether a compare is true for every key of its range."""
+    """Whether a compare holds for every key of its range."""
     entries = list(look(range_of(compare.key, compare.range_end)))
     if not entries:
-        # An absent key has 0 for every number; a value it has not, so that it compares to none.
+        # An absent key has 0 for every number, and no value, so a compare of its value fails.
         if compare.target == proto.VALUE:
             return False
         entries = [_ABSENT]
     field, actual = _TARGETS.get(compare.target, ("", None))
     result = _RESULTS.get(compare.result)
     if actual is None or result is None:
-        return result is None or result is eq  # a number that etcd does not know compares equal
+        return result is None or result is eq  # in etcd unknown numbers compare equal
     expected = getattr(compare, field)
     return all(result(actual(entry), expected) for entry in entries)
 
 
 def _flat(branch: Branch) -> Iterator[Any]:
-    """The operations of a branch in their order, those of nested ones in their place."""
+    """The operations of a branch in order, including those of nested branches."""
     nested = iter(branch.nested)
     for operation in branch.operations:
         if operation.HasField("request_txn"):
@@ -144,7 +146,7 @@ def _check_range(engine: Engine, request: Any, newest: int) -> None:
 
 
 class _Applying:
-    """The changes of a transaction, with the revision that each answer is to carry."""
+    """Applies the operations of a transaction, with the revision of each response."""
 
     def __init__(self, engine: Engine, transaction: Transaction, before: int) -> None:
         self._engine, self._transaction = engine, transaction
@@ -157,10 +159,10 @@ class _Applying:
             response = answer.responses.add()
             match operation.WhichOneof("choice0"):
                 case "request_range":
-                    found = read_range(
+                    entries = read_range(
                         self._engine, self._engine.newest, operation.request_range, changing=True
                     )
-                    response.response_range.CopyFrom(within(found, self._revision))
+                    response.response_range.CopyFrom(within(entries, self._revision))
                 case "request_put":
                     put = apply_put(self._engine, self._transaction, operation.request_put)
                     self._revision = self._before + 1
@@ -176,7 +178,7 @@ class _Applying:
 
 
 Look = Callable[[Range], Iterable[Entry]]
-"""The present entries of a range, as somebody sees them."""
+"""Reads the current entries of a range, confirmed or not."""
 
 _ORDERS: dict[int, Callable[[Entry], Any]] = {
     proto.SORT_BY_KEY: attrgetter("key"),
@@ -187,14 +189,14 @@ _ORDERS: dict[int, Callable[[Entry], Any]] = {
 }
 
 
-_BEGINNING = 1  # the revision of a store that was never written to
-_NEVER = -1  # what etcd takes for the last compaction where there was none
+_BEGINNING = 1  # the revision of an empty store
+_NEVER = -1  # etcd's last compaction before the first one
 
 
 class KVService:
     def __init__(self, runner: EngineRunner) -> None:
         self._runner = runner
-        self._compacted = _NEVER  # as etcd has it, before the beginning is compacted
+        self._compacted = _NEVER  # until revision 1 is compacted, as in etcd
 
     async def range(self, request: Any) -> Any:
         check_key(request)
@@ -220,7 +222,7 @@ class KVService:
     async def compact(self, request: Any) -> Any:
         def compact(engine: Engine, _: float) -> int:
             if engine.compacted == _BEGINNING and self._compacted < request.revision <= _BEGINNING:
-                self._compacted = request.revision  # there is nothing before it
+                self._compacted = request.revision  # there is no history before it
             else:
                 engine.compact(request.revision)
             return engine.confirmed
@@ -229,12 +231,12 @@ class KVService:
 
 
 def earliest(engine: Engine) -> int:
-    """The least revision that a read within a transaction may name."""
+    """The lowest revision that a read within a transaction may name."""
     return engine.compacted if engine.compacted > _BEGINNING else _NEVER
 
 
 def confirmed(engine: Engine) -> Look:
-    """The present, as reads see it."""
+    """Reads confirmed entries."""
     if engine.confirmed == engine.revision:
         return engine.newest
     return lambda range: engine.past(range, engine.confirmed)
@@ -279,13 +281,13 @@ def _delete(engine: Engine, now: float, request: Any) -> Any:
 
 
 def read_range(engine: Engine, look: Look, request: Any, *, changing: bool = False) -> Any:
-    """The answer to a range request, but for its header. `changing`: within a transaction that
-    writes, where the engine cannot count without looking."""
-    stretch = range_of(request.key, request.range_end)
+    """The response to a range request, without its header. `changing`: within a transaction that
+    writes, where the engine cannot count without visiting the entries."""
+    keys = range_of(request.key, request.range_end)
     past = request.revision > 0
-    entries = engine.past(stretch, request.revision) if past else look(stretch)
+    entries = engine.past(keys, request.revision) if past else look(keys)
     at = request.revision if past else engine.confirmed
-    count_all = None if changing else lambda: engine.count(stretch, at)
+    count_all = None if changing else lambda: engine.count(keys, at)
     chosen, count, more = select(request, entries, count_all)
     keys_only = request.keys_only
     return proto.RangeResponse(
@@ -294,7 +296,7 @@ def read_range(engine: Engine, look: Look, request: Any, *, changing: bool = Fal
 
 
 def apply_put(engine: Engine, transaction: Transaction, request: Any) -> Any:
-    """Put, after all checks; the answer, but for its header."""
+    """Apply a put that was checked. Returns the response without its header."""
     value, lease = request.value, request.lease
     if (request.ignore_value or request.ignore_lease) and (
         entry := present(engine, request.key)
@@ -308,7 +310,7 @@ def apply_put(engine: Engine, transaction: Transaction, request: Any) -> Any:
 
 
 def apply_delete(transaction: Transaction, request: Any) -> Any:
-    """Delete; the answer, but for its header."""
+    """Apply a deletion. Returns the response without its header."""
     doomed = transaction.delete(range_of(request.key, request.range_end))
     before = map(key_value, doomed) if request.prev_kv else ()
     return proto.DeleteRangeResponse(deleted=len(doomed), prev_kvs=before)
@@ -317,35 +319,35 @@ def apply_delete(transaction: Transaction, request: Any) -> Any:
 def select(
     request: Any, entries: Iterable[Entry], count_all: Callable[[], int] | None = None
 ) -> tuple[list[Entry], int, bool]:
-    """What a range request asks for: the entries, how many its range holds in all, and whether
-    the limit cut some off. The count knows neither limit nor filters, as in etcd.
+    """The result of a range request: its entries, the number of entries in the range, and whether
+    the limit truncated the result. As in etcd, the number ignores the limit and the filters.
 
-    `count_all` counts the entries faster than looking at each, where there is such a way.
+    `count_all` counts the entries without visiting them, if that is possible.
     """
-    found = iter(entries)
+    remaining = iter(entries)
     if request.count_only:
-        return [], count_all() if count_all else sum(1 for _ in found), False
+        return [], count_all() if count_all else sum(1 for _ in remaining), False
     limit = max(request.limit, 0)
-    wanted = _filter(request)
-    if limit and wanted is None and request.sort_order == proto.UNSORTED:
-        # One more than the limit tells whether there are more; the rest is only counted.
-        chosen = list(islice(found, limit + 1))
+    matches = _filter(request)
+    if limit and matches is None and request.sort_order == proto.UNSORTED:
+        # One more than the limit shows whether there are more; the rest is only counted.
+        chosen = list(islice(remaining, limit + 1))
         if len(chosen) <= limit:
             count = len(chosen)
         else:
-            count = count_all() if count_all else len(chosen) + sum(1 for _ in found)
+            count = count_all() if count_all else len(chosen) + sum(1 for _ in remaining)
     else:
-        chosen = list(found)
+        chosen = list(remaining)
         count = len(chosen)
-    if wanted is not None:
-        chosen = list(filter(wanted, chosen))
+    if matches is not None:
+        chosen = list(filter(matches, chosen))
     _sort(chosen, request.sort_order, request.sort_target)
     more = bool(limit) and len(chosen) > limit
     return chosen[:limit] if more else chosen, count, more
 
 
 def _sort(entries: list[Entry], order: int, target: int) -> None:
-    """By key is how they come; any other target sorts, also where no order is asked for."""
+    """Entries arrive by key. Any other target sorts, even without a sort order, as in etcd."""
     if order == proto.UNSORTED and target == proto.SORT_BY_KEY:
         return
     if (by := _ORDERS.get(target)) is not None:
@@ -353,13 +355,13 @@ def _sort(entries: list[Entry], order: int, target: int) -> None:
 
 
 def _filter(request: Any) -> Callable[[Entry], bool] | None:
-    """Bounds on revisions; 0 is no bound."""
+    """A filter by revisions; 0 is no limit."""
     least_mod, most_mod = request.min_mod_revision, request.max_mod_revision
     least_create, most_create = request.min_create_revision, request.max_create_revision
     if not (least_mod or most_mod or least_create or most_create):
         return None
 
-    def wanted(entry: Entry) -> bool:
+    def matches(entry: Entry) -> bool:
         return (
             (not most_mod or entry.modified <= most_mod)
             and (not least_mod or entry.modified >= least_mod)
@@ -367,10 +369,10 @@ def _filter(request: Any) -> Callable[[Entry], bool] | None:
             and (not least_create or entry.created >= least_create)
         )
 
-    return wanted
+    return matches
 
 
 def within(answer: Any, revision: int) -> Any:
-    """An answer within a transaction's, with the header that etcd gives it."""
+    """A response within that of a transaction, with the header that etcd gives it."""
     answer.header.CopyFrom(inner_header(revision))
     return answer

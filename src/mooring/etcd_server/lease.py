@@ -17,10 +17,10 @@ from mooring.store.etcd import proto
 from mooring.tasks import Tasks
 
 MIN_TTL = 2
-"""The shortest lease in seconds: that of etcd with its default election timeout."""
+"""The shortest TTL in seconds: that of etcd with its default election timeout."""
 
 _Renewal = asyncio.Task[object] | RpcStatus | None
-_RENEWING = 128  # renewals of one stream that are under way at a time
+_RENEWING = 128  # renewals in progress on one stream
 
 
 class LeaseService:
@@ -48,7 +48,7 @@ class LeaseService:
         return proto.LeaseRevokeResponse(header=header(await self._runner.write(revoke)))
 
     async def time_to_live(self, request: Any) -> Any:
-        """The seconds that are left; -1 for a lease that is not known."""
+        """The remaining seconds; -1 for an unknown lease."""
 
         def look(engine: Engine) -> Any:
             answer = proto.LeaseTimeToLiveResponse(
@@ -64,7 +64,7 @@ class LeaseService:
         return self._runner.read(look)
 
     async def leases(self, request: Any) -> Any:
-        """Those that live, the one that is due first at the head."""
+        """The active leases, by deadline."""
 
         def look(engine: Engine) -> Any:
             due = sorted(engine.leases, key=lambda lease: engine.leases[lease].deadline)
@@ -74,7 +74,7 @@ class LeaseService:
         return self._runner.read(look)
 
     async def keepalive(self, context: grpc.aio.ServicerContext) -> None:
-        """Renewals, answered in their order. Those that wait for the disk wait together."""
+        """Renewals, answered in order. Concurrent renewals share one write to disk."""
         tasks = Tasks()
         renewing: asyncio.Queue[_Renewal] = asyncio.Queue(_RENEWING)
         tasks.start(self._receive(context, tasks, renewing), name="requests for renewals")
@@ -103,13 +103,13 @@ class LeaseService:
         await renewing.put(None)
 
     async def _renew(self, lease: int) -> Any:
-        """The answer to one renewal. Its revision is from before: nobody may think that a lease
-        lived at a revision at which it was revoked."""
+        """The response to one renewal. Its revision was read before, so that no client concludes
+        that a lease was active at the revision that revoked it."""
         revision = self._runner.read(lambda engine: engine.confirmed)
         try:
             ttl = await self._runner.write(lambda engine, now: engine.renew(lease, now))
         except LeaseNotFound:
             ttl = 0
         except MooringError as error:
-            return error  # for who waits for it to raise: it is no crash of this task
+            return error  # raised by the consumer: it does not crash this task
         return proto.LeaseKeepAliveResponse(header=header(revision), ID=lease, TTL=ttl)

@@ -1,4 +1,4 @@
-"""The Lock and Election services, for clients that bring their own lease."""
+"""The Lock and Election services. Clients usually bring their own lease."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from mooring.store.etcd import proto
 from mooring.tasks import cleanup
 
 DEFAULT_TTL = 60.0
-"""Seconds that the lease lives which is granted to who brings none (etcd's default)."""
+"""Seconds to live of the lease that is granted to a client without one (etcd's default)."""
 
 _ENTER_WITHIN = 30.0
 _LEAVE_WITHIN = 5.0
 
 
 class OwnedKey(NamedTuple):
-    """A lock or an election that is held."""
+    """A held lock or leadership."""
 
     key: bytes
     created: int
@@ -38,18 +38,18 @@ class OwnedKey(NamedTuple):
 
 
 class _PlaceCalls:
-    """The calls that stand on one place: a client may ask again with the same lease."""
+    """The calls that share one key: a client may call again with the same lease."""
 
     def __init__(self) -> None:
         self.count = 0
         self.fresh = False
-        """Whether one of them took the place; else it may have been won long ago."""
+        """Whether one of them created the key; else it may have been acquired long ago."""
         self.won = False
         self.changing = asyncio.Lock()
 
 
 class ServerLocks:
-    """Close it with `aclose`: whoever waits is cancelled by its own caller."""
+    """Close it with `aclose`. Waiting calls are cancelled by their callers."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -57,12 +57,12 @@ class ServerLocks:
         self._calls: dict[bytes, _PlaceCalls] = {}
 
     async def acquire(self, name: bytes, lease: int, value: bytes) -> OwnedKey:
-        """Get in line with a lease (0: with a new one), and wait for the turn. To renew the lease
-        is its owner's business, as with etcd: who is not heard of must not stay in line. Asked
-        twice with one lease, it has one place.
+        """Join the queue with a lease (0: with a new one), and wait to be admitted. As in etcd, the
+        owner of the lease renews it: a silent client must not stay in the queue. Calls with the
+        same lease share one key.
 
-        Raises `LockLost` where the lease ends meanwhile. Cancellation leaves nothing behind, but
-        the place where another call stands on it, or has won it.
+        Raises `LockLost` if the lease ends meanwhile. Cancellation deletes the key, unless another
+        call uses it or has acquired the lock.
         """
         start = name + b"/"
         if not lease:
@@ -79,11 +79,11 @@ class ServerLocks:
                 calls.fresh = calls.fresh or waiter.fresh
 
         try:
-            # To its end though cancelled: else nobody knew whether the place was taken here.
+            # It completes even if cancelled: else it would be unknown whether the key was created.
             await cleanup(enter(), within=_ENTER_WITHIN)
             if waiter is None:
                 raise Unavailable(
-                    f"no place in the line of {quoted(name)} within {_ENTER_WITHIN:.0f} s"
+                    f"joining the queue of {quoted(name)} took more than {_ENTER_WITHIN:.0f} s"
                 )
             if not waiter.admitted:
                 await waiter.turn()
@@ -99,13 +99,13 @@ class ServerLocks:
                 del self._calls[at]
 
     async def _abandon(self, calls: _PlaceCalls, waiter: Waiter) -> None:
-        """Give a place up, unless another call has come meanwhile that stands on it."""
+        """Delete a key, unless another call has started to use it."""
         async with calls.changing:
             if not calls.count and calls.fresh:
                 await self.release(waiter.key, waiter.token)
 
     async def release(self, name: bytes, created: int = 0) -> bool:
-        """Give up what was won; whether it was still there. With `created` only that very one."""
+        """Release a lock; returns whether it existed. With `created`, only that very key."""
         try:
             await self._store.commit(
                 Delete(key(name)), require=[created_at(name, created)] if created else []
@@ -115,7 +115,7 @@ class ServerLocks:
         return True
 
     async def proclaim(self, won: OwnedKey, value: bytes) -> bool:
-        """Let a leader say something else; whether it still leads."""
+        """Change the value of a leader. Returns whether it still leads."""
         put = Put(won.key, value, won.lease)
         try:
             await self._store.commit(put, require=[created_at(won.key, won.created)])
@@ -124,25 +124,25 @@ class ServerLocks:
         return True
 
     async def holder(self, name: bytes) -> Entry | None:
-        """Who has it."""
+        """The first contender: the holder or leader."""
         start = name + b"/"
         return QueueOrder(start, (await self._store.read(prefix(start))).entries).first
 
     @asynccontextmanager
     async def observe(self, name: bytes) -> AsyncIterator[AsyncIterator[Entry]]:
-        """Who has it, now and whenever that changes, or what the leader says does."""
+        """Yields the current leader, every new leader, and every new value of the leader."""
         view = self._queue.view(name + b"/")
         changed = asyncio.Event()
         unsubscribe = view.subscribe(changed.set)
 
         async def leaders() -> AsyncIterator[Entry]:
             await view.mirror.ready()
-            told: Entry | None = None
+            last: Entry | None = None
             while True:
                 changed.clear()
                 first = view.order.first
-                if first is not None and first != told:
-                    told = first
+                if first is not None and first != last:
+                    last = first
                     yield first
                 else:
                     await changed.wait()
@@ -159,7 +159,7 @@ class ServerLocks:
 T = TypeVar("T")
 
 
-# In etcd these services are clients of the others, and hand their errors on without a code.
+# In etcd these services are clients of the others, and pass on their errors without a code.
 NO_KEY = RpcStatus(grpc.StatusCode.UNKNOWN, EMPTY_KEY.text)
 EXPIRED = RpcStatus(grpc.StatusCode.UNKNOWN, "mutex: session is expired")
 NO_LEADER = RpcStatus(grpc.StatusCode.UNKNOWN, "election: no leader")
@@ -171,7 +171,7 @@ class LockService:
     def __init__(self, runner: EngineRunner, locks: ServerLocks) -> None:
         self._runner, self._locks = runner, locks
 
-    # What waits is served as a stream is, so that it ends when the server stops.
+    # Methods that wait are served as streams, so that they end when the server stops.
 
     async def lock(self, context: grpc.aio.ServicerContext) -> None:
         request = await _only_request(context)

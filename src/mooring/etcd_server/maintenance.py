@@ -1,4 +1,4 @@
-"""The Maintenance service: what the server says of itself. Work on the files is the CLI's."""
+"""The Maintenance and Cluster services. Maintenance of the files is done with the CLI."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 
 VERSION = "3.5.13"
-"""The release of etcd that clients may take this for. They read it to know what they may use: from
-3.5.13 on a progress notification is told only after all events that it speaks for, as here."""
+"""The etcd version that clients see. They use it to detect features: since 3.5.13, as here, a
+progress notification is sent only after all events that it covers."""
 
-_SLICE = 10_000  # keys that are hashed in one go, before others have their turn
+_SLICE = 10_000  # keys that are hashed before other tasks run
 
 _BACKUP = "`mooring store backup PATH`, on the machine of the server, copies it while it runs"
 SNAPSHOT = not_served("snapshots", _BACKUP)
 DEFRAGMENT = not_served(
-    "defragmentation", f"it reuses its space by itself ({_BACKUP}, without the free space)"
+    "defragmentation", f"free space is reused automatically ({_BACKUP}, without the free space)"
 )
-ALARMS = not_served("alarms other than NOSPACE", "there are none to set")
+ALARMS = not_served("alarms other than NOSPACE", "use NOSPACE")
 
 
 class MaintenanceService:
@@ -37,7 +37,7 @@ class MaintenanceService:
         self._runner = runner
 
     async def status(self, request: Any) -> Any:
-        """Says what time it is, too: etcd tells it in HTTP/1.1 answers, which there are none of."""
+        """Includes the server's time. (etcd sends it in HTTP/1.1 responses.)"""
         revision, (size, in_use) = self._revision(), self._runner.space()
         return proto.StatusResponse(
             header=header(revision),
@@ -78,8 +78,8 @@ class MaintenanceService:
         return proto.HashResponse(header=header(revision), hash=checksum)
 
     async def hash_kv(self, request: Any) -> Any:
-        """A checksum of all entries at a revision (0: the present). Not the number that etcd
-        has for them: it is good for comparing one of these servers with another."""
+        """A checksum of all entries at a revision (0: the current one). It differs from etcd's, but
+        can be compared with that of another Mooring server."""
         revision, checksum = await self._hash(request.revision)
         compacted = self._runner.read(lambda engine: engine.compacted)
         return proto.HashKVResponse(
@@ -119,7 +119,7 @@ def _bytes(entry: Entry) -> bytes:
     return repr(numbers).encode() + entry.key + entry.value
 
 
-MEMBERS = not_served("changes of members", "it is a single node; with etcd you can have more")
+MEMBERS = not_served("changes of members", "this is a single node; use etcd for a cluster")
 
 
 class ClusterService:
@@ -127,9 +127,9 @@ class ClusterService:
         self._url = url
 
     async def member_list(self, request: Any) -> Any:
-        """Clients that synchronise their endpoints go on with the URL that stands here.
+        """Clients that synchronise their endpoints continue with this URL.
 
-        Members are no matter of the store, so the header has no revision.
+        Members are not part of the store, so the header has no revision.
         """
         member = proto.Member(ID=MEMBER_ID, name="mooring", clientURLs=[self._url])
         return proto.MemberListResponse(header=header(0), members=[member])

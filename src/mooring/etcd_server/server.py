@@ -1,4 +1,4 @@
-"""A gRPC server in front of the embedded engine, with TLS, for `etcdctl` and other etcd clients."""
+"""The gRPC server for etcd's API on the embedded engine, with TLS."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from mooring.tasks import Tasks
 
 @dataclass(frozen=True, slots=True)
 class ServerTLS:
-    """The files of a server that speaks TLS. With `client_ca`, clients must show a certificate
-    of that authority."""
+    """The files of a TLS server. With `client_ca`, clients need a certificate of that
+    authority."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def check(self) -> None:
-        """Raises `InvalidRequest`, which names the file that is no good. gRPC itself would start,
-        and then refuse each client."""
+        """Raises `InvalidRequest`, which names the invalid file. gRPC itself would start, and then
+        reject every client."""
         for path in (self.cert, self.key, self.client_ca):
             if path is not None:
                 _read(path)
@@ -54,7 +54,7 @@ class ServerTLS:
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 raise InvalidRequest(f"{self.key} is not the key of {self.cert}") from error
-            raise InvalidRequest(f"{self.key} is no private key in PEM format") from error
+            raise InvalidRequest(f"{self.key} is not a private key in PEM format") from error
 
     def credentials(self) -> grpc.ServerCredentials:
         self.check()
@@ -64,12 +64,12 @@ class ServerTLS:
         )
 
     def _no_password(self) -> str:
-        """Asked for where the key has one: there is nobody to type it when a server starts."""
-        raise InvalidRequest(f"{self.key} is protected by a password: store it without one")
+        """Called if the key has a password: it cannot be typed when a server starts."""
+        raise InvalidRequest(f"{self.key} is encrypted with a password: store it without one")
 
 
 def listen(server: grpc.aio.Server, bind: str, tls: ServerTLS | None) -> int:
-    """Bind a server that is not started yet; the port. Raises `StoreError` where that fails."""
+    """Bind a server that is not started yet. Returns the port. Raises `StoreError` on failure."""
     try:
         if tls is None:
             port: int = server.add_insecure_port(bind)
@@ -77,7 +77,7 @@ def listen(server: grpc.aio.Server, bind: str, tls: ServerTLS | None) -> int:
             port = server.add_secure_port(bind, tls.credentials())
     except RuntimeError as error:
         raise StoreError(
-            f"cannot listen at {bind}: is it this machine's, and is the port free?"
+            f"cannot listen at {bind}: does the address belong to this machine, is the port free?"
         ) from error
     return port
 
@@ -86,7 +86,7 @@ def _check_certificates(path: Path) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=path)
     except ssl.SSLError as error:
-        raise InvalidRequest(f"{path} holds no certificate in PEM format") from error
+        raise InvalidRequest(f"{path} contains no certificate in PEM format") from error
 
 
 def _read(path: Path) -> bytes:
@@ -99,25 +99,25 @@ def _read(path: Path) -> bytes:
 log = logging.getLogger(__name__)
 
 _OPTIONS = [
-    # Else two servers on one port would both start, and share the connections between them.
+    # Otherwise two servers on one port would both start and share the connections.
     ("grpc.so_reuseport", 0),
-    # What is over etcd's own limit is refused in etcd's words, which takes receiving it.
+    # Larger messages must be received to reject them with etcd's error.
     ("grpc.max_receive_message_length", 8 * MAX_MESSAGE),
     ("grpc.max_send_message_length", -1),
-    # Pings of clients are taken as often as etcd takes them; gRPC's own minimum is five minutes.
+    # Accepts pings of clients as often as etcd; gRPC's default minimum is five minutes.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A client that vanished without a word is noticed, and its watches and their place freed.
+    # Detects clients that disappeared, and frees their watches and connections.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
-    # Calls that wait for their turn, and how long (seconds): gRPC's own bounds of 3,000 and 30 s
-    # would cancel those of clients who send many at once.
+    # The number of queued calls, and their maximum wait in seconds: gRPC's defaults of 3,000 and
+    # 30 s would cancel calls of clients that send many at once.
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
     ("grpc.server_max_unrequested_time_in_server", 600),
 ]
 
-_HEALTHY = b"\x08\x01"  # the answer SERVING of grpc.health.v1
+_HEALTHY = b"\x08\x01"  # the response SERVING of grpc.health.v1
 
 
 class EtcdAPIServer:
@@ -158,12 +158,12 @@ class EtcdAPIServer:
 
     @property
     def address(self) -> str:
-        """Where it listens: `HOST:PORT`."""
+        """The address of the listener: `HOST:PORT`."""
         return f"{self._bind.rpartition(':')[0]}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The URL for clients."""
         if self._advertise:
             return self._advertise
         name = self._bind.rpartition(":")[0]
@@ -180,17 +180,17 @@ class EtcdAPIServer:
         self._server = server
         self._sockets = ServerSockets(self.port, self._limit)
         self._tasks.start(self._sockets.watch(), name=f"connections to {self.address}")
-        self._tasks.start(self._tick(), name=f"time passes at {self.address}")
+        self._tasks.start(self._tick(), name=f"ticks of {self.address}")
         return self
 
     async def drain(self, grace: float) -> None:
-        """End open streams, refuse new calls, and let those under way finish, for at most `grace`
-        seconds; then close. Clients are told that the server stopped, and go elsewhere or come
-        again."""
+        """End open streams, reject new calls, and let the calls in progress finish, for at most
+        `grace` seconds; then close. Clients get the error that the server stopped, and reconnect or
+        use another server."""
         server, self._server = self._server, None
         if server is not None:
             await self._calls.stop(grace)
-            # gRPC ends the calls that come while it stops with CANCELLED, so clients go first.
+            # gRPC ends calls that arrive while it stops with CANCELLED, so disconnect first.
             await self._tasks.aclose()
             await self._sockets.close()
             await stop(server, None)
@@ -208,7 +208,7 @@ class EtcdAPIServer:
         calls.unary("delete_range", kv.delete_range)
         calls.unary("txn", kv.txn)
         calls.unary("compact", kv.compact)
-        # A watch stream is always opened: each watch on it is allowed or refused by itself.
+        # A watch stream is always accepted: each watch on it is checked separately.
         calls.stream("watch", watches.watch, needs_token=False)
         calls.unary("grant", leases.grant)
         calls.unary("revoke", leases.revoke)
@@ -248,7 +248,7 @@ class EtcdAPIServer:
         )
 
     async def _tick(self) -> None:
-        """Let leases run out, and their watchers know, though nobody calls."""
+        """Expire leases and notify their watchers even if there are no calls."""
         failing = False
         while True:
             try:

@@ -1,12 +1,12 @@
-"""The Watch service: many watches on one stream."""
+"""The Watch service: many watches share one stream."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -27,12 +27,14 @@ from mooring.store.embedded.watchers import Watcher
 from mooring.store.etcd import proto
 from mooring.tasks import Tasks
 
-_NUMBERS = 64  # bytes of an event beside its keys and values, at the most
+T = TypeVar("T")
+
+_NUMBERS = 64  # the maximum bytes of an event in addition to its keys and values
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a watch wants to be told."""
+    """The options of a watch."""
 
     puts: bool = True
     deletes: bool = True
@@ -42,7 +44,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class RevisionEvents:
-    """The events of one revision that a watch is told."""
+    """The events of one revision for a watch."""
 
     revision: int
     events: Sequence[Any]
@@ -52,8 +54,8 @@ class RevisionEvents:
         return sum(map(_size, self.events))
 
 
-def tell(engine: Engine, batch: Batch, options: Options) -> RevisionEvents:
-    """A batch, without what the watch does not want. The engine has the values from before."""
+def revision_events(engine: Engine, batch: Batch, options: Options) -> RevisionEvents:
+    """Convert a batch, without events that the watch filters out. Previous values are added."""
     events = [
         _message(engine, batch.revision, event, options.prev_kv)
         for event in batch.events
@@ -65,7 +67,7 @@ def tell(engine: Engine, batch: Batch, options: Options) -> RevisionEvents:
 def _message(engine: Engine, revision: int, event: Event, prev_kv: bool) -> Any:
     entry = event.entry
     if entry is None:
-        # A deletion has nothing but its key and its revision.
+        # A deletion has only its key and its revision.
         kv = proto.KeyValue(key=event.key, mod_revision=revision)
         message = proto.Event(type=proto.DELETE, kv=kv)
     else:
@@ -76,7 +78,7 @@ def _message(engine: Engine, revision: int, event: Event, prev_kv: bool) -> Any:
 
 
 def _add_previous(engine: Engine, revision: int, message: Any) -> None:
-    """What the key was before; left out where that is compacted, as etcd leaves it out."""
+    """Add the previous entry of the key. As in etcd, it is omitted if it is compacted."""
     name = message.kv.key
     try:
         before = next(iter(engine.past(Range(name, name + b"\0"), revision - 1)), None)
@@ -86,57 +88,40 @@ def _add_previous(engine: Engine, revision: int, message: Any) -> None:
         message.prev_kv.CopyFrom(key_value(before))
 
 
-def responses(watch_id: int, told: Sequence[RevisionEvents], *, fragment: bool) -> Iterator[Any]:
-    """Revisions in as few messages as fit the size of a request.
+def responses(
+    watch_id: int, revisions: Iterable[RevisionEvents], *, fragment: bool
+) -> Iterator[Any]:
+    """Combine revisions into as few messages as the request size allows.
 
-    A revision is never torn, but where it is larger than that by itself and the client puts
-    fragments together. The header has the last revision that is told: whoever resumes after it
-    misses nothing, though there may be more to come.
+    A revision is only split if it is larger than that and the client supports fragments. The header
+    has the last revision of the message: a client that resumes after it misses nothing, even if
+    more messages follow.
     """
-    group: list[RevisionEvents] = []
-    size = 0
-    for one in told:
-        if not one.events:
-            continue
-        more = one.size
-        if group and size + more > MAX_REQUEST_BYTES:
-            yield from _response(watch_id, group, fragment and size > MAX_REQUEST_BYTES)
-            group, size = [], 0
-        group.append(one)
-        size += more
+    for group in _pack((item for item in revisions if item.events), lambda item: item.size):
+        events = [event for item in group for event in item.events]
+        pieces = list(_pack(events, _size)) if fragment else [events]
+        for number, piece in enumerate(pieces, 1):
+            yield proto.WatchResponse(
+                header=header(group[-1].revision),
+                watch_id=watch_id,
+                events=piece,
+                fragment=number < len(pieces),
+            )
+
+
+def _pack(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Groups of items up to the size of a request. A larger item is a group of its own."""
+    group: list[T] = []
+    total = 0
+    for item in items:
+        more = size(item)
+        if group and total + more > MAX_REQUEST_BYTES:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += more
     if group:
-        yield from _response(watch_id, group, fragment and size > MAX_REQUEST_BYTES)
-
-
-def _response(watch_id: int, group: Sequence[RevisionEvents], torn: bool) -> Iterator[Any]:
-    revision = group[-1].revision
-    if not torn:
-        events = [event for one in group for event in one.events]
-        yield proto.WatchResponse(header=header(revision), watch_id=watch_id, events=events)
-        return
-    (one,) = group
-    pieces = list(_pieces(one.events))
-    for number, piece in enumerate(pieces, 1):
-        yield proto.WatchResponse(
-            header=header(revision),
-            watch_id=watch_id,
-            events=piece,
-            fragment=number < len(pieces),
-        )
-
-
-def _pieces(events: Sequence[Any]) -> Iterator[list[Any]]:
-    """Events cut so that each piece fits; one that does not fit by itself is a piece."""
-    piece: list[Any] = []
-    size = 0
-    for event in events:
-        more = _size(event)
-        if piece and size + more > MAX_REQUEST_BYTES:
-            yield piece
-            piece, size = [], 0
-        piece.append(event)
-        size += more
-    yield piece
+        yield group
 
 
 def _size(event: Any) -> int:
@@ -145,10 +130,10 @@ def _size(event: Any) -> int:
 
 
 PROGRESS_INTERVAL = 600.0
-"""Seconds between the progress notifications of a watch that asks for them (etcd's default)."""
+"""Seconds between progress notifications for watches that request them (etcd's default)."""
 
-_ANY = -1  # the id of a watch that was refused, and of progress that is told for all
-_UNSENT = 128  # answers to requests that wait for the client; then no more requests are read
+_ANY = -1  # the id of a refused watch, and of progress for all watches
+_UNSENT = 128  # responses that wait for the client, before reading requests is paused
 
 
 class WatchService:
@@ -171,9 +156,9 @@ class _Watch:
         self.progress = progress
         self.watcher: Watcher | None = None
         self.backlog: deque[Batch] = deque()
-        """What was taken out of the engine and not sent yet."""
+        """Batches that were taken from the engine and not sent yet."""
         self.signalled = False
-        """Whether the stream knows that there is something to take."""
+        """Whether the stream knows that there are batches to take."""
 
 
 class _Stream:
@@ -192,7 +177,7 @@ class _Stream:
         self._answers: deque[Any] = deque()
         self._room = asyncio.Event()
         self._ready: dict[_Watch, None] = {}
-        self._progress: set[int] = set()  # whose progress is to be told
+        self._progress: set[int] = set()  # the watches whose progress to send
         self._woken = asyncio.Event()
         self._failure: RpcStatus | None = None
         self._timer = self._loop.call_later(progress_interval, self._notify)
@@ -208,10 +193,10 @@ class _Stream:
                 self._unwatch(watch)
             await tasks.aclose()
 
-    # What the client asks for
+    # Requests
 
     async def _receive(self) -> None:
-        """Take requests until the client ends its side; the watches that stand go on."""
+        """Read requests until the client closes its side. Its watches continue."""
         while (request := await self._context.read()) is not grpc.aio.EOF:
             if isinstance(request, RpcStatus):
                 self._failure = request
@@ -230,8 +215,8 @@ class _Stream:
                 await self._room.wait()
 
     def _create(self, request: Any) -> None:
-        stretch = range_of(request.key or b"\0", request.range_end)
-        reason = self._objection(request, stretch)
+        keys = range_of(request.key or b"\0", request.range_end)
+        reason = self._objection(request, keys)
         if reason:
             self._answer(_ANY, created=True, canceled=True, cancel_reason=reason)
             return
@@ -241,37 +226,37 @@ class _Stream:
         self._watches[watch.id] = watch
         self._answer(watch.id, created=True)
         try:
-            self._runner.read(lambda engine: self._attach(engine, watch, stretch, request))
+            self._runner.read(lambda engine: self._attach(engine, watch, keys, request))
         except Compacted as error:
             self._compacted(watch, error)
 
-    def _objection(self, request: Any, stretch: Range) -> str:
-        """Why a watch cannot be, in etcd's words."""
+    def _objection(self, request: Any, keys: Range) -> str:
+        """Why a watch is refused, in etcd's words; empty if it is not."""
         if request.start_revision < 0:
             return COMPACTED.text
         if (status := self._auth.objection(self._context)) is not None:
             return str(status)
-        if stretch.end == stretch.start:
+        if keys.end == keys.start:
             return EMPTY_WATCH_RANGE
         taken = request.watch_id and request.watch_id in self._watches
         return DUPLICATE_WATCH_ID if taken else ""
 
-    def _choose_id(self, asked: int) -> int:
-        if asked:
-            return asked
+    def _choose_id(self, requested: int) -> int:
+        if requested:
+            return requested
         while self._next_id in self._watches:
             self._next_id += 1
         self._next_id += 1
         return self._next_id - 1
 
-    def _attach(self, engine: Engine, watch: _Watch, stretch: Range, request: Any) -> None:
+    def _attach(self, engine: Engine, watch: _Watch, keys: Range, request: Any) -> None:
         start = request.start_revision
         after = start - 1 if start else None
         if start == engine.compacted:
-            # What is left of the revision that was compacted is told, as etcd does: its puts.
+            # As in etcd, the remaining events of the compacted revision are sent: its puts.
             after = start
-            watch.backlog.extend(_puts_of(engine, stretch, start))
-        watch.watcher = engine.watch(stretch, after, lambda: self._wake(watch))
+            watch.backlog.extend(_puts_of(engine, keys, start))
+        watch.watcher = engine.watch(keys, after, lambda: self._wake(watch))
         if watch.backlog or watch.watcher.lagging:
             self._mark(watch)
 
@@ -289,26 +274,26 @@ class _Stream:
         self._woken.set()
 
     def _notify(self) -> None:
-        """Tell progress to those watches that ask for it now and then."""
+        """Send progress to the watches that requested notifications."""
         self._progress.update(watch.id for watch in self._watches.values() if watch.progress)
         self._woken.set()
         self._timer = self._loop.call_later(self._progress_interval, self._notify)
 
-    # What it is sent
+    # Responses
 
     async def _send(self) -> None:
         while True:
             self._woken.clear()
-            asked, self._progress = self._progress, set()
-            revision = self._catch_up() if asked else 0
+            watch_ids, self._progress = self._progress, set()
+            revision = self._catch_up() if watch_ids else 0
             while self._answers or self._ready:
-                # A watch's answer comes before its first event: answers go first.
+                # The response to a create request precedes the first event of the watch.
                 if self._answers:
                     await self._context.write(self._answers.popleft())
                     self._room.set()
                 else:
                     await self._deliver(next(iter(self._ready)))
-            for watch_id in asked:
+            for watch_id in watch_ids:
                 if watch_id == _ANY or watch_id in self._watches:
                     await self._context.write(
                         proto.WatchResponse(header=header(revision), watch_id=watch_id)
@@ -318,7 +303,7 @@ class _Stream:
             await self._woken.wait()
 
     def _catch_up(self) -> int:
-        """Have everything sent that has happened, up to the revision that is returned."""
+        """Schedule all events up to the confirmed revision, which it returns."""
 
         def look(engine: Engine) -> int:
             for watch in self._watches.values():
@@ -331,23 +316,24 @@ class _Stream:
         return self._runner.read(look)
 
     async def _deliver(self, watch: _Watch) -> None:
-        """Send the next of a watch; what it has beyond that comes after the others' turns."""
+        """Send the next events of a watch. Further ones follow after the other watches."""
         del self._ready[watch]
         watch.signalled = False
         try:
-            told = self._runner.read(lambda engine: _take(engine, watch))
+            revisions = self._runner.read(lambda engine: _take(engine, watch))
         except Compacted as error:
             self._compacted(watch, error)
             return
         if watch.watcher is not None and (watch.backlog or watch.watcher.lagging):
             self._mark(watch)
-        for response in responses(watch.id, told, fragment=watch.options.fragment):
+        for response in responses(watch.id, revisions, fragment=watch.options.fragment):
             await self._context.write(response)
             if self._watches.get(watch.id) is not watch:
                 return  # cancelled meanwhile
 
     def _compacted(self, watch: _Watch, error: Compacted) -> None:
-        """End a watch whose history is gone. As in etcd its id is taken until it is cancelled."""
+        """End a watch whose history is gone. As in etcd, its id stays in use until it is
+        cancelled."""
         self._unwatch(watch)
         watch.backlog.clear()
         watch.progress = False
@@ -361,10 +347,10 @@ class _Stream:
         )
         self._woken.set()
 
-    # Who has something
+    # Watches with events
 
     def _wake(self, watch: _Watch) -> None:
-        """Called by the engine, from whichever thread."""
+        """Called by the engine, from any thread."""
         if watch.signalled:
             return
         watch.signalled = True
@@ -396,26 +382,26 @@ def _options(request: Any) -> Options:
 
 
 def _take(engine: Engine, watch: _Watch) -> list[RevisionEvents]:
-    """What a watch is to be told next: revisions for about one message. What lies beyond stays as
-    it is in the history, which costs no memory of its own."""
+    """The next revisions of a watch, for about one message. Later ones stay in the history, which
+    takes no extra memory."""
     assert watch.watcher is not None
     if not watch.backlog:
         watch.backlog.extend(engine.take(watch.watcher))
-    told: list[RevisionEvents] = []
+    revisions: list[RevisionEvents] = []
     size = 0
     while watch.backlog and size < MAX_REQUEST_BYTES:
-        told.append(tell(engine, watch.backlog.popleft(), watch.options))
-        size += told[-1].size
-    return told
+        revisions.append(revision_events(engine, watch.backlog.popleft(), watch.options))
+        size += revisions[-1].size
+    return revisions
 
 
-def _puts_of(engine: Engine, stretch: Range, revision: int) -> list[Batch]:
-    """The puts of a revision that are still there. An empty store is at revision 1."""
+def _puts_of(engine: Engine, keys: Range, revision: int) -> list[Batch]:
+    """The puts of a revision that still exist. An empty store is at revision 1."""
     if revision <= 1:
         return []
     events = [
         Event(entry.key, entry)
-        for entry in engine.past(stretch, revision)
+        for entry in engine.past(keys, revision)
         if entry.modified == revision
     ]
     return [Batch(revision, tuple(events))] if events else []

@@ -126,8 +126,8 @@ class LeasePool:
             if session.ttl > math.ceil(ttl):
                 await self.discard(lease)
                 raise InvalidRequest(
-                    f"a TTL of {durations.show(ttl)} is too short for {self._store.url}: it must be "
-                    f"at least {durations.show(session.ttl)}"
+                    f"a TTL of {durations.show(ttl)} is too short for {self._store.url}: it "
+                    f"must be at least {durations.show(session.ttl)}"
                 )
         except MooringError as error:
             opened.set_exception(error)

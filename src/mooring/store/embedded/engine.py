@@ -428,10 +428,12 @@ def without_value(entry: Entry) -> Entry:
 def _check_size(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> None:
     operations = max(len(writes) + len(reads), len(checks))
     if operations > MAX_OPERATIONS:
-        raise TooLarge(f"{operations} operations in one commit: the limit is {MAX_OPERATIONS}")
+        raise TooLarge(
+            f"{operations} operations in one commit: the store accepts at most {MAX_OPERATIONS}"
+        )
     size = sum(map(_size, writes)) + sum(map(_check_bytes, checks))
     if size > MAX_REQUEST_BYTES:
-        raise TooLarge(f"{size} bytes in one commit: the limit is {MAX_REQUEST_BYTES}")
+        raise TooLarge(f"{size} bytes in one commit: the store accepts at most {MAX_REQUEST_BYTES}")
 
 
 _OVERHEAD = 16  # approximate bytes that a request adds to each of its parts

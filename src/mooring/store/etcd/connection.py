@@ -1,4 +1,4 @@
-"""An etcd cluster: its endpoints, one of them in use, with failover, deadlines and a token."""
+"""The connection to an etcd cluster: one endpoint in use, failover, deadlines and a token."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from mooring.tasks import Backoff, Tasks
 log = logging.getLogger(__name__)
 
 RETURN_AFTER = (60.0, 300.0)
-"""Seconds before a client returns to a member that it left, at random: see `endpoints`."""
+"""The range of the random delay, in seconds, before a client returns to a preferred member."""
 
 
 class EtcdConnection:
-    """Calls go to the endpoint in use; a failure moves everybody on to another.
+    """Calls go to the endpoint in use; a failure moves all calls to another endpoint.
 
-    A read is tried again until its deadline, a write only while it is certain that it was not
-    taken. The deadline is `settings.timeout`.
+    A read is retried until its deadline, a write only if it was certainly not accepted. The
+    deadline is `settings.timeout`.
     """
 
     def __init__(self, settings: EtcdConnectionSettings, tasks: Tasks) -> None:
@@ -42,11 +42,13 @@ class EtcdConnection:
         tls = settings.tls
         credentials = _credentials(tls) if tls else None
         name = (tls.server_name or "") if tls else ""
-        self.endpoints = [EtcdEndpoint(each, credentials, name) for each in settings.endpoints]
+        self.endpoints = [
+            EtcdEndpoint(address, credentials, name) for address in settings.endpoints
+        ]
         self._preference = Preference(self.endpoints)
         self.endpoint = self._preference.current
         self.moved: list[Callable[[], None]] = []
-        """Called when it returned to an endpoint: streams to another one should follow."""
+        """Callbacks after a return to a preferred endpoint: streams should follow."""
         self._returning: asyncio.Task[object] | None = None
         self._tasks = tasks
         self._silent: set[grpc.aio.Channel] = set()
@@ -54,7 +56,7 @@ class EtcdConnection:
         self.metadata = _metadata()
         self._login: asyncio.Task[object] | None = None
         self._logged_in = not settings.user
-        # What may be repeated does not wait for a silent connection to the very end: another
+        # Calls that may be repeated do not wait for a silent connection until the deadline: another
         # endpoint, or a new connection to the same one, may answer.
         self.attempt = min(max(1.0, settings.timeout / 3), settings.timeout)
 
@@ -66,8 +68,8 @@ class EtcdConnection:
         what: Callable[[], str],
         writes: bool,
     ) -> Any:
-        """One unary call. Raises `grpc.aio.AioRpcError` for what etcd answered to the request
-        itself (`Verdict.FINAL`), our own errors for everything else."""
+        """Make a unary call. Raises `grpc.aio.AioRpcError` for a definite answer of etcd
+        (`Verdict.FINAL`), and Mooring's errors for everything else."""
         if self.closed:
             raise Closed(f"{self.name} is closed")
         sent = time.monotonic()
@@ -90,7 +92,7 @@ class EtcdConnection:
             else:
                 endpoint.answered()
                 return answer
-            # What follows a failure: judge it, log in or move on, and try again.
+            # After a failure: judge it, log in or use another endpoint, and retry.
             tries += 1
             verdict = judge(error.code(), error.details() or "")
             if verdict is Verdict.FINAL:
@@ -107,14 +109,14 @@ class EtcdConnection:
                 if (verdict is Verdict.LOST and writes) or pause >= left:
                     raise await self._failure(error, what(), endpoint, writes) from error
                 if tries == 1:
-                    await self.stop_if_hopeless(endpoint, what(), min(left, 1.0))
+                    await self.raise_if_unfixable(endpoint, what(), min(left, 1.0))
                 await asyncio.sleep(pause)
             sent = time.monotonic()
             left = max(deadline - sent, 0.05)
             timeout = left if writes else min(left, self.attempt)
 
     def _raise_if_closed(self, writes: bool) -> None:
-        """Closing a channel cancels those who wait on it: that is no cancellation of theirs."""
+        """Closing a channel cancels its calls, though their callers are not cancelled."""
         if not self.closed or _cancelled():
             return
         if writes:
@@ -126,7 +128,7 @@ class EtcdConnection:
     async def _failure(
         self, error: grpc.aio.AioRpcError, what: str, endpoint: EtcdEndpoint, writes: bool
     ) -> Exception:
-        """Our error, with a look at the endpoint where gRPC could not even connect."""
+        """Mooring's error, with a diagnosis if gRPC could not connect."""
         text, where = error.details() or "", endpoint.address
         if len(self.endpoints) > 1:
             where = f"every endpoint tried, last {where},"
@@ -137,20 +139,20 @@ class EtcdConnection:
         return translate(error.code(), text, where=where, what=what, writes=writes)
 
     async def explained(self, error: Unavailable) -> Unavailable:
-        """The error of a stream, with a look at the endpoint where nothing was heard of it."""
+        """The error of a stream, with a diagnosis of the endpoint."""
         problem = await diagnose(self.endpoint.address, self.settings.tls, within=1.0)
         return Unavailable(f"{error}: {problem.text}") if problem is not None else error
 
-    async def stop_if_hopeless(self, endpoint: EtcdEndpoint, what: str, within: float) -> None:
-        """Do not wait for the only endpoint where waiting cannot heal it (TLS, another server)."""
+    async def raise_if_unfixable(self, endpoint: EtcdEndpoint, what: str, within: float) -> None:
+        """Raise if there is only one endpoint and waiting cannot help (TLS, another server)."""
         if len(self.endpoints) == 1:
             problem = await diagnose(endpoint.address, self.settings.tls, within=within)
             if problem is not None and problem.final:
                 raise Unavailable(f"{what}: {problem.text}")
 
     async def has_quorum(self, endpoint: EtcdEndpoint, name: bytes, *, within: float) -> bool:
-        """Whether an endpoint answers a linearizable read, which only a member in touch with a
-        majority can. A refusal (no permission, an expired token) comes after that read too."""
+        """Whether an endpoint answers a linearizable read, which requires contact with a majority.
+        An answer that denies access (permission, expired token) requires that too."""
         request, metadata = RangeRequest(key=name, keys_only=True), self.metadata
         try:
             await endpoint.methods.range(request, timeout=within, metadata=metadata)
@@ -168,13 +170,14 @@ class EtcdConnection:
     def move_on(self, failed: EtcdEndpoint, *, silent_since: float | None = None) -> None:
         """Use another endpoint from now on, if `failed` is the one in use.
 
-        With `silent_since`, its connection is given up too, if nothing came over it since: it is
-        silent rather than broken. One that is heard is only slow, and others may need it.
+        With `silent_since`, its connection is replaced too if nothing arrived over it since then:
+        it is silent, not broken. A connection that received something is only slow, and other
+        calls may need it.
         """
         if silent_since is not None and failed.heard > silent_since:
             return
         if silent_since is not None and not self.closed and (old := failed.reconnect()):
-            self._tasks.start(self._give_up(old), name="close a silent connection")
+            self._tasks.start(self._close_later(old), name="close a silent connection")
         if not failed.down_since:
             log.warning("etcd: %s does not serve", failed.address)
         self._preference.failed(failed, time.monotonic())
@@ -183,8 +186,8 @@ class EtcdConnection:
             self._returning = self._tasks.start(self._return(), name="return to an etcd member")
 
     async def _return(self) -> None:
-        """Go back to a preferred endpoint once it serves again, but not when all others do. Streams
-        follow: they may be elsewhere also if a failure brought only the calls back."""
+        """Return to a preferred endpoint once it serves again, at a random time. Streams follow:
+        they may use another endpoint even if failures have already moved the calls back."""
         try:
             while True:
                 await asyncio.sleep(random.uniform(*RETURN_AFTER))
@@ -201,21 +204,21 @@ class EtcdConnection:
         finally:
             self._returning = None
 
-    async def _give_up(self, channel: grpc.aio.Channel) -> None:
-        """Close a connection once the calls on it have reached their deadlines."""
+    async def _close_later(self, channel: grpc.aio.Channel) -> None:
+        """Close a connection once its calls have reached their deadlines."""
         self._silent.add(channel)
         await channel.close(self.settings.timeout)
         self._silent.discard(channel)
 
     async def ready(self) -> None:
-        """What must be done before a stream is opened."""
+        """Log in if necessary, before a stream is opened."""
         if self.closed:
             raise Closed(f"{self.name} is closed")
         if not self._logged_in:
             await self.login(time.monotonic() + self.settings.timeout)
 
     async def login(self, deadline: float) -> None:
-        """Get a token, once for all who wait; each waits until its own deadline at the most."""
+        """Get a token, with one login for all callers. Each caller waits until its own deadline."""
         if self._login is None:
             self._login = self._tasks.start(self._log_in(), name="etcd login")
         login = self._login
@@ -229,7 +232,7 @@ class EtcdConnection:
             raise problem
 
     async def _log_in(self) -> Exception | None:
-        """Log in; what went wrong is for those who wait to raise."""
+        """Log in. Returns the error for the callers to raise."""
         try:
             self.metadata = _metadata(*await self._token())
             self._logged_in = True
@@ -240,7 +243,7 @@ class EtcdConnection:
         return None
 
     def forget_token(self, used: object) -> None:
-        """The token in this metadata was rejected: get another before the next call."""
+        """The token in this metadata was rejected: get another one before the next call."""
         if self.settings.user and used is self.metadata:
             self._logged_in = False
 
@@ -261,7 +264,7 @@ class EtcdConnection:
                 if judge(error.code(), text) is Verdict.FINAL:
                     raise await self._failure(error, what, endpoint, False) from error
                 self.move_on(endpoint)
-                await self.stop_if_hopeless(endpoint, what, 1.0)
+                await self.raise_if_unfixable(endpoint, what, 1.0)
                 if time.monotonic() + 0.1 >= deadline:
                     raise await self._failure(error, what, endpoint, False) from error
                 await asyncio.sleep(0.1)
@@ -285,7 +288,7 @@ class EtcdConnection:
 
     @property
     def name(self) -> str:
-        """How people know it: never with the password."""
+        """The URL for people, without the password."""
         scheme = "etcds" if self.settings.tls else "etcd"
         return f"{scheme}://{','.join(self.settings.endpoints)}"
 
@@ -298,9 +301,9 @@ class EtcdConnection:
 
 
 def _metadata(*more: tuple[str, str]) -> grpc.aio.Metadata:
-    """What goes with every call; made once, since gRPC takes several µs to make it of tuples.
+    """The metadata of every call. It is created once, because gRPC takes several µs to convert it.
 
-    With `hasleader` a member that has lost its leader refuses at once, instead of going silent.
+    With `hasleader`, a member without a leader rejects calls immediately instead of going silent.
     """
     return grpc.aio.Metadata(("hasleader", "true"), *more)
 
@@ -310,13 +313,13 @@ def _timed_out(error: grpc.aio.AioRpcError) -> bool:
 
 
 def _cancelled() -> bool:
-    """Whether somebody cancelled the present task."""
+    """Whether the current task was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:
-    """Read and checked at once: gRPC itself ends the process over some bad files."""
+    """Read and validate the files first: gRPC itself aborts the process for some invalid files."""
     if bool(tls.cert) != bool(tls.key):
         raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
     tls.context()

@@ -1,7 +1,6 @@
-"""What is wrong with an endpoint, in words: gRPC alone says only that it could not connect.
+"""Diagnoses endpoints: gRPC reports only that it could not connect.
 
-It looks as a person would: does anything listen, does it speak TLS, does it speak HTTP/2, and what
-does its clock say.
+It checks whether anything listens, whether it speaks TLS and HTTP/2, and how far its clock is off.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _SETTINGS_FRAME = 4
 class ConnectionProblem:
     text: str
     final: bool
-    """Whether waiting cannot heal it."""
+    """Whether waiting cannot solve it."""
 
 
 async def diagnose(address: str, tls: TLS | None, *, within: float) -> ConnectionProblem | None:
-    """The problem with an endpoint; None where it answers as a gRPC server does."""
+    """The problem with an endpoint; None if it responds like a gRPC server."""
     try:
         async with asyncio.timeout(within):
             return await _look(address, tls)
@@ -63,9 +62,9 @@ async def _look(address: str, tls: TLS | None) -> ConnectionProblem | None:
             final=False,
         )
     except UnicodeError:
-        return ConnectionProblem(f"{address} is no host name: look at the URL", final=True)
+        return ConnectionProblem(f"{address} is not a host name: check the URL", final=True)
     except OSError as error:
-        if isinstance(error, ConnectionError):  # it hung up on us
+        if isinstance(error, ConnectionError):  # the server closed the connection
             return await _mismatch(address, tls)
         return ConnectionProblem(f"{address} cannot be reached: {reason(error)}", final=False)
     if len(greeting) > 3 and greeting[3] == _SETTINGS_FRAME:
@@ -76,7 +75,7 @@ async def _look(address: str, tls: TLS | None) -> ConnectionProblem | None:
 async def _mismatch(
     address: str, tls: TLS | None, greeting: bytes = b""
 ) -> ConnectionProblem | None:
-    """It answered, but not as expected: the other kind of connection tells why."""
+    """The server responded unexpectedly: the other kind of connection shows why."""
     blind = ssl.create_default_context()
     blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
     blind.set_alpn_protocols(["h2"])
@@ -104,21 +103,21 @@ async def _mismatch(
         return ConnectionProblem(
             f"{address} closes the connection: is it etcd's client port?", final=False
         )
-    said = greeting[:40].split(b"\r\n")[0].decode("latin-1")
+    answer = greeting[:40].split(b"\r\n")[0].decode("latin-1")
     return ConnectionProblem(
-        f"{address} is not etcd: it answered {quoted(said)}. Is it another server's port?",
+        f"{address} is not etcd: it answered {quoted(answer)}. Is it another server's port?",
         final=True,
     )
 
 
 def _asks_for_certificate(error: ssl.SSLError) -> bool:
-    """Servers differ in how they say it."""
+    """Servers report this in different ways."""
     alerts = ("CERTIFICATE_REQUIRED", "ALERT_BAD_CERTIFICATE", "ALERT_HANDSHAKE_FAILURE")
     return any(alert in str(error) for alert in alerts)
 
 
 async def _greet(address: str, context: ssl.SSLContext | None, tls: TLS | None) -> bytes:
-    """What the other side says to the opening of HTTP/2."""
+    """The response to the opening of HTTP/2."""
     reader, writer = await _open(address, context, tls)
     try:
         writer.write(_PREFACE)
@@ -131,9 +130,9 @@ async def _greet(address: str, context: ssl.SSLContext | None, tls: TLS | None) 
 async def clock_ahead(
     address: str, tls: TLS | None, *, within: float
 ) -> tuple[float, float] | None:
-    """By how much the endpoint's clock is ahead of ours, at least and at most.
+    """The least and the most by which the clock of an endpoint is ahead of ours, in seconds.
 
-    etcd's client port answers HTTP/1.1 too, and the answer has a date, in whole seconds.
+    etcd's client port also answers HTTP/1.1, with the date in whole seconds.
     """
     try:
         async with asyncio.timeout(within):

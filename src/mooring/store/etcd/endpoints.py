@@ -1,9 +1,9 @@
-"""The members of an etcd cluster as one client sees them, and which of them it uses.
+"""The members of an etcd cluster, and the choice of the member that a client uses.
 
-Each client has a random order of preference of its own and uses the first member in it that serves.
-So clients spread evenly over whichever members serve. A client that had to leave a member returns
-to it minutes after it serves again, at a random moment: after a rolling restart the clients are
-spread as before, and no member gets them all at once.
+Each client has its own random order of preference and uses the first member that serves. So clients
+are spread evenly over the serving members. A client that had to leave a member returns to it
+minutes after it serves again, at a random time: after a rolling restart the clients are spread as
+before, and no member gets all of them at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mooring.store.etcd.proto import Methods
 MAX_MESSAGE = 64 * 1024 * 1024
 
 _OPTIONS = [
-    # Pings faster than 10 s make servers close the connection; what must be known sooner, the
-    # watch stream's progress requests tell. `grpc.keepalive_timeout_ms` has no effect.
+    # Servers close connections with pings faster than every 10 s; the progress requests of the
+    # watch stream detect failures sooner. `grpc.keepalive_timeout_ms` has no effect.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", -1),
-    # gRPC's own pauses between attempts grow to two minutes; ours are the caller's to choose.
+    # gRPC's backoff grows up to two minutes; here the caller decides when to retry.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -39,7 +39,7 @@ _OPTIONS = [
 
 
 class EtcdEndpoint:
-    """One server of the cluster and the channel to it."""
+    """One server of the cluster and its channel."""
 
     def __init__(
         self, address: str, credentials: grpc.ChannelCredentials | None, server_name: str
@@ -48,7 +48,7 @@ class EtcdEndpoint:
         self.down_since = 0.0
         """When it stopped serving, on the monotonic clock; 0 while it serves."""
         self.heard = 0.0
-        """When it last said anything, on the monotonic clock."""
+        """The time of its last response, on the monotonic clock."""
         self._credentials = credentials
         self._options: list[tuple[str, int | str]] = [*_OPTIONS]
         if server_name:
@@ -67,7 +67,7 @@ class EtcdEndpoint:
         self._made = time.monotonic()
 
     def release(self) -> None:
-        """Let go of the channel, which was closed. gRPC ends its threads with the last one."""
+        """Drop the closed channel. gRPC ends its threads with the last one."""
         released: Any = _Released(self.address)
         self.channel = self.methods = released
 
@@ -76,9 +76,9 @@ class EtcdEndpoint:
         self.heard = time.monotonic()
 
     def reconnect(self) -> grpc.aio.Channel | None:
-        """Use a new connection from now on; the old channel, for the caller to close.
+        """Use a new connection from now on. Returns the old channel, for the caller to close.
 
-        A connection whose other end is gone without a word stays "ready" for gRPC for 15 s.
+        For gRPC, a connection whose peer disappeared stays "ready" for 15 s.
         """
         if time.monotonic() - self._made < 1.0:
             return None
@@ -88,7 +88,7 @@ class EtcdEndpoint:
 
 
 class _Released:
-    """Stands for the channel of an endpoint that was closed."""
+    """Stands for the channel of a closed endpoint."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -105,7 +105,7 @@ M = TypeVar("M", bound=EndpointHealth)
 
 
 class Preference(Generic[M]):
-    """One client's order of preference, and the member that it uses."""
+    """The order of preference of one client, and the member in use."""
 
     def __init__(self, members: Sequence[M]) -> None:
         self._order = random.sample(members, len(members))
@@ -113,14 +113,14 @@ class Preference(Generic[M]):
 
     @property
     def better(self) -> Sequence[M]:
-        """The members to return to once they serve again, the best first."""
+        """The members to return to once they serve again, the best one first."""
         return self._order[: self._order.index(self.current)]
 
     def failed(self, member: M, now: float) -> None:
-        """Use another member: the first that serves, else the one that failed longest ago."""
+        """Use another member: the first that serves, or the one that failed longest ago."""
         member.down_since = now
         if member is self.current:
-            self.current = min(self._order, key=lambda each: each.down_since)
+            self.current = min(self._order, key=lambda candidate: candidate.down_since)
 
     def use(self, member: M) -> None:
         self.current = member

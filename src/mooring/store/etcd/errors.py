@@ -1,4 +1,4 @@
-"""What etcd and gRPC say, judged and put into our words. Pure functions of code and text."""
+"""Classifies errors of etcd and gRPC, and translates them. Pure functions of code and text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ E = TypeVar("E", bound=MooringError)
 
 
 class Verdict(Enum):
-    """What may be done after an error."""
+    """How to proceed after an error."""
 
-    RETRY = "nothing was done: try again, on another endpoint"
-    LOST = "the reply was lost: only a call that may be repeated is tried again"
-    LOGIN = "nothing was done: the token is no longer valid, get another"
-    FINAL = "an answer: trying again would give the same"
+    RETRY = "not executed: retry, on another endpoint"
+    LOST = "the reply was lost: retry only calls that may be repeated"
+    LOGIN = "not executed: the token is no longer valid, get another"
+    FINAL = "a definite answer: a retry would get the same"
 
 
 _NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
@@ -72,12 +72,12 @@ def is_lease_gone(text: str) -> bool:
 
 
 def is_too_large_for_us(text: str) -> bool:
-    """An answer over our own limit for one message, which smaller pages avoid."""
+    """A response over our own message limit, which smaller pages avoid."""
     return "Received message larger than max" in text
 
 
 def cancellation(text: str, start: bytes) -> StoreError:
-    """Our error for a watch that the server refused or ended."""
+    """The error for a watch that the server refused or ended."""
     what = f"watch of {readable(start)}"
     if "user name is empty" in text:
         return _error(_ANONYMOUS, what, "etcd")
@@ -89,12 +89,12 @@ def cancellation(text: str, start: bytes) -> StoreError:
 def translate(
     code: grpc.StatusCode, text: str, *, where: str, what: str, writes: bool
 ) -> Exception:
-    """Our error for an answer or a failure that is not tried again."""
+    """The error for a call that is not retried."""
     verdict = judge(code, text)
     if writes and is_too_large_for_us(text):
         return OutcomeUnknown(
-            f"{what}: the reply of {where} is larger than we take ({shorten(text)}); it may have "
-            "happened: ask for less in the commit's own reads"
+            f"{what}: the reply of {where} is over the client's limit ({shorten(text)}); it may "
+            "have happened: ask for less in the commit's own reads"
         )
     if "user name is empty" in text:
         return _error(_ANONYMOUS, what, where)
@@ -103,10 +103,10 @@ def translate(
     if verdict is Verdict.LOST:
         return OutcomeUnknown(
             f"{what}: the reply of {where} was lost ({shorten(text)}); it may have happened: "
-            "read before trying again"
+            "read before you try again"
         )
     if verdict is Verdict.LOGIN:
-        return AccessDenied(f"{what}: {where} rejects our token again and again ({text})")
+        return AccessDenied(f"{what}: {where} rejects our token repeatedly ({text})")
     for part, answer in _ANSWERS.items():
         if part in text.lower():
             return _error(answer, what, where)
@@ -120,11 +120,11 @@ _DENIED = (
 )
 _ANONYMOUS = (
     AccessDenied,
-    "{where} asks for a user: add ?user=NAME&password=… to the URL, or set MOORING_ETCD_PASSWORD",
+    "{where} requires a user: add ?user=NAME&password=… to the URL, or set MOORING_ETCD_PASSWORD",
 )
 _REQUEST_TOO_LARGE = (
     TooLarge,
-    "larger than {where} takes in one commit (--max-request-bytes)",
+    "larger than {where} accepts in one commit (--max-request-bytes)",
 )
 _ANSWERS: Mapping[str, tuple[type[MooringError], str]] = {
     "permission denied": _DENIED,
@@ -132,18 +132,18 @@ _ANSWERS: Mapping[str, tuple[type[MooringError], str]] = {
     "invalid user id or password": (AccessDenied, "{where} rejects the user name or password"),
     "database space exceeded": (
         OutOfSpace,
-        "{where} is out of space (alarm NOSPACE) and refuses writes; reads go on. "
+        "{where} is out of space (alarm NOSPACE) and refuses writes; reads continue. "
         "Compact, defragment and disarm it: etcdctl compact, defrag, alarm disarm",
     ),
     "too many operations in txn": (
         TooLarge,
-        "more operations in one commit than {where} takes (--max-txn-ops)",
+        "more operations in one commit than {where} accepts (--max-txn-ops)",
     ),
     "request is too large": _REQUEST_TOO_LARGE,
     "received message larger than max": _REQUEST_TOO_LARGE,
-    "duplicate key given": (InvalidRequest, "a key is touched twice in one commit"),
+    "duplicate key given": (InvalidRequest, "a key is written twice in one commit"),
 }
-"""What etcd answers, and our error for it."""
+"""The error for each answer of etcd."""
 
 
 def _error(answer: tuple[type[E], str], what: str, where: str) -> E:
@@ -152,6 +152,6 @@ def _error(answer: tuple[type[E], str], what: str, where: str) -> E:
 
 
 def shorten(text: str) -> str:
-    """The last reason in gRPC's chain of them, without its prefixes."""
+    """The last reason in gRPC's chain of reasons, without prefixes."""
     text = text.rsplit("last error: ", 1)[-1]
     return re.sub(r"^[A-Z_]+: ", "", text)[:200] or "no reason given"

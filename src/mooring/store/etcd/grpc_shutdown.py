@@ -21,14 +21,14 @@ import grpc.aio
 from grpc._cython import cygrpc
 
 _WITHIN = 5.0
-"""Seconds to wait at most. gRPC takes less than a millisecond, unless the machine is busy."""
+"""The maximum wait in seconds. gRPC takes less than a millisecond unless the machine is busy."""
 
 
 class _Batch:
-    """Operations of one call, started together, and the wait for their completion.
+    """Operations of one call that were started together, and the wait for their completion.
 
     `throw` is gRPC's own: a frame of ours in the traceback of a cancellation would keep the call
-    until the garbage is collected.
+    alive until the next garbage collection.
     """
 
     __slots__ = ("__weakref__", "_send", "call", "close", "throw")
@@ -60,7 +60,7 @@ are weak: gRPC stops its threads when the last call is gone."""
 _execute_batch: Any = getattr(cygrpc, "execute_batch", None)
 
 _ending: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-"""The tasks of calls to servers that are over."""
+"""The tasks of completed server calls."""
 
 
 def _start(call: Any, operations: Any, *rest: Any) -> Any:
@@ -72,19 +72,19 @@ def _start(call: Any, operations: Any, *rest: Any) -> Any:
 
 
 async def _until_over(*given: Any) -> None:
-    """The task of a call to a server waits for the call's end, and then for its handler."""
+    """The task of a server call waits for the end of the call, and then for its handler."""
     await _execute_batch(*given)
     task = asyncio.current_task()
-    assert task is not None  # gRPC makes one for each call
+    assert task is not None  # gRPC creates one for each call
     _ending.add(task)
 
 
-if _execute_batch is not None:  # in a release of gRPC without it, nothing is waited for
+if _execute_batch is not None:  # without it, in other releases of gRPC, there is no waiting
     cygrpc.execute_batch = _start
 
 
 async def stop(server: grpc.aio.Server, grace: float | None) -> None:
-    """Stop a server and wait for the tasks of its calls: gRPC prints the traceback of one that is
+    """Stop a server and wait for the tasks of its calls: gRPC prints a traceback for a task that is
     cancelled because the loop is closed."""
     await server.stop(grace)
     loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ async def stop(server: grpc.aio.Server, grace: float | None) -> None:
 
 
 async def settled() -> None:
-    """Wait until gRPC has completed the calls of this loop that are over."""
+    """Wait until gRPC has completed all ended calls of this loop."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _WITHIN
     while (waits := _waits(loop)) and (left := end - loop.time()) > 0:
@@ -103,7 +103,7 @@ async def settled() -> None:
 def _waits(
     loop: asyncio.AbstractEventLoop,
 ) -> list[tuple[weakref.ref[asyncio.Future[None]], asyncio.Future[None]]]:
-    """For each completion that is due, a future for it, and the reference that sets it."""
+    """For each pending completion, a future for it and the reference that resolves it."""
     waits = []
     for reference, of_batch in list(_due.items()):
         future, batch = reference(), of_batch()

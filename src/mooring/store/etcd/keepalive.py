@@ -1,7 +1,7 @@
 """Lease renewals: one stream for all leases of a store.
 
-etcd answers the requests of a stream in their order, so answers belong to requests by their place,
-never by the lease's id: a late answer to an earlier renewal must not pass for that of a later one.
+etcd answers the requests of a stream in order, so responses are matched by position, not by lease
+id: a late response to an earlier renewal must not be taken for that of a later one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mooring.store.etcd.proto import LeaseKeepAliveRequest
 from mooring.store.etcd.shared_stream import SharedStream
 from mooring.tasks import Backoff, Tasks
 
-_SILENT = 0.5  # seconds without an answer after which a stream that fails a renewal is given up
+_SILENT = 0.5  # seconds without a response, after which a failed renewal ends the stream
 
 
 class KeepAlives:
@@ -27,14 +27,14 @@ class KeepAlives:
         cluster.moved.append(self._move)
 
     def _move(self) -> None:
-        """The next renewal opens a stream to the endpoint in use."""
+        """Let the next renewal open a stream to the endpoint in use."""
         renewals = self._renewals
         if renewals is not None and renewals.stream.endpoint is not self._cluster.endpoint:
             self._renewals = None
             renewals.retire()
 
     async def renew(self, lease: int) -> int:
-        """The lease's time-to-live, whole again. Tried again until the deadline."""
+        """Renew a lease and return its time-to-live. Retries until the deadline."""
         deadline = time.monotonic() + self._cluster.settings.timeout
         backoff = Backoff()
         tries = 0
@@ -55,7 +55,7 @@ class KeepAlives:
                     raise await self._cluster.explained(error) from error
                 if not tries:
                     endpoint, what = renewals.stream.endpoint, f"renewal of lease {lease:x}"
-                    await self._cluster.stop_if_hopeless(endpoint, what, 1.0)
+                    await self._cluster.raise_if_unfixable(endpoint, what, 1.0)
                 tries += 1
                 await asyncio.sleep(pause)
                 continue
@@ -64,9 +64,9 @@ class KeepAlives:
             return ttl
 
     async def _log_in(self) -> AccessDenied | None:
-        """Log in before a new stream; returns a refusal instead of raising it. etcd renews leases
-        for expired tokens too, so a lease survives the moments in which a password was rotated and
-        its file is not written yet."""
+        """Log in before opening a stream. Returns a denial instead of raising it: etcd renews
+        leases even for expired tokens, so leases survive while a password is rotated and its file
+        is not updated yet."""
         try:
             await self._cluster.ready()
         except AccessDenied as error:
@@ -75,7 +75,7 @@ class KeepAlives:
 
 
 class _KeepAliveStream:
-    """One stream, and the requests on it that wait for their answers."""
+    """One stream, and its unanswered requests."""
 
     def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
         self._cluster = cluster
@@ -86,7 +86,7 @@ class _KeepAliveStream:
     async def renew(self, lease: int, timeout: float) -> int:
         request = LeaseKeepAliveRequest(ID=lease)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        # It keeps its place, though nobody waits for it any more.
+        # It keeps its position in the queue even if its caller stops waiting.
         self._waiting.append((lease, answer))
         sent = time.monotonic()
         self.stream.send(request)
@@ -99,7 +99,7 @@ class _KeepAliveStream:
                 f"within {timeout:.1f} s"
             ) from None
         finally:
-            # Also where the caller lost patience before us: others must not wait on it too.
+            # Also if the caller stops waiting first: others must not wait for a silent stream.
             silent = self.stream.heard < sent and time.monotonic() - sent > _SILENT
             if silent and answer.cancelled():
                 self.stream.abandon(since=sent)
@@ -107,7 +107,7 @@ class _KeepAliveStream:
     def _received(self, message: Any) -> bool:
         lease, answer = self._waiting.popleft()
         if lease != message.ID:
-            # Out of step: no answer of this stream can be trusted any more.
+            # Out of order: responses on this stream cannot be trusted any more.
             self._waiting.appendleft((lease, answer))
             self.stream.end()
         elif not answer.done():
@@ -116,7 +116,7 @@ class _KeepAliveStream:
         return False
 
     def retire(self) -> None:
-        """No more renewals on this stream; it ends with the last answer that is due."""
+        """Accept no more renewals. The stream ends with the last pending response."""
         self._retired = True
         self._end_if_done()
 

@@ -1,7 +1,7 @@
-"""The part of etcd's v3 wire format that we speak, as messages built at import.
+"""The supported part of etcd's v3 wire format, as messages built at import.
 
-They live in a pool and a package of their own (`mooring.protobuf`), so that other etcd clients
-can be imported beside us; only field numbers and method paths are on the wire.
+They are in a private pool and package (`mooring.protobuf`), so that other etcd clients can be
+imported in the same process. Only field numbers and method paths are on the wire.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from google.protobuf import message
 from mooring.protobuf import build
 
 DecodeError = message.DecodeError
-"""Raised for bytes that are not the message they should be."""
+"""Raised for bytes that are not a valid message."""
 
-# `mooring_time` is ours, and unknown to others: the clock of `mooring serve`, seconds since 1970.
+# `mooring_time` is an extension: the clock of `mooring serve`, in seconds since 1970.
 _MESSAGES = {
     "ResponseHeader": "cluster_id=1:uint64 member_id=2:uint64 revision=3:int64 raft_term=4:uint64",
     "KeyValue": """key=1:bytes create_revision=2:int64 mod_revision=3:int64 version=4:int64
@@ -101,7 +101,7 @@ _MESSAGES = {
     "ResignResponse": "header=1:ResponseHeader",
 }
 
-# Method → (path, request, answer). A path without a package is of `etcdserverpb`.
+# Method → (path, request, response). A path without a package is in `etcdserverpb`.
 _METHODS = {
     "range": ("KV/Range", "RangeRequest", "RangeResponse"),
     "put": ("KV/Put", "PutRequest", "PutResponse"),
@@ -145,7 +145,7 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...
 
 
-# Enumerations are varints on the wire, as int32 is; these are the numbers that we use.
+# Enumerations are varints on the wire, like int32.
 EQUAL, GREATER, LESS, NOT_EQUAL = range(4)
 VERSION, CREATE, MOD, VALUE, LEASE = range(5)
 UNSORTED, ASCEND, DESCEND = range(3)
@@ -171,12 +171,12 @@ class Methods(SimpleNamespace):
         super().__init__()
         for name in _METHODS:
             make = getattr(channel, _STREAMS.get(name, "unary_unary"))
-            # Registered methods are what generated stubs use: their path is looked up once.
+            # As in generated stubs: registered methods are looked up only once.
             setattr(self, name, make(*_wiring(name), _registered_method=True))
 
 
 def serving(name: str) -> tuple[str, Any, Any]:
-    """For who serves a method: its path, how to read a request and how to write an answer."""
+    """For serving a method: its path, request parser and response serialiser."""
     path, request, answer = _METHODS[name]
     return (
         _full(path),

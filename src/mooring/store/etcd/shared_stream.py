@@ -1,7 +1,7 @@
-"""A two-way gRPC stream that is shared by many users, none of whom can break it for the others.
+"""A bidirectional gRPC stream with many users, isolated from each other.
 
-Cancelling a read or a write of `grpc.aio` cancels the whole call, so only the stream's own tasks
-touch it: users put messages into a queue and are answered through futures.
+Cancelling a read or write of `grpc.aio` cancels the whole call, so only the tasks of the stream
+touch it. Its users put messages into a queue and get responses through futures.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from mooring.tasks import Tasks
 
 
 class SharedStream:
-    """One stream to the endpoint in use. When it ends, `ended` is told why, once.
+    """One stream to the endpoint in use. When it ends, `ended` is called once with the reason.
 
-    `received` says of a message whether somebody waits for what is in it.
+    `received` returns whether a message woke one of the users.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class SharedStream:
         task.add_done_callback(self._forget)
 
     def _forget(self, _: object) -> None:
-        """A task that was cancelled refers to its call, and that to gRPC, which would go on."""
+        """Drop the reference: a cancelled task keeps its call alive, and that keeps gRPC
+        running."""
         self._task = None
 
     def _cancel(self) -> None:
@@ -61,8 +62,8 @@ class SharedStream:
         self._outgoing.put_nowait(message)
 
     def abandon(self, *, since: float) -> None:
-        """Give it up, since it is silent: its users are told. The connection is not reused, unless
-        something else came over it since."""
+        """End a silent stream and notify its users. The connection is replaced too, unless
+        something else arrived over it since then."""
         if self.alive:
             self.alive = False
             self._reason = f"{self.endpoint.address} is silent"
@@ -70,7 +71,7 @@ class SharedStream:
             self._cluster.move_on(self.endpoint, silent_since=since)
 
     def leave(self, reason: str) -> None:
-        """Give it up though the endpoint is heard: its users continue on another endpoint."""
+        """End the stream although the endpoint responds: its users continue on another one."""
         if self.alive:
             self.alive = False
             self._reason = f"{self.endpoint.address} {reason}"
@@ -78,21 +79,21 @@ class SharedStream:
             self._cluster.move_on(self.endpoint)
 
     def end(self) -> None:
-        """Nobody needs it any more."""
+        """End a stream that is no longer needed."""
         self.alive = False
         self._cancel()
 
     async def _run(self) -> None:
         metadata = self._cluster.metadata
         call = getattr(self.endpoint.methods, self._method)(metadata=metadata)
-        # Given an iterator, gRPC sends in a task of its own, which may outlive a call that failed.
+        # With an iterator, gRPC would send in a task of its own, which may outlive a failed call.
         sending = self._tasks.start(self._send_to(call), name=f"sending to {self.endpoint.address}")
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self.endpoint.answered()
                 self.heard = self.endpoint.heard
                 if self._received(message):
-                    await asyncio.sleep(0)  # whoever was woken goes first: the next read takes time
+                    await asyncio.sleep(0)  # users that were woken run first: a read takes time
             self._broken(await call.code(), await call.details() or "", metadata)
         except grpc.aio.AioRpcError as error:
             self._broken(error.code(), error.details() or "", metadata)
@@ -104,7 +105,7 @@ class SharedStream:
 
     async def _send_to(self, call: Any) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:  # until the call has ended; who reads it knows why
+            while True:  # until the call has ended; the reader knows the reason
                 await call.write(await self._outgoing.get())
 
     def _broken(self, code: grpc.StatusCode, text: str, metadata: object) -> None:

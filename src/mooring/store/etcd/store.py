@@ -66,11 +66,11 @@ from mooring.tasks import Tasks, cleanup
 
 T = TypeVar("T")
 
-_FIRST_PAGE = 100  # entries; the pages after it are as many as make a good size
-_RESTARTS = 5  # of a read whose revision is compacted away between two pages
+_FIRST_PAGE = 100  # entries; the size of later pages depends on the size of the entries
+_RESTARTS = 5  # of a read whose revision is compacted between two pages
 _PAGE_BYTES = 4 * 1024 * 1024
-_PROBE = 2.0  # seconds for each look at a member
-_CLOSE = 5.0  # seconds to close at the most
+_PROBE = 2.0  # seconds for each request to a member
+_CLOSE = 5.0  # the maximum time to close, in seconds
 
 
 class EtcdStore(Store):
@@ -114,8 +114,9 @@ class EtcdStore(Store):
         )
 
     async def _pages(self, query: Query, at: int | None) -> Snapshot:
-        """A range in as many messages as it takes, all at the revision of the first."""
-        # Pages go on from their last key, so they come by key; by creation they are sorted here.
+        """Read a range in pages, all at the revision of the first."""
+        # Each page starts after the last key, so pages are by key; sorting by creation is done
+        # here.
         by_age = query.order == "created"
         limit = 0 if by_age else query.limit
         request = _range_request(
@@ -166,7 +167,7 @@ class EtcdStore(Store):
             put = await self._call("put", _put(writes[0]), what, lease=lease)
             return Committed(put.header.revision)
         if len(writes) == 1 and not require and not read and isinstance(writes[0], Delete):
-            # An etcd that is out of space refuses every transaction, but not this.
+            # If etcd is out of space, it rejects all transactions, but not this.
             delete = _operation(writes[0]).request_delete_range
             return Committed((await self._call("delete_range", delete, what)).header.revision)
         request = _txn_request(writes, require, read)
@@ -174,15 +175,16 @@ class EtcdStore(Store):
         revision = answer.header.revision
         ranges = [op.response_range for op in answer.responses if op.HasField("response_range")]
         reads = tuple(
-            _snapshot(found, query, revision) for found, query in zip(ranges, read, strict=True)
+            _snapshot(response, query, revision)
+            for response, query in zip(ranges, read, strict=True)
         )
         if not answer.succeeded:
             raise Conflict(f"{what()}: a check failed", revision=revision, reads=reads)
         return Committed(revision, reads)
 
     async def _together(self, queries: Sequence[Query]) -> Committed:
-        """What several queries find at one revision. As reads, and not as a transaction, which
-        would have to be one that writes: see `_txn_request`."""
+        """Answer several queries at one revision. With reads, because a read-only transaction would
+        have to be a write: see `_txn_request`."""
 
         async def read() -> Committed:
             first = await self._read(queries[0])
@@ -197,7 +199,7 @@ class EtcdStore(Store):
 
     async def grant(self, ttl: float) -> Lease:
         request = proto.LeaseGrantRequest(TTL=check_ttl(ttl))
-        # Repeated where the reply is lost: a lease that nobody knows of expires by itself.
+        # Repeated if the reply is lost: an unused lease expires.
         answer = await self._call("grant", request, "grant of a lease", writes=False)
         return Lease(answer.ID, float(answer.TTL))
 
@@ -237,10 +239,10 @@ class EtcdStore(Store):
         )
 
     async def _look(self, endpoint: EtcdEndpoint) -> tuple[Member, Any]:
-        """One member, as it answers now."""
+        """The current state of one member."""
         tls = self._cluster.settings.tls
         try:
-            await self._ask_status(endpoint)  # the first one may pay for the connection
+            await self._ask_status(endpoint)  # the first request may have to connect
             sent, sent_at = time.monotonic(), time.time()
             answer = await self._ask_status(endpoint)
             heard_at = time.time()
@@ -251,7 +253,7 @@ class EtcdStore(Store):
         latency = time.monotonic() - sent
         leader = answer.leader == answer.header.member_id
         ahead: tuple[float, float] | None
-        if answer.mooring_time:  # the embedded store's own server tells its clock in the answer
+        if answer.mooring_time:  # Mooring's own server includes its clock
             ahead = answer.mooring_time - heard_at, answer.mooring_time - sent_at
         else:
             ahead = await clock_ahead(endpoint.address, tls, within=_PROBE)
@@ -280,7 +282,7 @@ class EtcdStore(Store):
         at: int = 0,
         lease: int = 0,
     ) -> Any:
-        """A call, its errors in our words; `at` and `lease` are what it is about."""
+        """Make a call and translate its errors; `at` and `lease` are its subject."""
         described = what if callable(what) else lambda: what
         try:
             answer = await self._cluster.call(method, request, what=described, writes=writes)
@@ -323,7 +325,7 @@ def _snapshot(answer: Any, query: Query, revision: int) -> Snapshot:
 
 
 def _smaller_page_may_help(error: Exception) -> bool:
-    """Whether a smaller page may do better: it was too large, or too slow."""
+    """Whether a call failed because the page was too large, or too slow."""
     cause = error.__cause__
     slow = isinstance(cause, grpc.aio.AioRpcError) and (
         cause.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -332,13 +334,13 @@ def _smaller_page_may_help(error: Exception) -> bool:
 
 
 def _next_page(count: int, size: int) -> int:
-    """How many entries make a good page, after one of `count` entries and `size` bytes."""
+    """The number of entries of the next page, after one of `count` entries and `size` bytes."""
     return max(1, min(10_000, _PAGE_BYTES * count // max(size, 1)))
 
 
 def _txn_request(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> Any:
-    """A transaction that only reads ends with its caller's connection, and servers before 3.5.5
-    panic over that. An empty one within it makes it one that is carried out in any case."""
+    """A read-only transaction ends when its caller disconnects, and etcd before 3.5.5 panics then.
+    An empty nested transaction makes etcd execute it to the end."""
     ranges = [proto.RequestOp(request_range=_range_request(query)) for query in reads]
     done = map(_operation, writes) if writes else [proto.RequestOp(request_txn=proto.TxnRequest())]
     return proto.TxnRequest(compare=map(_compare, checks), success=[*done, *ranges], failure=ranges)
@@ -370,7 +372,7 @@ def _compare(check: Check) -> Any:
 
 
 def _subject(writes: Sequence[Write], checks: Sequence[Check]) -> str:
-    """What a commit is about, for an error: its first key and how many more."""
+    """The subject of a commit in errors: its first key and the number of others."""
     keys = [write.key if isinstance(write, Put) else write.range.start for write in writes]
     keys = keys or [check.key for check in checks]
     rest = f" and {len(keys) - 1} more" if len(keys) > 1 else ""

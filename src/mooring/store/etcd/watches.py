@@ -1,13 +1,13 @@
-"""Watches: all those of a store share one stream, and one liveness check.
+"""Watches: all watches of a store share one stream and one liveness check.
 
-etcd never says that a connection is fine, and a cut one may look fine for minutes. So while there
-are watches the stream asks for progress every second, and one that leaves three requests
-unanswered is given up, for everybody, on that endpoint.
+etcd does not report that a connection is alive, and a broken one may look alive for minutes. So
+while there are watches, the stream requests progress every second. After three unanswered requests,
+all its watches leave that endpoint.
 
-A member that lost its quorum goes on answering these requests, and it takes etcd up to 6 s to end
-its streams. Only an answer to a linearizable read proves that a member still follows the cluster.
-So one such read goes out every second, for all watches of the stream together, and `heard` is the
-time of the last one that succeeded.
+A member that lost its quorum still answers these requests, and etcd takes up to 6 s to end its
+streams. Only the answer to a linearizable read proves that a member still follows the cluster. So
+one such read per second serves all watches of the stream, and `heard` is the time of the last one
+that succeeded.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from mooring.store.etcd.shared_stream import SharedStream
 from mooring.tasks import Backoff, Tasks
 
 PENDING_BYTES = 16 * 1024 * 1024
-"""What may wait for one watch's reader: keys, values, and `_EVENT_BYTES` for each event. At the
-bound the watch stops: what waits can still be read, then iteration raises `Unavailable`, and
-the reader resumes after `seen`, from etcd's history."""
+"""The limit of the events that wait for the reader of one watch: keys, values, and `_EVENT_BYTES`
+per event. At the limit the watch stops: pending events can still be read, then iteration raises
+`Unavailable`, and the reader resumes after `seen` from etcd's history."""
 
 _EVENT_BYTES = 300
 
 _PROGRESS_EVERY = 1.0
 _UNANSWERED = 3
 
-_MOVE_AGAIN = 1.0  # seconds between tries to move those that are left
+_MOVE_AGAIN = 1.0  # seconds between attempts to move the remaining watches
 
 _PROBE_EVERY = 1.0
 _PROBE_WITHIN = 5.0
 _PROBES_UNANSWERED = 4
-"""In a row; a few may be due to a pause of this process, or to an election."""
+"""In a row. A few may be caused by a pause of this process, or by an election."""
 
 
 class Watches:
@@ -59,19 +59,19 @@ class Watches:
         self.cluster, self._tasks = cluster, tasks
         self._shared: WatchStream | None = None
         self._streams: list[WatchStream] = []
-        """Those that live: also retired ones, which serve the watches that stand on them."""
+        """The live streams, including retired ones that still serve watches."""
         cluster.moved.append(self._move)
 
     def _move(self) -> None:
-        """Let watches follow to the endpoint in use. Nothing breaks meanwhile."""
+        """Move the watches to the endpoint in use, without interrupting them."""
         for old in self._streams:
             if old.stream.alive and old.stream.endpoint is not self.cluster.endpoint:
                 old.retire()
-                self._tasks.start(self._move_from(old), name="watches move to another etcd member")
+                self._tasks.start(self._move_from(old), name="moving watches to another member")
 
     async def _move_from(self, old: WatchStream) -> None:
         while old.stream.alive:
-            with contextlib.suppress(StoreError):  # the old stream serves, and it is tried again
+            with contextlib.suppress(StoreError):  # the old stream continues; it is retried
                 shared = await self.stream()
                 for watch in old.watches:
                     watch.move(shared)
@@ -81,15 +81,15 @@ class Watches:
         await self.cluster.ready()
         shared = self._shared
         if shared is not None and shared.metadata is not self.cluster.metadata:
-            shared.retire()  # its token is an old one
+            shared.retire()  # its token has been replaced
         if shared is None or shared.retired or not shared.stream.alive:
             shared = self._shared = WatchStream(self.cluster, self._tasks)
-            self._streams = [each for each in self._streams if each.stream.alive] + [shared]
+            self._streams = [old for old in self._streams if old.stream.alive] + [shared]
         return shared
 
 
 class WatchStream:
-    """A watch stream and the watches on it, by id. Ids are ours, so that answers find their way."""
+    """A stream and its watches by id. The client chooses the ids, to match responses to watches."""
 
     def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
         self.stream = SharedStream(cluster, tasks, "watch", self._received, self._ended)
@@ -102,7 +102,7 @@ class WatchStream:
         self._unanswered = self._unconfirmed_probes = 0
         self._tasks = tasks
         self.confirmed = self.stream.heard
-        """When the member last was in touch with its quorum, on the monotonic clock."""
+        """The last time at which the member had contact with its quorum, on the monotonic clock."""
         tasks.start(self._ask_for_progress(), name="etcd watch liveness")
         tasks.start(self._probe_quorum(), name="etcd quorum probe")
 
@@ -124,7 +124,7 @@ class WatchStream:
         self._end_if_done()
 
     def retire(self) -> None:
-        """No more watches on this stream; it ends with the last of those that stand."""
+        """Accept no more watches. The stream ends with the last of its watches."""
         self.retired = True
         self._end_if_done()
 
@@ -134,7 +134,7 @@ class WatchStream:
 
     async def _ask_for_progress(self) -> None:
         while self.stream.alive:
-            # Requests are counted, not seconds: a pause of this process is no silence of etcd.
+            # Counts requests, not seconds: a pause of this process is not silence of etcd.
             await asyncio.sleep(_PROGRESS_EVERY)
             if not self._watches or time.monotonic() - self.stream.heard < _PROGRESS_EVERY:
                 self._unanswered = 0
@@ -146,8 +146,8 @@ class WatchStream:
                 self.stream.send(WatchRequest(progress_request=WatchProgressRequest()))
 
     async def _probe_quorum(self) -> None:
-        """Send reads at a steady pace, whether the last one was answered or not: a member that is
-        slow confirms its quorum as often as one that is quick, only later."""
+        """Send reads at a constant rate, whether the last one was answered or not: a slow member
+        confirms its quorum as often as a fast one, only later."""
         while self.stream.alive:
             await asyncio.sleep(_PROBE_EVERY)
             if not self._watches:
@@ -156,9 +156,9 @@ class WatchStream:
                 self.stream.leave("answers no linearizable read: it may have lost its quorum")
                 return
             else:
-                # Probes are counted, not seconds: a pause of this process is no silence of etcd.
+                # Counts probes, not seconds: a pause of this process is not silence of etcd.
                 self._unconfirmed_probes += 1
-                name = next(iter(self._watches.values())).range.start  # one that the user may read
+                name = next(iter(self._watches.values())).range.start  # a key the user may read
                 self._tasks.start(self._probe(name), name="etcd quorum probe")
 
     async def _probe(self, name: bytes) -> None:
@@ -173,7 +173,7 @@ class WatchStream:
             self.confirmed, self._unconfirmed_probes = self.stream.heard, 0
         watch_id = message.watch_id
         if message.created:
-            # etcd 3.4 refuses a watch without saying which; it answers requests in their order.
+            # etcd 3.4 refuses a watch without its id, but it answers requests in order.
             first = self._unconfirmed.popleft()
             watch_id = first if watch_id < 0 else watch_id
         watch = self._watches.get(watch_id)
@@ -202,7 +202,7 @@ class EtcdWatch(Watch):
         self._shared: WatchStream | None = None
         self._id = 0
         self._next: tuple[WatchStream, int] | None = None
-        """The stream that it moves to, and its id there."""
+        """The stream to which the watch moves, and its id there."""
         self._pending: deque[tuple[Batch, int]] = deque()
         self._pending_bytes = 0
         self._fragments: list[Any] = []
@@ -228,7 +228,7 @@ class EtcdWatch(Watch):
                 await self._create(shared, deadline)
                 return self
             except AccessDenied:
-                # etcd does not tell an expired token from a missing permission: a new one tells.
+                # etcd reports an expired token like a missing permission: retry with a new token.
                 if denied:
                     raise
                 denied = True
@@ -240,7 +240,9 @@ class EtcdWatch(Watch):
                     raise await self._watches.cluster.explained(error) from error
                 if not tries:
                     what = f"watch of {readable(self.range.start)}"
-                    await self._watches.cluster.stop_if_hopeless(shared.stream.endpoint, what, 1.0)
+                    await self._watches.cluster.raise_if_unfixable(
+                        shared.stream.endpoint, what, 1.0
+                    )
                 tries += 1
                 await asyncio.sleep(pause)
 
@@ -257,9 +259,9 @@ class EtcdWatch(Watch):
             raise self._error
 
     def _request(self) -> Any:
-        # One revision earlier than needed, and left out again on receipt. A compaction at exactly
-        # the revision a watch starts from loses that revision's deletions without a word (etcd
-        # before 3.5.17); from the one before, it is refused as compacted.
+        # One revision earlier than necessary; it is dropped on receipt. After a compaction at
+        # exactly the start revision of a watch, etcd before 3.5.17 silently loses the deletions of
+        # that revision; one revision earlier, it reports the compaction.
         return WatchCreateRequest(
             key=self.range.start,
             range_end=range_end(self.range),
@@ -268,15 +270,15 @@ class EtcdWatch(Watch):
         )
 
     def move(self, shared: WatchStream) -> None:
-        """Continue on another stream. The present one serves until the other one stands."""
+        """Continue on another stream. The current one serves until the other one is established."""
         if self._created and self._error is None and self._next is None:
             self._next = (shared, shared.create(self, self._request()))
 
-    def _moves(self, message: Any, source: WatchStream) -> bool:
-        """Whether a message of another stream than the present one makes that one the present."""
+    def _completes_move(self, message: Any, source: WatchStream) -> bool:
+        """Whether a message of another stream completes the move to that stream."""
         if self._next is None or source is not self._next[0]:
             return False
-        if message.compact_revision:  # its last event is that long ago: read again, as at a break
+        if message.compact_revision:  # the last event is too old: reload, as after a break
             return True
         if message.canceled or not message.created:
             self._next = None
@@ -288,15 +290,15 @@ class EtcdWatch(Watch):
         return True
 
     def ended(self, source: WatchStream, error: StoreError) -> None:
-        """A stream that this watch is on has ended."""
+        """A stream that this watch uses has ended."""
         if source is self._shared:
             self.fail(error)
         elif self._next is not None and source is self._next[0]:
             self._next = None
 
     async def _confirmed(self, shared: WatchStream, deadline: float) -> None:
-        """Wait until the watch stands, or failed. The server may have many others to open first:
-        only silence is a failure."""
+        """Wait until the watch is established or failed. The server may be busy with other watches,
+        so only silence is a failure."""
         sent, attempt = time.monotonic(), self._watches.cluster.attempt
         while not self._created and self._error is None:
             patience = min(max(sent, shared.stream.heard) + attempt, deadline)
@@ -325,7 +327,7 @@ class EtcdWatch(Watch):
         return batch
 
     async def _wait(self) -> None:
-        # One each, where several wait: a shared one needs a shield, which costs a turn of the loop.
+        # A future per reader: sharing one requires a shield, which costs an iteration of the loop.
         wakeup: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(wakeup)
         try:
@@ -339,8 +341,8 @@ class EtcdWatch(Watch):
                 wakeup.set_result(None)
 
     def receive(self, message: Any, source: WatchStream) -> None:
-        """A message of a stream for this watch."""
-        if source is not self._shared and not self._moves(message, source):
+        """Process a message of a stream for this watch."""
+        if source is not self._shared and not self._completes_move(message, source):
             return
         if message.canceled:
             if message.compact_revision:
@@ -354,7 +356,7 @@ class EtcdWatch(Watch):
             if self._from_now:
                 self._seen, self._from_now = message.header.revision, False
         events = [*self._fragments, *message.events]
-        # Fragments may hold many revisions; only the last of them can be incomplete.
+        # Fragments may span revisions; only the last revision can be incomplete.
         complete = _complete(events) if message.fragment else len(events)
         self._fragments = events[complete:]
         for batch in batches(events[:complete]):
@@ -394,17 +396,17 @@ class EtcdWatch(Watch):
     async def __aexit__(self, *_: object) -> None:
         if self._shared is not None:
             self._shared.cancel(self._id)
-        self.fail(Closed(f"the watch of {readable(self.range.start)} was left"))
+        self.fail(Closed(f"the watch of {readable(self.range.start)} was closed"))
 
 
 def batches(events: Iterable[Any]) -> Iterable[Batch]:
-    """Events of whole revisions, one batch a revision."""
+    """Group the events of complete revisions into batches."""
     for revision, changes in groupby(events, key=lambda event: event.kv.mod_revision):
         yield Batch(revision, tuple(map(_event, changes)))
 
 
 def _complete(events: list[Any]) -> int:
-    """How many events belong to revisions that are certain to be complete."""
+    """The number of events in revisions that are certainly complete."""
     count = len(events)
     while count and events[count - 1].kv.mod_revision == events[-1].kv.mod_revision:
         count -= 1
@@ -426,7 +428,7 @@ def entry(kv: Any) -> Entry:
 
 
 def range_end(range: Range) -> bytes:
-    """As etcd writes the end: nothing for a single key, a zero byte for "all from here on"."""
+    """etcd's encoding: empty for a single key, a zero byte for all keys from the start on."""
     if not range.end:
         return b"\0"
     return b"" if range.end == range.start + b"\0" else range.end
