@@ -243,7 +243,7 @@ class TestTLS:
                 Encoding.PEM, PrivateFormat.TraditionalOpenSSL, BestAvailableEncryption(b"secret")
             )
         )
-        with pytest.raises(InvalidRequest, match="locked is protected by a password"):
+        with pytest.raises(InvalidRequest, match="locked is encrypted with a password"):
             async with serving(tls=ServerTLS(certificates / "server.pem", tmp_path / "locked")):
                 pass
 

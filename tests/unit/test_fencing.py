@@ -16,7 +16,7 @@ def test_a_token_older_than_the_newest_is_refused():
     keeper.admit("file", 5)
     keeper.admit("file", 5)
     keeper.admit("file", 9)
-    with pytest.raises(StaleToken, match="5: 9 was seen"):
+    with pytest.raises(StaleToken, match="5: 9 was recorded"):
         keeper.admit("file", 5)
     keeper.admit("other", 1)
 
@@ -37,7 +37,7 @@ def test_a_database_keeps_the_newest_in_the_same_transaction(tmp_path: Path):
     two.commit()
     fencing.admit(one.cursor(), "report", 9)
     one.commit()
-    with pytest.raises(StaleToken, match="'report' refuses the fencing token 5"):
+    with pytest.raises(StaleToken, match="'report' rejects the fencing token 5"):
         fencing.admit(two.cursor(), "report", 5)
     two.rollback()
     fencing.admit(two.cursor(), "report", 9)

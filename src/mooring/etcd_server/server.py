@@ -233,16 +233,16 @@ class EtcdAPIServer:
             calls.unary("leader", locking.leader)
             calls.stream("observe", locking.observe)
             calls.unary("resign", locking.resign)
-        calls.refuse("ClusterService", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
-        calls.refuse("MaintenanceService", "MoveLeader Downgrade", MEMBERS)
-        calls.refuse("AuthService", "AuthEnable AuthDisable", USERS)
+        calls.refuse("Cluster", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
+        calls.refuse("Maintenance", "MoveLeader Downgrade", MEMBERS)
+        calls.refuse("Auth", "AuthEnable AuthDisable", USERS)
         calls.refuse(
-            "AuthService",
+            "Auth",
             "UserAdd UserGet UserList UserDelete UserChangePassword UserGrantRole",
             USERS,
         )
-        calls.refuse("AuthService", "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete", USERS)
-        calls.refuse("AuthService", "RoleGrantPermission RoleRevokePermission", USERS)
+        calls.refuse("Auth", "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete", USERS)
+        calls.refuse("Auth", "RoleGrantPermission RoleRevokePermission", USERS)
         calls.handlers["/grpc.health.v1.Health/Check"] = grpc.unary_unary_rpc_method_handler(
             _healthy
         )

@@ -177,7 +177,7 @@ class _Stream:
         self._answers: deque[Any] = deque()
         self._room = asyncio.Event()
         self._ready: dict[_Watch, None] = {}
-        self._progress: set[int] = set()  # the watches whose progress to send
+        self._progress: set[int] = set()  # the ids of the watches to send progress for
         self._woken = asyncio.Event()
         self._failure: RpcStatus | None = None
         self._timer = self._loop.call_later(progress_interval, self._notify)

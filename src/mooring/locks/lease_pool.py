@@ -207,7 +207,7 @@ class LeasePool:
 
     async def aclose(self) -> None:
         """Revoke all leases within 3 s, also those that are being granted. Contenders that use one
-        are told that it is lost."""
+        see it as lost."""
         self.closed = True
         for lease in tuple(self._all):
             if lease.lost is not None:

@@ -296,8 +296,8 @@ class DurableRunner(EngineRunner):
         )
 
     def _forget(self, seconds: float) -> None:
-        """Delete compacted versions from the disk, for about so many seconds: as long as the round
-        took. So clients wait no longer than for other writes, and deletion keeps up with writes."""
+        """Delete compacted versions from the disk, for about `seconds`: as long as the round took.
+        So clients wait no longer than for other writes, and deletion keeps up with writes."""
         until = time.monotonic() + seconds
         while self._stopped_at is None:
             with self.lock:

@@ -400,25 +400,19 @@ class Engine:
         return forgotten
 
 
-def _evaluate(query: Query, found: Iterable[Entry], revision: int) -> Snapshot:
+def _evaluate(query: Query, entries: Iterable[Entry], revision: int) -> Snapshot:
     """The result of a query, from the entries of its range."""
     if (before := query.created_before) is not None:
-        found = (entry for entry in found if entry.created < before)
+        entries = (entry for entry in entries if entry.created < before)
     if query.order == "created":
-        found = sorted(found, key=_by_creation)
-    if limit := query.limit:
-        entries = tuple(islice(found, limit + 1))
-        more = len(entries) > limit
-        entries = entries[:limit]
-    else:
-        entries, more = tuple(found), False
+        entries = sorted(entries, key=lambda entry: (entry.created, entry.key))
+    result = tuple(islice(entries, query.limit + 1) if query.limit else entries)
+    more = bool(query.limit) and len(result) > query.limit
+    if more:
+        result = result[: query.limit]
     if query.keys_only:
-        entries = tuple(map(without_value, entries))
-    return Snapshot(entries, revision, more)
-
-
-def _by_creation(entry: Entry) -> tuple[int, bytes]:
-    return entry.created, entry.key
+        result = tuple(map(without_value, result))
+    return Snapshot(result, revision, more)
 
 
 def without_value(entry: Entry) -> Entry:

@@ -124,7 +124,7 @@ _METHODS = {
     "alarm": ("Maintenance/Alarm", "AlarmRequest", "AlarmResponse"),
     "snapshot": ("Maintenance/Snapshot", "SnapshotRequest", "SnapshotResponse"),
     "defragment": ("Maintenance/Defragment", "DefragmentRequest", "DefragmentResponse"),
-    "member_list": ("EtcdConnection/MemberList", "MemberListRequest", "MemberListResponse"),
+    "member_list": ("Cluster/MemberList", "MemberListRequest", "MemberListResponse"),
     "auth_status": ("Auth/AuthStatus", "AuthStatusRequest", "AuthStatusResponse"),
     "authenticate": ("Auth/Authenticate", "AuthenticateRequest", "AuthenticateResponse"),
     "lock": ("v3lockpb.Lock/Lock", "LockRequest", "LockResponse"),
