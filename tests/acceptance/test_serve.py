@@ -275,7 +275,7 @@ def test_a_broken_tls_file_is_named(tmp_path: Path, certificates: Path, command:
     )
     done = command("serve", f"--config={tmp_path}/config")
     assert done.code == 2
-    assert f"{tmp_path}/junk holds no certificate" in done.stderr
+    assert f"{tmp_path}/junk contains no certificate" in done.stderr
 
 
 def test_a_setting_that_is_not_known_is_told(tmp_path: Path, command: Command):
