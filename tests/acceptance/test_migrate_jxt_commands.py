@@ -101,10 +101,10 @@ def test_from_plan_to_delete(place: Place):
 
     refused = place.run("delete")
     assert (refused.code, refused.stdout) == (1, "")
-    assert "nothing is deleted before `verify` found no difference" in refused.stderr
+    assert "nothing is deleted before it finds no difference" in refused.stderr
     early = place.run("verify")
     assert early.code == 1
-    assert "the old keys cannot be given up yet" in early.stderr
+    assert "the old keys cannot be deleted yet" in early.stderr
     assert not place.verified.exists()
 
     done = place.run("copy")
@@ -114,7 +114,7 @@ def test_from_plan_to_delete(place: Place):
     assert "there was no cut-over" in place.run("delete").stderr
     cut = place.run("cutover")
     assert cut.code == 0, cut.stderr
-    assert "the new keys count alone since 2" in cut.stderr
+    assert "only the new keys count since 2" in cut.stderr
 
     deleted = place.run("delete", "--json")
     assert deleted.code == 0, deleted.stderr
@@ -129,7 +129,7 @@ def test_a_cut_over_that_is_taken_back(place: Place):
     assert "(missing)" in place.run("cutover").stderr
     assert place.run("copy").code == 0
     assert place.run("cutover").code == 0
-    assert "count alone since" in place.run("copy").stderr
+    assert "only the new keys count since" in place.run("copy").stderr
     assert "both formats count again" in place.run("cutover", "--undo").stderr
     assert "nothing to write" in place.run("copy").stderr
 
@@ -145,8 +145,8 @@ def test_a_copy_says_what_it_left(place: Place):
     )
     done = place.run("copy")
     assert done.code == 0, done.stderr
-    assert "2 parts of 1 tenant and of what concerns all written" in done.stderr
-    assert "left: 1 refused, 1 unreadable; see what `plan` says" in done.stderr
+    assert "2 parts of 1 tenant and the common settings written" in done.stderr
+    assert "left: 1 refused, 1 unreadable; `plan` lists them" in done.stderr
     assert place.run("verify").code == 0
     strict = place.run("verify", "--strict")
     assert (strict.code, place.verified.exists()) == (1, False)

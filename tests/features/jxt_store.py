@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooring.migrate.jxt.reader import Reading
+from mooring.migrate.jxt.reader import Reader
 from mooring.store import Put, Store, everything
 from mooring.store.export_import import batches_of
 from mooring.tenants.keys import TenantKeys
@@ -142,14 +142,14 @@ def old_indexed(namespace: str, there: Mapping[str, bytes]) -> dict[str, int]:
 
 async def differing(store: Store, ring: Keyring, namespace: str = "jxt") -> list[str]:
     """Whatever is not level: parts, new indexes, and old ones. The sentinel beats on both sides."""
-    whole = await Reading(store, TenantKeys(namespace)).whole()
+    snapshot = await Reader(store, TenantKeys(namespace)).snapshot()
     parts = [
         f"{unit}: {path}"
-        for unit, view in whole.views.items()
+        for unit, view in snapshot.units.items()
         for path in view.paths
         if path != "_health/sentinel"
-        and path in {*view.new, *view.told.parts}
-        and not view.same(path, ring)
+        and path in {*view.new, *view.old.parts}
+        and not view.is_same(path, ring)
     ]
     there = await dump(store)
     meant = expected_index(new_parts(namespace, there))

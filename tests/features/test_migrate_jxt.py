@@ -12,11 +12,15 @@ import pytest
 
 from mooring.errors import MigrationError, NotConfigured, Taken
 from mooring.migrate.jxt.bridge import Bridge
-from mooring.migrate.jxt.deletion import Verified, VerifiedKey
-from mooring.migrate.jxt.migration import Different, Migration
+from mooring.migrate.jxt.migration import (
+    DifferencesRemain,
+    Migration,
+    VerifiedKey,
+)
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT
 from mooring.migrate.jxt.state import SyncedState
 from mooring.migrate.jxt.sync_unit import SyncResult
+from mooring.migrate.verified_file import Verified
 from mooring.model import JSON
 from mooring.store import Delete, Put, Store, everything
 from mooring.store.contract import key as key_range
@@ -72,7 +76,7 @@ async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store
     verdicts(old, [(step.name, step.verdict) for step in steps], copied=True)
     assert not [step for step in steps if step.verdict in DIFFERENT]
     assert {step.name for step in steps if step.verdict in DELETABLE} == old.goes
-    assert {each.key for each in listed.listed} == old.goes
+    assert {each.key for each in listed.items} == old.goes
     marker, _, listed = await migration.cutover()
     assert marker.revision > 0
     gone, stays = await migration.delete(listed)
@@ -179,7 +183,7 @@ async def test_a_new_part_that_cannot_be_read_is_a_difference(store: Store):
     assert await planned(migration) == {"jxt//tenants/1/meta": "blocked"}
     assert await copied(migration) == {}
     assert (await dump(store))["jxt/tenants/1/meta"] == b"{"
-    with pytest.raises(Different, match="jxt//tenants/1/meta"):
+    with pytest.raises(DifferencesRemain, match="jxt//tenants/1/meta"):
         await migration.cutover()
 
 
@@ -232,7 +236,7 @@ async def test_names_that_move_from_one_tenant_to_another(store: Store):
 async def test_the_old_keys_count_until_the_cut_over(store: Store):
     migration = Migration(store, by="alice")
     await put(store, "jxt//tenants/1/meta", META)
-    with pytest.raises(Different, match="missing"):
+    with pytest.raises(DifferencesRemain, match="missing"):
         await migration.cutover()
     await copied(migration)
     _, listed = await migration.verify()
@@ -243,13 +247,13 @@ async def test_the_old_keys_count_until_the_cut_over(store: Store):
     marker, _, _ = await migration.cutover()
     assert marker.by == "alice"
     assert (await migration.cutover())[0] == marker
-    with pytest.raises(MigrationError, match="count alone since"):
+    with pytest.raises(MigrationError, match="only the new keys count since"):
         await copied(migration)
     await migration.undo()
     assert await copied(migration) == {}
     await migration.cutover()
     assert await migration.delete(listed) == (1, [])
-    with pytest.raises(MigrationError, match="do not come back"):
+    with pytest.raises(MigrationError, match="cannot be undone"):
         await migration.undo()
     assert "jxt/tenants/1/meta" in await dump(store)
 
@@ -279,8 +283,8 @@ async def test_a_list_of_something_else_is_refused(store: Store):
     await copied(migration)
     _, _, listed = await migration.cutover()
     for wrong in ("jxt/tenants/1/meta", "jxt//tenants/1/unknown", "/registry/x", "jxt2//hosts/a"):
-        forged = Verified(listed.header, [*listed.listed, VerifiedKey(1, wrong, 3)])
-        with pytest.raises(MigrationError, match="none of the old keys"):
+        forged = Verified(listed.header, [*listed.items, VerifiedKey(1, wrong, 3)])
+        with pytest.raises(MigrationError, match="is not an old key"):
             await migration.delete(forged)
     with pytest.raises(MigrationError, match="another migration"):
         await Migration(store, namespace="other").delete(listed)
@@ -301,7 +305,7 @@ async def test_another_namespace_is_another_migration(store: Store):
 async def bridging(store: Store) -> AsyncIterator[list[SyncResult]]:
     tasks: Tasks = Tasks()
     told: list[SyncResult] = []
-    bridge = Bridge(Migration(store, ring=Keyring()), again=0.1)
+    bridge = Bridge(Migration(store, ring=Keyring()), retry_after=0.1)
     running = tasks.start(bridge.run(told.append), name="bridge")
     try:
         yield told
@@ -556,10 +560,10 @@ async def test_new_indexes_that_do_not_lead_where_they_should_are_a_difference(s
         f"{root}/host/nobody.example.com": "astray",
     }
     assert await found_amiss(migration) == wrong
-    with pytest.raises(Different, match="unindexed"):
+    with pytest.raises(DifferencesRemain, match="unindexed"):
         await migration.cutover()
     done = await copied(migration)
-    assert {name for settled in done.values() for name in settled.mended} == wrong.keys()
+    assert {name for settled in done.values() for name in settled.repaired} == wrong.keys()
     assert indexed("jxt", await dump(store)) == right
     assert await found_amiss(migration) == {}
     assert await copied(migration) == {}
@@ -763,8 +767,8 @@ async def test_what_was_written_ahead_of_parts_that_never_came_goes(store: Store
     ahead = {f"jxt//hosts/h{number}.com".encode(): "domain/aliases" for number in range(150)}
     for name in (*ahead, b"jxt//hosts/theirs.com"):
         await put(store, name.decode(), {"tenantId": 1})
-    ledger = Migration(store).reading.ledger
-    await store.commit(ledger.written(1, SyncedState(led=ahead)))
+    ledger = Migration(store).reader.ledger
+    await store.commit(ledger.write(1, SyncedState(indexes=ahead)))
     await put(store, "jxt//tenants/1/domain/aliases", ["h7.com", "h200.com"])
     await put(store, "jxt//hosts/h8.com", {"tenantId": 2})
     async with bridging(store):
@@ -822,7 +826,7 @@ async def test_a_bridge_without_the_key_leaves_a_password_in_the_clear_alone(sto
     fields: JSON = {"driver": "mysql", "database": "d", "maxOpenConns": 7}
     await Publisher(store, ring=ring).put(1, "database/a", fields)
     async with bridging(store) as told:
-        await eventually(lambda: any("in the clear" in "".join(each.problems) for each in told))
+        await eventually(lambda: any("in clear text" in "".join(each.problems) for each in told))
         assert json.loads((await dump(store))[key]) == clear
     (problem,) = {problem for each in told for problem in each.problems}
     assert ring.seal("x")[1] in problem, "it says which key is needed"

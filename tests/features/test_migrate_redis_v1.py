@@ -13,10 +13,17 @@ from typing import cast
 import pytest
 
 from mooring.hub import connect
-from mooring.migrate.redis_v1 import migration
+from mooring.migrate import verified_file
 from mooring.migrate.redis_v1.bridge import Bridge
-from mooring.migrate.redis_v1.migration import Changed, Migration, Verified
-from mooring.migrate.redis_v1.plan import InstancePlan, V1Service
+from mooring.migrate.redis_v1.format import V1Service
+from mooring.migrate.redis_v1.migration import (
+    FORMAT,
+    ChangedSinceVerified,
+    Migration,
+    RedisV1Header,
+    VerifiedServices,
+)
+from mooring.migrate.redis_v1.plan import InstancePlan
 from mooring.model import Instance
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.tasks import Tasks
@@ -93,20 +100,16 @@ class Place:
         return {step.id: step.verdict for step in await self.steps()}
 
     async def steps(self) -> list[InstancePlan]:
-        return [step async for looked in self.migration.plan() for step in looked.steps]
+        return await self.migration.plan()
 
     async def copy(self) -> list[tuple[str, str]]:
         return [
             (each.step.id, each.outcome) async for part in self.migration.copy() for each in part
         ]
 
-    async def verify(self) -> tuple[dict[str, str], Verified]:
-        verdicts: dict[str, str] = {}
-        services: dict[str, V1Service] = {}
-        async for looked, deletable in self.migration.verify():
-            verdicts |= {step.id: step.verdict for step in looked.steps}
-            services[deletable.service] = deletable
-        return verdicts, Verified(self.migration.header, services)
+    async def verify(self) -> tuple[dict[str, str], VerifiedServices]:
+        steps, verified = await self.migration.verify()
+        return {step.id: step.verdict for step in steps}, verified
 
     async def ids(self, service: str) -> list[str]:
         listing = await self.registry.instances(service)
@@ -115,6 +118,11 @@ class Place:
 
     def keys(self) -> set[str]:
         return set(cast("list[str]", self.v1.command("KEYS", "*")))
+
+
+def in_service(verified: VerifiedServices, service: str) -> V1Service:
+    (v1,) = (v1 for v1 in verified.items if v1.service == service)
+    return v1
 
 
 @contextlib.asynccontextmanager
@@ -189,8 +197,8 @@ async def test_a_copy_run_twice_changes_nothing(server: RedisServer):
         before = server.command("HGETALL", key)
         assert await here.copy() == []
         assert server.command("HGETALL", key) == before
-        records = {"a": (here.migration._record(await here.migration.reading.v1("svc"), "a"), 1)}
-        assert await here.migration.bring("svc", records) == {"a": "expired"}
+        records = {"a": (here.migration._record(await here.migration.reader.v1("svc"), "a"), 1)}
+        assert await here.migration.write_copies("svc", records) == {"a": "expired"}
 
 
 async def test_a_copy_that_was_stopped_in_the_middle_goes_on(server: RedisServer):
@@ -234,7 +242,7 @@ async def test_the_dead_are_not_copied(server: RedisServer):
         assert await here.plan() == {"a": "expired"}
         assert await here.copy() == []
         verdicts, listed = await here.verify()
-        assert listed.services["svc"].ids == ["a"], "and they may go"
+        assert in_service(listed, "svc").ids == ["a"], "and they may go"
         assert verdicts == {"a": "expired"}
 
 
@@ -244,8 +252,8 @@ async def test_a_process_that_speaks_v2_keeps_its_place(server: RedisServer):
         here.v1.register("svc", "a")
         assert await here.plan() == {"a": "own"}
         assert await here.copy() == []
-        record = here.migration._record(await here.migration.reading.v1("svc"), "a")
-        written = await here.migration.bring("svc", {"a": (record, here.v1.now())})
+        record = here.migration._record(await here.migration.reader.v1("svc"), "a")
+        written = await here.migration.write_copies("svc", {"a": (record, here.v1.now())})
         assert written == {"a": "own"}, "also where the plan did not know of it"
         (instance,) = (await here.registry.instances("svc")).instances
         assert instance.host == "10.9.9.9"
@@ -303,7 +311,7 @@ async def test_a_wrong_key_of_v2_costs_one_instance_and_is_a_difference(server: 
         assert await here.copy() == [("a", "written"), ("b", "written")]
         verdicts, listed = await here.verify()
         assert verdicts == {"a": "equal", "b": "equal", "c": "stranded"}
-        assert listed.services["svc"].ids == ["a", "b"]
+        assert in_service(listed, "svc").ids == ["a", "b"]
         server.command("DEL", keys.heartbeats)
         server.command("SET", keys.heartbeats, "x")
         verdicts, _ = await here.verify()
@@ -329,7 +337,7 @@ async def test_a_record_of_v2_that_is_no_text_costs_a_bridge_nobody_else(server:
             server.command("HSET", key, "host", "10.0.0.1", "port", "1", "incarnation", id)
         server.command("HSET", keys.instance("x"), "metadataJson", b'{"a":"\xff"}')
         server.command("HSET", keys.instance("y"), "metadata_a", b"\xff")
-        passed = await Bridge(here.migration).look()
+        passed = await Bridge(here.migration).run_pass()
         assert await here.ids("good") == ["a"]
         assert here.v1.read("bad")["y"]["metadata"] == '{"a":"\\\\xff"}'
         told = [problem for problem in passed.problems if problem.startswith("bad ")]
@@ -351,7 +359,7 @@ async def test_with_one_prefix_nothing_of_v2_is_taken_for_v1(server: RedisServer
             }
             await here.copy()
             _, listed = await here.verify()
-            assert listed.services["svc"].hashes.keys() == {"a"}
+            assert in_service(listed, "svc").hashes.keys() == {"a"}
             await here.migration.delete(listed)
             assert await here.ids("svc") == ["a", "x"]
             assert (await here.registry.config("svc"))["weight"] == 3
@@ -379,7 +387,7 @@ async def test_each_kind_of_difference_is_found(server: RedisServer):
             "halved": "half",
             "left": "surplus",
         }
-        assert listed.services["svc"].ids == ["fine"]
+        assert in_service(listed, "svc").ids == ["fine"]
         await here.copy()
         verdicts, _ = await here.verify()
         assert {id for id, verdict in verdicts.items() if verdict != "equal"} == {"left"}
@@ -401,7 +409,9 @@ async def test_delete_refuses_where_v1_changed(server: RedisServer, change: str)
         else:
             v1.register("svc" if change == "a new one" else "other", "c")
         before = here.keys()
-        with pytest.raises(Changed, match=r"v1 changed since it was verified: \w+ [ac] "):
+        with pytest.raises(
+            ChangedSinceVerified, match=r"v1 changed since it was verified: \w+ [ac] "
+        ):
             await here.migration.delete(listed)
         assert here.keys() == before
 
@@ -411,11 +421,11 @@ async def test_what_changes_at_the_last_moment_stays_whole(server: RedisServer):
         v1 = here.v1
         for id in ("a", "b", "c"):
             v1.register("svc", id)
-        found = await here.migration.reading.v1("svc")
+        found = await here.migration.reader.v1("svc")
         await asyncio.sleep(0.002)
         v1.beat("svc", "a")
         server.command("HSET", f"{v1.root}services:svc:b", "weight", "7")
-        assert await here.migration.forget(found) == (4, ["a", "b"])
+        assert await here.migration.delete_v1(found) == (4, ["a", "b"])
         assert v1.read("svc").keys() == {"a", "b"}
         assert v1.score("svc", "a") > 0
 
@@ -426,9 +436,11 @@ async def test_a_deletion_that_was_stopped_goes_on(server: RedisServer, tmp_path
             here.v1.register(service, "a")
         await here.copy()
         _, listed = await here.verify()
-        migration.write(tmp_path / "file", listed)
-        await here.migration.forget(listed.services["one"])
-        gone, stays = await here.migration.delete(migration.read(tmp_path / "file"))
+        verified_file.write(tmp_path / "file", listed)
+        await here.migration.delete_v1(in_service(listed, "one"))
+        gone, stays = await here.migration.delete(
+            verified_file.read(tmp_path / "file", RedisV1Header, V1Service, format=FORMAT)
+        )
         assert (gone, stays) == (3, [])
         assert await here.migration.delete(listed) == (0, [])
 

@@ -10,30 +10,56 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.cli.commands.migrate.output import verdict_counts
 from mooring.errors import InvalidRequest, MigrationError, StoreError
-from mooring.migrate.jxt import deletion
-from mooring.migrate.jxt.deletion import Header, Verified, VerifiedKey, remembered
-from mooring.migrate.jxt.format import OldIndex, OldKeys, OldPart, digest, same_name
-from mooring.migrate.jxt.index_diff import Index as OldIndexEntry
-from mooring.migrate.jxt.index_diff import amiss, compared_index, unled
-from mooring.migrate.jxt.old_indexes import led, mislaid, places
-from mooring.migrate.jxt.plan import PartPlan, compared, counted, lots
+from mooring.migrate import verified_file
+from mooring.migrate.jxt.format import (
+    OldIndex,
+    OldIndexEntry,
+    OldKeys,
+    OldPart,
+    digest,
+    is_spelling_of,
+)
+from mooring.migrate.jxt.indexes import (
+    compare_new_indexes,
+    compare_old_indexes,
+    find_gaps,
+    missing_old_indexes,
+    old_index_claims,
+    write_index_changes,
+)
+from mooring.migrate.jxt.migration import (
+    FORMAT,
+    JxtHeader,
+    VerifiedKey,
+    VerifiedKeys,
+    without_deleted,
+)
+from mooring.migrate.jxt.plan import REASONS, PartPlan, claim_conflicts, compare
 from mooring.migrate.jxt.state import (
     NO_BASE,
     Base,
-    Decision,
+    CutoverMarker,
     LedgerKeys,
-    Marker,
+    MergeDecision,
     Side,
     SyncedState,
+    UnitState,
     decide,
-    decide_after,
-    known_of,
-    marker_of,
-    phase_of,
+    decide_after_cutover,
+    parse_cutover,
+    parse_ledger,
+    unit_state,
 )
-from mooring.migrate.jxt.translation import Translation, locked, rewritten, same, translated
-from mooring.migrate.jxt.unit import View, view
+from mooring.migrate.jxt.translation import (
+    Translation,
+    is_same,
+    translate,
+    translate_back,
+    why_locked,
+)
+from mooring.migrate.verified_file import Verified
 from mooring.model import JSON
 from mooring.store import Delete, Entry, Put
 from mooring.tenants.keys import TenantKeys
@@ -52,7 +78,7 @@ def entry(name: str, value: object, modified: int = 5) -> Entry:
 
 
 def read(*entries: Entry, unit: int = 1) -> Translation:
-    return translated(OLD, unit, entries)
+    return translate(OLD, unit, entries)
 
 
 def values(told: Translation) -> dict[str, JSON]:
@@ -79,12 +105,12 @@ def values(told: Translation) -> dict[str, JSON]:
         ("jxt//common/storage-directory", OldPart(0, "common/storage-directory")),
         ("jxt//_health/sentinel", OldPart(0, "_health/sentinel")),
         ("jxt//platform/configs/a/b", OldPart(0, "platform/configs/a/b")),
-        ("jxt/tenants/1/database", OldPart(1, "database", former=True)),
-        ("jxt/tenants/1/ftp", OldPart(1, "ftp", former=True)),
+        ("jxt/tenants/1/database", OldPart(1, "database", previous=True)),
+        ("jxt/tenants/1/ftp", OldPart(1, "ftp", previous=True)),
     ],
 )
 def test_every_old_key_is_understood(key: str, place: OldPart | OldIndex):
-    assert OLD.understand(key.encode()) == place
+    assert OLD.parse(key.encode()) == place
 
 
 @pytest.mark.parametrize(
@@ -99,11 +125,11 @@ def test_every_old_key_is_understood(key: str, place: OldPart | OldIndex):
     ],
 )
 def test_nothing_else_is(key: str):
-    assert OLD.understand(key.encode()) is None
+    assert OLD.parse(key.encode()) is None
 
 
 def test_a_key_that_is_no_text_is_foreign():
-    assert OLD.understand(b"jxt//tenants/1/\xff") is None
+    assert OLD.parse(b"jxt//tenants/1/\xff") is None
 
 
 @pytest.mark.parametrize(
@@ -124,7 +150,7 @@ def test_users_come_apart(value: object):
 @pytest.mark.parametrize("value", [b"null", b"[]", b'{"ftpConfigs": null}', b'{"ftpConfigs": []}'])
 def test_no_users_are_no_problem(value: bytes):
     told = read(entry("jxt//tenants/1/ftp", value))
-    (finding,) = told.findings.values()
+    (finding,) = told.keys.values()
     assert (values(told), finding.problems, finding.readable) == ({}, (), True)
 
 
@@ -136,13 +162,13 @@ def test_users_that_cannot_be_read_hide_all_users(value: bytes):
     assert told.hides("ftp/anybody")
     assert told.hides("ftp/a"), "an older key does not take its place"
     assert not told.hides("meta")
-    assert not told.findings[b"jxt//tenants/1/ftp"].readable
+    assert not told.keys[b"jxt//tenants/1/ftp"].readable
 
 
 def test_a_user_without_a_name_costs_only_itself():
     told = read(entry("jxt//tenants/1/ftp", [{"username": "a"}, {}, {"username": "no good"}, 5]))
     assert list(told.parts) == ["ftp/a"]
-    (finding,) = told.findings.values()
+    (finding,) = told.keys.values()
     assert len(finding.problems) == 3
     assert finding.readable
 
@@ -154,7 +180,7 @@ def test_a_later_generation_counts():
         entry(later, {"driver": "new"}),
     )
     assert told.parts["database/a"].key == later.encode()
-    assert told.findings[b"jxt/tenants/1/database"].superseded
+    assert told.keys[b"jxt/tenants/1/database"].superseded
 
 
 def test_a_database_of_a_whole_tenant_has_a_service():
@@ -221,14 +247,14 @@ def test_bytes_that_do_not_come_out_even_stay(value: dict[str, JSON], meant: dic
 )
 def test_what_stands_beside_the_users_keeps_their_key(beside: dict[str, JSON]):
     told = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [{"username": "a"}], **beside}))
-    (finding,) = told.findings.values()
+    (finding,) = told.keys.values()
     assert (finding.paths, finding.readable) == (("ftp/a",), True)
     assert next(iter(beside)) in finding.problems[0]
 
 
 def test_what_says_nothing_beside_the_users_is_no_problem():
     told = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [], "tenantId": 1, "note": None}))
-    (finding,) = told.findings.values()
+    (finding,) = told.keys.values()
     assert finding.problems == ()
 
 
@@ -243,7 +269,7 @@ def test_a_domain_may_be_text_or_json(raw: bytes):
 def test_an_empty_domain_is_none(raw: bytes):
     told = read(entry("jxt//tenants/1/domain/primary", raw))
     assert values(told) == {}
-    assert told.findings[b"jxt//tenants/1/domain/primary"].problems == ()
+    assert told.keys[b"jxt//tenants/1/domain/primary"].problems == ()
     assert not told.hides("domain/primary")
 
 
@@ -265,7 +291,7 @@ def test_an_empty_domain_is_none(raw: bytes):
 )
 def test_what_must_not_be_written_today_is_refused(key: str, value: object):
     told = read(entry(key, value))
-    (finding,) = told.findings.values()
+    (finding,) = told.keys.values()
     assert values(told) == {}
     assert finding.problems
     assert finding.readable
@@ -277,7 +303,7 @@ def test_what_must_not_be_written_today_is_refused(key: str, value: object):
 )
 def test_common_settings_that_nobody_understands_are_refused(path: str, value: object):
     told = read(entry(f"jxt//common/{path}", value), unit=0)
-    (finding,) = told.findings.values()
+    (finding,) = told.keys.values()
     assert finding.problems
     assert values(told) == {}
 
@@ -322,12 +348,12 @@ def tenants(draw: st.DrawFn) -> dict[str, Any]:
     return parts
 
 
-NOTHING = translated(OLD, 1, [])
+NOTHING = translate(OLD, 1, [])
 
 
 def after(told: Translation, changes: dict[str, Any], ring: Keyring = RING) -> Translation:
-    raw = {**told.raw, **rewritten(OLD, told, changes, ring)}
-    return translated(
+    raw = {**told.raw, **translate_back(OLD, told, changes, ring)}
+    return translate(
         OLD, 1, [Entry(key, value, 1, 5, 1) for key, value in raw.items() if value is not None]
     )
 
@@ -336,7 +362,7 @@ def after(told: Translation, changes: dict[str, Any], ring: Keyring = RING) -> T
 def test_there_and_back_is_the_same(parts: dict[str, Any]):
     there = after(NOTHING, parts)
     assert values(there) == parts
-    assert all(not finding.problems for finding in there.findings.values())
+    assert all(not finding.problems for finding in there.keys.values())
 
 
 @given(tenants(), tenants(), st.sampled_from(["list", "object", "former"]), st.booleans())
@@ -350,12 +376,12 @@ def test_a_change_changes_what_it_should_in_whatever_form_it_is_kept(
         for path in {*before, *wanted}
         if path not in wanted
         or path not in before
-        or not same(1, path, told.parts[path].value, wanted[path], RING)
+        or not is_same(1, path, told.parts[path].value, wanted[path], RING)
     }
     there = after(told, changes)
     assert there.parts.keys() == wanted.keys()
     for path, value in wanted.items():
-        assert same(1, path, there.parts[path].value, value, RING), path
+        assert is_same(1, path, there.parts[path].value, value, RING), path
     for path in before.keys() - changes.keys():
         assert there.parts[path].value == told.parts[path].value, "what need not change did not"
 
@@ -387,7 +413,7 @@ def _in_form(parts: dict[str, Any], form: str, plain: bool) -> Translation:
 
 def test_whatever_is_no_user_stays_in_a_list():
     told = read(entry("jxt//tenants/1/ftp", [{"strange": 1}, {"username": "a"}, {"username": "b"}]))
-    changed = rewritten(OLD, told, {"ftp/a": None, "ftp/c": {"username": "c"}}, NO_RING)
+    changed = translate_back(OLD, told, {"ftp/a": None, "ftp/c": {"username": "c"}}, NO_RING)
     assert json.loads(changed[b"jxt//tenants/1/ftp"] or b"") == [
         {"strange": 1},
         {"username": "b"},
@@ -397,7 +423,7 @@ def test_whatever_is_no_user_stays_in_a_list():
 
 def test_the_last_user_takes_the_key_along():
     told = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [{"username": "a"}]}))
-    assert rewritten(OLD, told, {"ftp/a": None}, NO_RING) == {b"jxt//tenants/1/ftp": None}
+    assert translate_back(OLD, told, {"ftp/a": None}, NO_RING) == {b"jxt//tenants/1/ftp": None}
 
 
 def test_a_deletion_takes_the_former_generation_along():
@@ -405,7 +431,7 @@ def test_a_deletion_takes_the_former_generation_along():
         entry("jxt/tenants/1/database", {"serviceCode": "a"}),
         entry("jxt//jxt/config/tenants/1/services/a/database", {}),
     )
-    assert set(rewritten(OLD, told, {"database/a": None}, NO_RING).values()) == {None}
+    assert set(translate_back(OLD, told, {"database/a": None}, NO_RING).values()) == {None}
     assert values(after(told, {"database/a": None})) == {}
 
 
@@ -414,44 +440,44 @@ def test_a_password_in_the_clear_stays_so_among_the_old_keys():
     told = read(entry(key, {"password": "before"}))
     sealed, of = RING.seal("after")
     new: JSON = {"passwordEncrypted": sealed, "passwordKeyId": of}
-    assert json.loads(rewritten(OLD, told, {"database/a": new}, RING)[key.encode()] or b"") == {
-        "password": "after"
-    }
-    assert locked(OLD, told, "database/a", new, RING) == ""
-    assert of in locked(OLD, told, "database/a", new, NO_RING), "and nobody can read it"
+    assert json.loads(
+        translate_back(OLD, told, {"database/a": new}, RING)[key.encode()] or b""
+    ) == {"password": "after"}
+    assert why_locked(OLD, told, "database/a", new, RING) == ""
+    assert of in why_locked(OLD, told, "database/a", new, NO_RING), "and nobody can read it"
     sealed_there = read(entry(key, {"passwordEncrypted": "x"}))
-    assert locked(OLD, sealed_there, "database/a", new, NO_RING) == ""
+    assert why_locked(OLD, sealed_there, "database/a", new, NO_RING) == ""
 
 
 def test_a_password_is_the_same_however_it_is_kept():
     sealed, of = RING.seal("s3cret")
     plain: JSON = {"password": "s3cret"}
-    assert same(1, "database/a", plain, {"passwordEncrypted": sealed, "passwordKeyId": of}, RING)
-    assert not same(1, "database/a", plain, {"passwordEncrypted": sealed}, NO_RING)
-    assert not same(1, "database/a", plain, {"password": "other"}, RING)
-    assert not same(1, "database/a", plain, {}, RING)
+    assert is_same(1, "database/a", plain, {"passwordEncrypted": sealed, "passwordKeyId": of}, RING)
+    assert not is_same(1, "database/a", plain, {"passwordEncrypted": sealed}, NO_RING)
+    assert not is_same(1, "database/a", plain, {"password": "other"}, RING)
+    assert not is_same(1, "database/a", plain, {}, RING)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "base", "decision"),
     [
-        (Side(), Side(), NO_BASE, Decision()),
-        (Side(), Side(), Base("a", "a"), Decision()),
-        (Side("a", 1), Side(), NO_BASE, Decision("to new")),
-        (Side(), Side("a", 1), NO_BASE, Decision("to old")),
-        (Side("b", 3), Side("a", 2), Base("a", "a"), Decision("to new")),
-        (Side("a", 1), Side("b", 3), Base("a", "a"), Decision("to old")),
-        (Side(), Side("a", 2), Base("a", "a"), Decision("out of new")),
-        (Side("a", 1), Side(), Base("a", "a"), Decision("out of old")),
-        (Side("b", 3), Side("c", 4), Base("a", "a"), Decision("to old", conflict=True)),
-        (Side("b", 4), Side("c", 3), Base("a", "a"), Decision("to new", conflict=True)),
-        (Side("b", 4), Side("c", 3), NO_BASE, Decision("to new", conflict=True)),
-        (Side(), Side("c", 3), Base("a", "a"), Decision("to old", conflict=True)),
-        (Side("b", 3), Side(), Base("a", "a"), Decision("to new", conflict=True)),
-        (Side("a", 1), Side("sealed", 2), Base("a", "sealed"), Decision()),
+        (Side(), Side(), NO_BASE, MergeDecision()),
+        (Side(), Side(), Base("a", "a"), MergeDecision()),
+        (Side("a", 1), Side(), NO_BASE, MergeDecision("to new")),
+        (Side(), Side("a", 1), NO_BASE, MergeDecision("to old")),
+        (Side("b", 3), Side("a", 2), Base("a", "a"), MergeDecision("to new")),
+        (Side("a", 1), Side("b", 3), Base("a", "a"), MergeDecision("to old")),
+        (Side(), Side("a", 2), Base("a", "a"), MergeDecision("out of new")),
+        (Side("a", 1), Side(), Base("a", "a"), MergeDecision("out of old")),
+        (Side("b", 3), Side("c", 4), Base("a", "a"), MergeDecision("to old", conflict=True)),
+        (Side("b", 4), Side("c", 3), Base("a", "a"), MergeDecision("to new", conflict=True)),
+        (Side("b", 4), Side("c", 3), NO_BASE, MergeDecision("to new", conflict=True)),
+        (Side(), Side("c", 3), Base("a", "a"), MergeDecision("to old", conflict=True)),
+        (Side("b", 3), Side(), Base("a", "a"), MergeDecision("to new", conflict=True)),
+        (Side("a", 1), Side("sealed", 2), Base("a", "sealed"), MergeDecision()),
     ],
 )
-def test_which_side_counts(old: Side, new: Side, base: Base, decision: Decision):
+def test_which_side_counts(old: Side, new: Side, base: Base, decision: MergeDecision):
     assert decide(old, new, base, same=old.digest == new.digest) == decision
 
 
@@ -473,12 +499,12 @@ def test_a_decision_makes_them_level_and_nothing_is_deleted_that_was_written(
     if not move:
         return
     level = {"to new": old, "to old": new}.get(move, Side())
-    assert decide(level, level, Base(level.digest, level.digest), same=True) == Decision()
+    assert decide(level, level, Base(level.digest, level.digest), same=True) == MergeDecision()
 
 
 @given(SIDE, SIDE, st.builds(Base, DIGEST, DIGEST))
 def test_after_the_cut_over_the_old_side_is_never_followed(old: Side, new: Side, base: Base):
-    move, stray = decide_after(old, new, base, same=old.digest == new.digest)
+    move, stray = decide_after_cutover(old, new, base, same=old.digest == new.digest)
     assert move in ("", "to old", "out of old")
     if old.digest != new.digest and old.digest != base.old:
         assert stray
@@ -497,21 +523,24 @@ def test_the_ledger_keeps_what_it_is_told():
     ledger = LedgerKeys(KEYS)
     bases = {"meta": Base("a", "b"), "ftp/名": Base("c", "c")}
     known = SyncedState(bases, {"jxt//ftp-users/名".encode(): "ftp/名"})
-    put = ledger.written(7, known)
+    put = ledger.write(7, known)
     assert isinstance(put, Put)
     assert put.key == b"jxt/_migration/jxt/7"
-    assert known_of(Entry(put.key, put.value, 1, 1, 1)) == known
-    assert known_of(None) == known_of(Entry(put.key, b"{", 1, 1, 1)) == SyncedState()
-    assert isinstance(ledger.written(7, SyncedState(led=known.led)), Put)
-    assert isinstance(ledger.written(7, SyncedState()), Delete)
-    assert [ledger.unit(name) for name in (put.key, ledger.of(0), ledger.marker)] == [7, 0, None]
+    assert parse_ledger(Entry(put.key, put.value, 1, 1, 1)) == known
+    assert parse_ledger(None) == parse_ledger(Entry(put.key, b"{", 1, 1, 1)) == SyncedState()
+    assert isinstance(ledger.write(7, SyncedState(indexes=known.indexes)), Put)
+    assert isinstance(ledger.write(7, SyncedState()), Delete)
+    assert [ledger.unit(name) for name in (put.key, ledger.entry(0), ledger.marker)] == [7, 0, None]
 
 
 def test_a_marker_that_cannot_be_read_stops_everybody():
-    marker = Marker("2026-02-03T00:00:00.000Z", "alice", 7)
-    assert [phase_of(each) for each in (None, marker)] == ["both", "cut over"]
+    marker = CutoverMarker("2026-02-03T00:00:00.000Z", "alice", 7)
+    raw = json.dumps({"at": marker.at, "by": marker.by, "revision": 7}).encode()
+    cutover = parse_cutover(Entry(b"jxt/_migration/jxt/cutover", raw, 1, 9, 1))
+    assert (cutover.marker, cutover.revision) == (marker, 9)
+    assert [parse_cutover(None).phase, cutover.phase] == ["both", "cut over"]
     with pytest.raises(StoreError, match="cut-over was made"):
-        marker_of(Entry(b"jxt/_migration/jxt/cutover", b"{", 1, 1, 1))
+        parse_cutover(Entry(b"jxt/_migration/jxt/cutover", b"{", 1, 1, 1))
 
 
 def seen(
@@ -520,20 +549,20 @@ def seen(
     new: list[Entry],
     bases: dict[str, Base] | None = None,
     led: dict[bytes, str] | None = None,
-) -> View:
-    put = LedgerKeys(KEYS).written(unit, SyncedState(bases or {}, led or {}))
+) -> UnitState:
+    put = LedgerKeys(KEYS).write(unit, SyncedState(bases or {}, led or {}))
     ledger = Entry(put.key, put.value, 1, 5, 1) if isinstance(put, Put) else None
-    return view(KEYS, OLD, unit, old, new, ledger)
+    return unit_state(KEYS, OLD, unit, old, new, ledger)
 
 
-def verdicts(here: View, *others: View) -> dict[str, str]:
-    lost = lots(KEYS, [here, *others], NO_RING)
-    steps = compared(KEYS, here, NO_RING, phase="both", lost=lost)
+def verdicts(here: UnitState, *others: UnitState) -> dict[str, str]:
+    lost = claim_conflicts(KEYS, [here, *others], NO_RING)
+    steps = compare(KEYS, here, NO_RING, phase="both", conflicts=lost)
     return {step.name: step.verdict for step in steps}
 
 
 def test_who_gets_what_several_lay_claim_to():
-    def aliases(unit: int) -> View:
+    def aliases(unit: int) -> UnitState:
         return seen(unit, [entry(f"jxt//tenants/{unit}/domain/aliases", ["a.b"])], [])
 
     first, second = aliases(3), aliases(20)
@@ -566,7 +595,7 @@ def test_a_host_that_stands_twice_in_a_tenant_is_lost_twice():
 
 
 def test_a_part_that_cannot_come_lays_claim_to_nothing():
-    def meta(unit: int, code: str, name: str) -> View:
+    def meta(unit: int, code: str, name: str) -> UnitState:
         return seen(unit, [entry(f"jxt//tenants/{unit}/meta", {"code": code, "name": name})], [])
 
     two, three, four = meta(2, "a", "two"), meta(3, "a", "three"), meta(4, "d", "three")
@@ -576,7 +605,7 @@ def test_a_part_that_cannot_come_lays_claim_to_nothing():
 
 
 def test_who_cannot_move_on_makes_no_room():
-    def moves(unit: int, now: bytes, wanted: bytes) -> View:
+    def moves(unit: int, now: bytes, wanted: bytes) -> UnitState:
         return seen(
             unit,
             [entry(f"jxt//tenants/{unit}/domain/primary", wanted, modified=9)],
@@ -594,9 +623,9 @@ def test_a_new_key_that_was_deleted_is_a_difference_unless_a_publisher_did_it():
     storage: JSON = {"tenantId": 1, "uploadQuotaGb": 1}
     bases = {"storage": Base(digest(storage), digest(storage))}
     here = seen(1, [entry("jxt//tenants/1/storage", {"uploadQuotaGb": 1})], [], bases)
-    (step,) = compared(KEYS, here, NO_RING, phase="both", lost={})
+    (step,) = compare(KEYS, here, NO_RING, phase="both", conflicts={})
     assert step.verdict == "gone"
-    (step,) = compared(KEYS, here, NO_RING, phase="both", lost={}, removed={"storage"})
+    (step,) = compare(KEYS, here, NO_RING, phase="both", conflicts={}, removed={"storage"})
     assert step.verdict == "newer"
 
 
@@ -619,7 +648,7 @@ def test_what_was_written_after_the_cut_over_never_passes_for_older(
         [entry("jxt/tenants/1/storage", new)],
         {"storage": Base(digest(new), digest(new))} if bases else None,
     )
-    (step,) = compared(KEYS, here, NO_RING, phase="cut over", lost={}, cut=8)
+    (step,) = compare(KEYS, here, NO_RING, phase="cut over", conflicts={}, compared_at=8)
     assert step.verdict == verdict
 
 
@@ -638,10 +667,10 @@ def test_what_goes_with_the_last_old_key_is_forgotten_and_nothing_else():
         {b"jxt//tenants/by-code/a": "meta", b"jxt//ftp-users/a": "ftp/a"},
     )
     gone = [b"jxt//tenants/1/ftp", b"jxt//jxt/config/tenants/1/services/a/database"]
-    left = remembered(OLD, here, gone)
+    left = without_deleted(OLD, here, gone)
     assert left.bases == {"meta": base, "database/x": base}, "which only the last key may give"
-    assert left.led == {b"jxt//tenants/by-code/a": "meta"}
-    assert remembered(OLD, here, list(here.told.raw)) == SyncedState()
+    assert left.indexes == {b"jxt//tenants/by-code/a": "meta"}
+    assert without_deleted(OLD, here, list(here.old.raw)) == SyncedState()
 
 
 META = {"id": 1, "code": "acme", "name": "A/B"}
@@ -664,7 +693,7 @@ def test_new_indexes_that_are_missing_wrong_or_astray():
             entry("jxt/tenants/_index/strange/x", {"tenantId": 1}),
         )
     }
-    found = amiss(KEYS, {1: one, 2: two, 3: hidden}, index)
+    found = compare_new_indexes(KEYS, {1: one, 2: two, 3: hidden}, index)
     root = "jxt/tenants/_index/"
     assert {(step.unit, step.name.removeprefix(root)): step.verdict for step in found} == {
         (1, "by-code/acme"): "unindexed",
@@ -679,16 +708,20 @@ def test_old_indexes_that_are_missing_are_told_of_kinds_that_somebody_keeps():
     old = [entry("jxt//tenants/1/meta", META), entry("jxt//tenants/1/ftp", [{"username": "u"}])]
     here = seen(1, old, [], {"meta": Base("a", "a"), "ftp/u": Base("a", "a")})
     index = [OldIndexEntry(OldIndex("by-name", "acme"), b"jxt//tenants/by-name/acme", 5, 1)]
-    missing = list(unled(KEYS, OLD, here, index, {"by-code", "by-name"}))
+    missing = list(missing_old_indexes(KEYS, OLD, here, index, {"by-code", "by-name"}))
     assert [step.name for step in missing] == ["jxt//tenants/by-code/acme"]
     assert {step.verdict for step in missing} == {"unled"}
     fresh = seen(1, old, [])
-    assert list(unled(KEYS, OLD, fresh, [], {"by-code", "by-name"})) == [], "it never was level"
+    assert list(missing_old_indexes(KEYS, OLD, fresh, [], {"by-code", "by-name"})) == [], (
+        "it never was level"
+    )
 
 
 def test_an_old_index_is_mislaid_where_nothing_leads_to_a_tenant():
-    has = places(KEYS, OLD, 1, {"meta": META, "domain/primary": "a.b", "ftp/u": {}})
-    spellings = {name: OLD.spellings(claim.kind, claim.name, "acme") for name, claim in has.items()}
+    has = old_index_claims(KEYS, OLD, 1, {"meta": META, "domain/primary": "a.b", "ftp/u": {}})
+    variants = {
+        name: OLD.index_variants(claim.kind, claim.name, "acme") for name, claim in has.items()
+    }
     there = {
         each.key: each
         for each in (
@@ -697,17 +730,17 @@ def test_an_old_index_is_mislaid_where_nothing_leads_to_a_tenant():
             entry("jxt//ftp-users/u", b"{"),
         )
     }
-    found = mislaid(1, has, spellings, there)
+    found = find_gaps(1, has, variants, there)
     assert list(found.missing) == [b"jxt//tenants/by-code/acme"]
-    assert {name: other for name, (_, other) in found.elsewhere.items()} == {b"jxt//hosts/a.b": 2}
+    assert {name: other for name, (_, other) in found.taken.items()} == {b"jxt//hosts/a.b": 2}
 
 
 def test_old_indexes_that_are_as_they_should_be_are_not_written_again():
-    before = places(KEYS, OLD, 1, {"meta": {"code": "a", "name": "a"}, "ftp/u": {}})
-    after = places(KEYS, OLD, 1, {"meta": {"code": "b", "name": "b"}, "ftp/u": {}})
+    before = old_index_claims(KEYS, OLD, 1, {"meta": {"code": "a", "name": "a"}, "ftp/u": {}})
+    after = old_index_claims(KEYS, OLD, 1, {"meta": {"code": "b", "name": "b"}, "ftp/u": {}})
     there: dict[bytes, Entry] = {name: entry(name.decode(), {"id": 1}) for name in before}
     for room in (2, 2, 1):
-        found = led(1, before, after, there)
+        found = write_index_changes(1, before, after, there)
         assert found.gone == before.keys() - after.keys()
         for write in found.writes[:2]:
             if isinstance(write, Put):
@@ -715,14 +748,16 @@ def test_old_indexes_that_are_as_they_should_be_are_not_written_again():
             else:
                 del there[write.range.start]
         assert len(found.writes[:2]) == room
-    assert led(1, before, after, there).writes == []
+    assert write_index_changes(1, before, after, there).writes == []
     assert there.keys() == after.keys()
 
 
 def test_a_part_is_level_where_both_say_the_same_or_nothing():
     old = [entry("jxt//tenants/1/meta", META), entry("jxt//tenants/1/ftp", b"[{")]
     here = seen(1, old, [entry("jxt/tenants/1/meta", META), entry("jxt/tenants/1/storage", {})])
-    found = {path: here.level(path, NO_RING) for path in ("meta", "storage", "database/a", "ftp/a")}
+    found = {
+        path: here.is_in_sync(path, NO_RING) for path in ("meta", "storage", "database/a", "ftp/a")
+    }
     assert found == {"meta": True, "storage": False, "database/a": True, "ftp/a": False}
 
 
@@ -733,35 +768,39 @@ def test_an_index_goes_with_what_it_leads_to():
     ]
     meta = {"id": 1, "code": "acme", "name": "A/B"}
     here = seen(1, [entry("jxt//tenants/1/meta", meta)], [])
-    (step,) = compared(KEYS, here, NO_RING, phase="both", lost={})
-    assert [each.verdict for each in compared_index(KEYS, index, here, [step])] == [
+    (step,) = compare(KEYS, here, NO_RING, phase="both", conflicts={})
+    assert [each.verdict for each in compare_old_indexes(KEYS, index, here, [step])] == [
         *("index", "index", "index", "abandoned")
     ]
     here = seen(1, [entry("jxt//tenants/1/meta", meta)], [entry("jxt/tenants/1/meta", meta)])
-    (step,) = compared(KEYS, here, NO_RING, phase="both", lost={})
-    assert [each.verdict for each in compared_index(KEYS, index, here, [step])] == [
+    (step,) = compare(KEYS, here, NO_RING, phase="both", conflicts={})
+    assert [each.verdict for each in compare_old_indexes(KEYS, index, here, [step])] == [
         *("equal", "equal", "equal", "abandoned")
     ]
 
 
 def test_names_of_indexes():
-    assert same_name("by-name", "R&D%2FQA", "R&D/QA")
-    assert same_name("host", "WWW.a.b", "www.A.b")
-    assert same_name("by-code", "ACME", "acme")
-    assert not same_name("ftp-user", "Bob", "bob")
+    assert is_spelling_of("R&D/QA", "R&D%2FQA", "by-name")
+    assert is_spelling_of("www.A.b", "WWW.a.b", "host")
+    assert is_spelling_of("acme", "ACME", "by-code")
+    assert not is_spelling_of("bob", "Bob", "ftp-user")
 
 
 def test_steps_are_counted_in_order():
     steps = [PartPlan(1, b"a", "equal"), PartPlan(1, b"b", "missing"), PartPlan(1, b"c", "equal")]
-    assert list(counted(steps).items()) == [("missing", 1), ("equal", 2)]
+    assert verdict_counts(steps, REASONS) == "1 missing, 2 equal"
+
+
+def read_verified(path: Path) -> VerifiedKeys:
+    return verified_file.read(path, JxtHeader, VerifiedKey, format=FORMAT)
 
 
 def test_what_was_verified_is_read_as_it_was_written(tmp_path: Path):
-    told = Verified(
-        Header("etcd://x", "jxt"), [VerifiedKey(1, "jxt//hosts/名", 5), VerifiedKey(0, "b", 6)]
+    told: VerifiedKeys = Verified(
+        JxtHeader("etcd://x", "jxt"), [VerifiedKey(1, "jxt//hosts/名", 5), VerifiedKey(0, "b", 6)]
     )
-    deletion.write(tmp_path / "file", told)
-    assert deletion.read(tmp_path / "file") == told
+    verified_file.write(tmp_path / "file", told)
+    assert read_verified(tmp_path / "file") == told
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -773,6 +812,6 @@ def test_what_was_verified_is_read_as_it_was_written(tmp_path: Path):
 def test_another_file_is_refused(tmp_path: Path, content: str):
     (tmp_path / "file").write_text(content)
     with pytest.raises((InvalidRequest, MigrationError), match="verify"):
-        deletion.read(tmp_path / "file")
-    with pytest.raises(MigrationError, match="before `verify`"):
-        deletion.read(tmp_path / "none")
+        read_verified(tmp_path / "file")
+    with pytest.raises(MigrationError, match="run `verify` first"):
+        read_verified(tmp_path / "none")

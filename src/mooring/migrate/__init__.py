@@ -1,2 +1,2 @@
-"""Moving what older programs keep into the formats of today: look first, copy, compare, keep both
-while there are writers of both, delete. One package for each migration."""
+"""Migrations from older formats, one package for each: plan, copy, bridge while both formats have
+writers, verify, delete."""

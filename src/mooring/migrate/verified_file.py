@@ -1,6 +1,7 @@
-"""A file of what was verified: `verify` writes it, and `delete` deletes only what it lists.
+"""The file of verified data: `verify` writes it, and `delete` deletes only what it lists.
 
-One JSON object a line; the first, its header, says of which migration it is, and its format.
+It has one JSON object per line. The first line is a header that identifies the migration and the
+format of the file.
 """
 
 from __future__ import annotations
@@ -8,65 +9,81 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from mooring.errors import InvalidRequest, MigrationError, MooringError, misplaced
 
 H = TypeVar("H", bound=msgspec.Struct)
-L = TypeVar("L", bound=msgspec.Struct)
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-def write(path: Path, header: msgspec.Struct, lines: Iterable[msgspec.Struct]) -> None:
-    """Put it where it belongs at once, readable for its owner alone: what it lists may be secret.
-    Raises `MigrationError` where it cannot be written."""
+class Verified(NamedTuple, Generic[H, T]):
+    header: H
+    items: Sequence[T]
+
+    def check_header(self, header: H) -> None:
+        """Raise `MigrationError` if these items belong to another migration."""
+        if self.header != header:
+            raise MigrationError(
+                f"the file is from another migration, {self.header}; this one is {header}"
+            )
+
+
+def write(path: Path, verified: Verified[H, T]) -> None:
+    """Replace the file atomically, readable by its owner only: it may contain secrets. Raises
+    `MigrationError` if it cannot be written."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
         unfinished.unlink(missing_ok=True)
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as output:
-            for line in (header, *lines):
-                output.write(json.dumps(msgspec.to_builtins(line)) + "\n")
+            for line in (verified.header, *verified.items):
+                fields = msgspec.to_builtins(line, order="deterministic")
+                output.write(json.dumps(fields) + "\n")
             output.flush()
             os.fsync(output.fileno())
         unfinished.replace(path)
     except OSError as error:
-        raise _cannot(path, "written", error) from error
+        raise _file_error(path, "written", error) from error
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()
 
 
 def discard(path: Path) -> None:
-    """What was verified once no longer counts."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot(path, "removed", error) from error
+        raise _file_error(path, "removed", error) from error
 
 
-def read(path: Path, header: type[H], line: type[L], *, format: str) -> tuple[H, list[L]]:
-    """Raises `MigrationError` where it is not there, and `InvalidRequest` for any other file."""
+def read(path: Path, header_type: type[H], item_type: type[T], *, format: str) -> Verified[H, T]:
+    """Raises `MigrationError` if the file does not exist, and `InvalidRequest` for any other
+    file."""
     try:
         first, *rest = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-        head = msgspec.convert(first, header)
-        lines = [msgspec.convert(each, line) for each in rest]
+        header = msgspec.convert(first, header_type)
+        items = [msgspec.convert(line, item_type) for line in rest]
     except FileNotFoundError:
         raise MigrationError(
-            f"{path} is not there: nothing is deleted before `verify` found no difference"
+            f"{path} does not exist: run `verify` first; nothing is deleted before it finds no "
+            "difference"
         ) from None
     except OSError as error:
-        raise _cannot(path, "read", error) from error
-    except ValueError as error:  # no JSON, no text, or other JSON
-        raise InvalidRequest(f"{path} is not what `verify` writes: name that file") from error
+        raise _file_error(path, "read", error) from error
+    except ValueError as error:  # not text, not JSON, or other JSON
+        raise InvalidRequest(
+            f"{path} was not written by `verify`: pass the file that `verify` wrote"
+        ) from error
     if first["format"] != format:
-        raise MigrationError(f"{path} is of another version: run `verify` again")
-    return head, lines
+        raise MigrationError(f"{path} has the format of another version: run `verify` again")
+    return Verified(header, items)
 
 
-def _cannot(path: Path, what: str, error: OSError) -> MooringError:
+def _file_error(path: Path, action: str, error: OSError) -> MooringError:
     kind = InvalidRequest if misplaced(error) else MigrationError
-    return kind(f"{path} cannot be {what}: {error.strerror}")
+    return kind(f"{path} cannot be {action}: {error.strerror}")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import open_hub, require_service
+from mooring.cli.io.connect import open_hub, require_service, run_until_stopped
 from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption, seconds
 from mooring.cli.io.output import log_to_stderr, note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
@@ -20,7 +18,6 @@ from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.registry.contract import Brake, CleanupReport, Evictions
 from mooring.settings.registry import RegistrySettings, load, parse
-from mooring.tasks import Tasks
 
 app = CommandGroup(
     help="List and release mass-expiry brakes of a Redis registry.",
@@ -89,27 +86,15 @@ async def _run_cleanup(
     url: str, evictions: Evictions, settings: RegistrySettings, as_json: bool
 ) -> None:
     """Run until a signal arrives. Each pass logs what it did."""
-    reports: asyncio.Queue[CleanupReport | None] = asyncio.Queue()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, reports.put_nowait, None)
     log_to_stderr("mooring.registry.redis.cleanup")
     interval, timeout = settings.cleanup.interval, settings.cleanup.global_timeout
-    note(
+    await run_until_stopped(
+        evictions.run,
+        _report_record,
         f"{url}: every {durations.show(interval)}, evicts instances without a heartbeat for "
-        f"{durations.show(timeout)}; Ctrl-C stops it"
+        f"{durations.show(timeout)}; Ctrl-C stops it",
+        as_json=as_json,
     )
-    tasks = Tasks()
-    try:
-        running = tasks.start(evictions.run(reports.put_nowait), name="cleanup")
-        running.add_done_callback(lambda _: reports.put_nowait(None))
-        while (report := await reports.get()) is not None:
-            if as_json:
-                show_json(_report_record(report))
-        if running.done():
-            running.result()  # raises its exception
-    finally:
-        await tasks.aclose()
-    note("stopped")
 
 
 def _report_record(report: CleanupReport) -> dict[str, JSON]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -11,19 +12,21 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from mooring.cli.io.options import LayoutOption, NamespaceOption, RegistryOption, StoreOption
-from mooring.cli.io.output import log_crashes, log_to_stderr, warn
+from mooring.cli.io.output import log_crashes, log_to_stderr, note, show_json, warn
 from mooring.errors import InvalidRequest, RegistryError, Unavailable
 from mooring.formatting import quoted
 from mooring.hub import Hub, connect
-from mooring.model import Instance
+from mooring.model import JSON, Instance
 from mooring.names import closest, join_service, split_service
 from mooring.settings.registry import RegistrySettings, parse
+from mooring.tasks import Tasks
 from mooring.tenants.keys import NAMESPACE, TenantKeys
 
 if TYPE_CHECKING:
     from mooring.tenants.publish.publisher import Publisher
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 LOCAL = "127.0.0.1:2379"
 """The default address of `mooring serve`."""
@@ -92,6 +95,33 @@ class TenantTarget:
                 return await work(hub.publisher(namespace=self.namespace, by=by))
 
         return run_command(with_publisher())
+
+
+async def run_until_stopped(
+    start: Callable[[Callable[[R], None]], Coroutine[object, object, object]],
+    record: Callable[[R], Mapping[str, JSON]],
+    banner: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Run background work until it ends, or SIGINT or SIGTERM stops it. `start` receives the
+    callback for its reports, which are printed with `as_json`."""
+    reports: asyncio.Queue[R | None] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, reports.put_nowait, None)
+    note(banner)
+    tasks = Tasks()
+    try:
+        running = tasks.start(start(reports.put_nowait), name="background work")
+        running.add_done_callback(lambda _: reports.put_nowait(None))
+        while (report := await reports.get()) is not None:
+            if as_json:
+                show_json(record(report))
+        if running.done():
+            running.result()  # raises the error of a crash
+    finally:
+        await tasks.aclose()
+    note("stopped")
 
 
 @asynccontextmanager

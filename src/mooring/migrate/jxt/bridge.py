@@ -1,12 +1,11 @@
-"""The bridge: both formats kept level for as long as there are programs of both.
+"""The bridge: keeps both formats in sync while there are programs of both.
 
-It follows the old keys and the new ones. A unit of which anything was written is looked at, and
-made level (`settling.py`); what the bridge itself writes is known to the ledger, and goes no
-further. Any number of bridges may run, beside copies; one that stops and starts again finds from
-the ledger what happened meanwhile, deletions too.
+It watches the old and the new keys, and syncs each unit that changes. Its own writes are in the
+ledger, so they cause no further changes. Any number of bridges may run, alongside copies. A bridge
+that restarts learns from the ledger what has happened meanwhile, including deletions.
 
-After the cut-over the old keys follow the new ones, and are followed no longer. Once their deletion
-begins, the bridge ends.
+After the cut-over, the old keys only follow the new ones. When their deletion begins, the bridge
+ends.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from contextlib import AsyncExitStack
 from mooring.errors import Closed, StoreError
 from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.migration import Migration
-from mooring.migrate.jxt.plan import Lost
+from mooring.migrate.jxt.plan import ClaimConflict
 from mooring.migrate.jxt.sync_unit import SyncResult
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry
@@ -28,56 +27,60 @@ from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 8
-"""Units that are worked on at once."""
-_AGAIN = 5.0
-"""Seconds after which a unit is tried again of which something could not be written."""
+_PARALLEL = 8
+"""Units that are synced concurrently."""
+_RETRY_AFTER = 5.0
+"""Seconds after which a unit with problems is synced again."""
+
+Notify = Callable[[SyncResult], None]
 
 
 class Bridge:
-    def __init__(self, migration: Migration, *, again: float = _AGAIN) -> None:
-        self._migration, self._again = migration, again
-        self._reading = migration.reading
+    def __init__(self, migration: Migration, *, retry_after: float = _RETRY_AFTER) -> None:
+        self._migration, self._retry_after = migration, retry_after
+        self._reader = migration.reader
         self._due: dict[int, None] = {}
-        """Units to look at, in the order in which they came."""
-        self._later: dict[int, float] = {}
-        """Units to look at again, and when."""
+        """Units to sync, in the order in which they changed."""
+        self._retries: dict[int, float] = {}
+        """Units to sync again, and when."""
         self._units: set[int] = set()
-        """All that were heard of."""
-        self._lost: dict[int, Mapping[str, Lost]] = {}
-        """What must not be written when a unit is first looked at: it is for another tenant."""
-        self._working: set[int] = set()
+        """All known units."""
+        self._conflicts: dict[int, Mapping[str, ClaimConflict]] = {}
+        """Parts that must not be written when their unit is synced for the first time."""
+        self._in_progress: set[int] = set()
         self._wake = asyncio.Event()
-        self._told: dict[int, tuple[str, ...]] = {}
+        self._reported: dict[int, tuple[str, ...]] = {}
         self._cut = self._over = False
 
-    async def run(self, told: Callable[[SyncResult], None] = lambda _: None) -> None:
-        """Until it is cancelled, or the old keys are being deleted. `told` hears of each unit of
-        which something was done, or could not be."""
-        keys, old, ledger = self._reading.keys, self._reading.old, self._reading.ledger
+    async def run(self, notify: Notify = lambda _: None) -> None:
+        """Run until cancelled, or until the deletion of the old keys begins. Calls `notify` for
+        each unit with changes or new problems."""
+        keys, old_keys, ledger = self._reader.keys, self._reader.old_keys, self._reader.ledger
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(tasks.aclose)
-            store = self._migration.store
-            for part in (old.all, keys.all, keys.common, keys.platform, keys.health, ledger.all):
-                mirror = Mirror(RangeFeed(store, part))
-                hear = self._hear_ledger if part == ledger.all else self._hear
-                stack.callback(mirror.subscribe(hear))
+            ranges = (keys.all, keys.common, keys.platform, keys.health, ledger.all)
+            for range_ in (old_keys.all, *ranges):
+                mirror = Mirror(RangeFeed(self._migration.store, range_))
+                on_update = self._on_ledger if range_ == ledger.all else self._on_keys
+                stack.callback(mirror.subscribe(on_update))
                 await stack.enter_async_context(mirror)
-            await self._share_out()
+            await self._read_conflicts()
             workers = [
-                tasks.start(self._work(told), name=f"bridge {number}") for number in range(_AT_ONCE)
+                tasks.start(self._work(notify), name=f"bridge {number}")
+                for number in range(_PARALLEL)
             ]
             done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
             for worker in done:
                 worker.result()
 
-    async def _share_out(self) -> None:
-        """Who gets what several tenants lay claim to, before any of them takes it."""
+    async def _read_conflicts(self) -> None:
+        """Decide who gets a name that several tenants claim, before any of them is synced."""
         backoff = Backoff(0.1, 5.0)
         while True:
             try:
-                self._lost = dict(self._migration.lots(await self._reading.whole()))
+                snapshot = await self._reader.snapshot()
+                self._conflicts = dict(self._migration.claim_conflicts(snapshot))
                 return
             except Closed:
                 raise
@@ -85,73 +88,73 @@ class Bridge:
                 log.warning("bridge: %s", error)
                 await asyncio.sleep(backoff.next())
 
-    def _hear(self, update: Update[bytes, Entry]) -> None:
+    def _on_keys(self, update: Update[bytes, Entry]) -> None:
         for change in update.changes:
-            if (unit := self._reading.unit_of(change.key)) is not None:
-                self._look_at(unit)
+            if (unit := self._reader.unit_of(change.key)) is not None:
+                self._schedule(unit)
         self._wake.set()
 
-    def _look_at(self, unit: int) -> None:
+    def _schedule(self, unit: int) -> None:
         self._units.add(unit)
         self._due[unit] = None
 
-    def _hear_ledger(self, update: Update[bytes, Entry]) -> None:
-        """Units that are nowhere but there were deleted; and where another bridge wrote, it may
-        have been stopped before all was done. The marker concerns all: what was written while the
-        other format counted has to be looked at again."""
+    def _on_ledger(self, update: Update[bytes, Entry]) -> None:
+        """A unit that exists only in the ledger was deleted, and another bridge that wrote an entry
+        may have stopped before it finished. A new phase concerns all units, because of writes
+        during the former one."""
         for change in update.changes:
-            unit = self._reading.ledger.unit(change.key)
+            unit = self._reader.ledger.unit(change.key)
             if unit is not None:
-                self._look_at(unit)
-            if change.key == self._reading.ledger.marker:
+                self._schedule(unit)
+            if change.key == self._reader.ledger.marker:
                 self._due |= dict.fromkeys(sorted({0, *self._units}))
         self._wake.set()
 
-    async def _work(self, told: Callable[[SyncResult], None]) -> None:
-        """Until the deletion of the old keys begins."""
-        backoff, away = Backoff(0.1, 5.0), False
+    async def _work(self, notify: Notify) -> None:
+        """Sync units until the deletion of the old keys begins."""
+        backoff, unavailable = Backoff(0.1, 5.0), False
         while not self._over:
             unit = self._next()
             if unit is None:
                 await self._wait()
                 continue
-            self._working.add(unit)
+            self._in_progress.add(unit)
             try:
-                settled = await self._migration.settler.settle(
-                    unit, back=True, lost={unit: self._lost.get(unit, {})}
+                result = await self._migration.unit_sync.sync(
+                    unit, back=True, conflicts=self._conflicts.get(unit)
                 )
             except Closed:
                 raise
             except StoreError as error:
-                if not away:
+                if not unavailable:
                     log.warning("bridge: %s", error)
-                away = True
+                unavailable = True
                 self._due[unit] = None
                 await asyncio.sleep(backoff.next())
                 continue
             finally:
-                self._working.discard(unit)
-            self._lost.pop(unit, None)
-            away = False
+                self._in_progress.discard(unit)
+            self._conflicts.pop(unit, None)
+            unavailable = False
             backoff.reset()
-            self._tell(settled, told)
+            self._report(result, notify)
         self._wake.set()
 
     def _next(self) -> int | None:
-        """A unit on which nobody works."""
+        """A unit that is due and not in progress."""
         now = time.monotonic()
-        for unit in [unit for unit, at in self._later.items() if at <= now]:
-            del self._later[unit]
+        for unit in [unit for unit, at in self._retries.items() if at <= now]:
+            del self._retries[unit]
             self._due[unit] = None
         for unit in self._due:
-            if unit not in self._working:
+            if unit not in self._in_progress:
                 del self._due[unit]
                 return unit
         return None
 
     async def _wait(self) -> None:
         self._wake.clear()
-        if self._due and not self._working:
+        if self._due and not self._in_progress:
             return
         try:
             async with asyncio.timeout(1.0):
@@ -159,35 +162,35 @@ class Bridge:
         except TimeoutError:
             pass
 
-    def _tell(self, settled: SyncResult, told: Callable[[SyncResult], None]) -> None:
+    def _report(self, result: SyncResult, notify: Notify) -> None:
         self._wake.set()
-        unit = settled.unit
-        who = f"tenant {unit}" if unit else "common"
-        if settled.phase == "over":
+        unit = result.unit
+        name = f"tenant {unit}" if unit else "common"
+        if result.phase == "over":
             if not self._over:
-                log.warning("bridge: the old keys are being deleted: there is nothing to do")
+                log.warning("bridge: ends, because the old keys are being deleted")
             self._over = True
             return
-        if not unit and (settled.phase != "both") != self._cut:
+        if not unit and (result.phase != "both") != self._cut:
             self._cut = not self._cut
-            now = "the new keys count alone now; the old ones follow them"
-            log.warning("bridge: %s", now if self._cut else "both formats count again")
-        for change in settled.changes:
+            phase = "only the new keys count now; the old ones follow them"
+            log.warning("bridge: %s", phase if self._cut else "both formats count again")
+        for change in result.changes:
             level = logging.DEBUG if change.path == SENTINEL else logging.INFO
-            log.log(level, "%s: %s %s", who, change.path, change.move)
+            log.log(level, "%s: %s %s", name, change.path, change.move)
             if change.conflict:
-                log.warning("%s: %s was changed on both sides; the later counts", who, change.path)
-        complaints = (
-            *settled.problems,
-            *(f"{path} was written after the cut-over, and is ignored" for path in settled.strays),
+                log.warning("%s: both sides changed %s; the later counts", name, change.path)
+        problems = (
+            *result.problems,
+            *(f"{path} was written after the cut-over, and is ignored" for path in result.strays),
         )
-        if complaints != self._told.get(unit, ()):
-            for complaint in complaints:
-                log.warning("%s: %s", who, complaint)
-        new = complaints != self._told.pop(unit, ())
-        if complaints:
-            self._told[unit] = complaints
-        if settled.problems:
-            self._later[unit] = time.monotonic() + self._again
-        if settled.changes or new:
-            told(settled)
+        new = problems != self._reported.pop(unit, ())
+        if new:
+            for problem in problems:
+                log.warning("%s: %s", name, problem)
+        if problems:
+            self._reported[unit] = problems
+        if result.problems:
+            self._retries[unit] = time.monotonic() + self._retry_after
+        if result.changes or new:
+            notify(result)

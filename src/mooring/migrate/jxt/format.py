@@ -1,4 +1,4 @@
-"""The old keys: what they are, and where. Pure.
+"""The old keys. Pure.
 
     {ns}//jxt/config/tenants/{id}/services/{code}/database
     {ns}//tenants/{id}/meta | domain/primary | domain/aliases | domain/internal | ftp | storage
@@ -9,12 +9,12 @@
     {ns}//platform/configs/{key}
     {ns}//_health/sentinel
 
-and those of the generation before, which lie among the new ones:
+and the keys of the previous format, which are among the new ones:
 
     {ns}/tenants/{id}/database        one object for the whole tenant
     {ns}/tenants/{id}/ftp             one object: one user
 
-What belongs together is called a *unit*: a tenant, by its id, or 0 for what concerns all.
+A *unit* is a tenant, by its id, or 0 for the common settings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mooring.tenants.keys import (
 SENTINEL = "_health/sentinel"
 
 _SINGLE = ("meta", *DOMAIN, "storage")
-_ELSEWHERE: Mapping[IndexKind, str] = {
+_INDEX_FOLDERS: Mapping[IndexKind, str] = {
     "by-code": "tenants/by-code/",
     "by-name": "tenants/by-name/",
     "ftp-user": "ftp-users/",
@@ -52,19 +52,27 @@ _ELSEWHERE: Mapping[IndexKind, str] = {
 
 
 class OldPart(msgspec.Struct, frozen=True):
-    """A key that configures a tenant, or all. `path` is where it belongs today; `ftp` and
-    `database` alone are those whose place their value says."""
+    """A key that configures a unit. `path` is that of the new key; for `ftp` and `database`, the
+    value determines the rest of the path."""
 
     unit: int
     path: str
-    former: bool = False
-    """It is of the generation before."""
+    previous: bool = False
+    """It belongs to the previous format."""
 
 
 class OldIndex(msgspec.Struct, frozen=True):
     kind: IndexKind
     name: str
-    """As it stands in the key."""
+    """As spelled in the key."""
+
+
+class OldIndexEntry(msgspec.Struct, frozen=True):
+    index: OldIndex
+    key: bytes
+    modified: int
+    holder: int
+    """The tenant that it refers to; 0 if unknown."""
 
 
 class OldKeys:
@@ -74,64 +82,65 @@ class OldKeys:
         self._new = keys
         self.root = f"{keys.namespace}//"
         self.all = prefix(self.root.encode())
-        """All but those of the generation before, which are among `keys.all`."""
+        """All old keys except those of the previous format, which are in `keys.all`."""
 
-    def understand(self, name: bytes) -> OldPart | OldIndex | None:
-        """What a key is; None for one that is foreign."""
+    def parse(self, name: bytes) -> OldPart | OldIndex | None:
+        """None for a foreign key."""
         try:
             path = name.decode()
         except UnicodeDecodeError:
             return None
         if not path.startswith(self.root):
-            return self._of_former(path)
+            return self._previous_part(path)
         below = path.removeprefix(self.root)
-        for kind, folder in _ELSEWHERE.items():
+        for kind, folder in _INDEX_FOLDERS.items():
             if below.startswith(folder):
                 return OldIndex(kind, below.removeprefix(folder)) if below != folder else None
         if below in (*COMMON, SENTINEL) or (
             below.startswith(PLATFORM) and below == joined(below) and below != PLATFORM
         ):
             return OldPart(0, below)
-        return self._of_tenant(below)
+        return self._tenant_part(below)
 
-    def _of_former(self, path: str) -> OldPart | None:
+    def _previous_part(self, path: str) -> OldPart | None:
         id, _, rest = path.removeprefix(f"{self._new.namespace}/tenants/").partition("/")
         known = is_id(id) and rest in ("database", "ftp")
-        return OldPart(int(id), rest, former=True) if known else None
+        return OldPart(int(id), rest, previous=True) if known else None
 
-    def _of_tenant(self, below: str) -> OldPart | None:
+    def _tenant_part(self, below: str) -> OldPart | None:
         if below.startswith("tenants/"):
             id, _, rest = below.removeprefix("tenants/").partition("/")
             return OldPart(int(id), rest) if is_id(id) and rest in (*_SINGLE, "ftp") else None
         id, _, rest = below.removeprefix("jxt/config/tenants/").partition("/")
         service = rest.removeprefix("services/").removesuffix("/database")
         if below.startswith("jxt/config/tenants/") and is_id(id) and service:
-            return OldPart(int(id), f"database/{service}") if rest == _of(service) else None
+            return OldPart(int(id), f"database/{service}") if rest == _database(service) else None
         return None
 
     def part(self, unit: int, path: str) -> bytes:
-        """Where a part of today was kept: that of a user with all others."""
+        """The old key of a part. All FTP users of a tenant share one."""
         if not unit:
             return f"{self.root}{path}".encode()
         kind = kind_of(path)
         if kind == "database":
-            id, service = check_id(unit), _of(name_of(path))
+            id, service = check_id(unit), _database(name_of(path))
             return f"{self.root}jxt/config/tenants/{id}/{service}".encode()
         return f"{self.root}tenants/{check_id(unit)}/{'ftp' if kind == 'ftp' else path}".encode()
 
     def index(self, kind: IndexKind, name: str) -> bytes:
-        """`name` as people write it."""
+        """The old key of an index; `name` is not escaped."""
         lowered = name.lower() if kind == "host" else name
-        return f"{self.root}{_ELSEWHERE[kind]}{lowered}".encode()
+        return f"{self.root}{_INDEX_FOLDERS[kind]}{lowered}".encode()
 
-    def spellings(self, kind: IndexKind, name: str, code: str) -> list[bytes]:
-        """Wherever else a publisher may have written that index. `code` is that of its tenant."""
+    def index_variants(self, kind: IndexKind, name: str, code: str) -> list[bytes]:
+        """Other keys to which publishers may have written this index. `code` is that of the
+        tenant."""
         if kind == "by-name":
-            return [self.index(kind, each) for each in (path_escape(name), code) if each]
+            return [self.index(kind, variant) for variant in (path_escape(name), code) if variant]
         return [self.index(kind, name.lower())] if kind == "by-code" else []
 
-    def of(self, unit: int) -> list[Range]:
-        """Where the parts of a unit are; those of the generation before are among the new."""
+    def ranges(self, unit: int) -> list[Range]:
+        """The ranges of a unit's old parts, except those of the previous format."""
         if not unit:
             folders = ("common/", PLATFORM, "_health/")
             return [prefix(f"{self.root}{folder}".encode()) for folder in folders]
@@ -142,18 +151,18 @@ class OldKeys:
         ]
 
 
-def _of(service: str) -> str:
+def _database(service: str) -> str:
     return f"services/{service}/database"
 
 
-def same_name(kind: IndexKind, written: str, name: str) -> bool:
-    """Whether an old index that was written so is that of a name."""
+def is_spelling_of(name: str, spelling: str, kind: IndexKind) -> bool:
+    """Whether an old index with this spelling belongs to a name."""
     if kind == "by-name":
-        return written in (name, path_escape(name))
-    return written == name if kind == "ftp-user" else written.lower() == name.lower()
+        return spelling in (name, path_escape(name))
+    return spelling == name if kind == "ftp-user" else spelling.lower() == name.lower()
 
 
 def digest(value: JSON) -> str:
-    """What a value is known by again."""
+    """A digest that does not depend on the order of fields."""
     raw = msgspec.json.encode(value, order="deterministic")
     return hashlib.blake2b(raw, digest_size=12).hexdigest()

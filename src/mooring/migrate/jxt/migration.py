@@ -1,5 +1,5 @@
-"""The migration: what is to be done, the copy, the check of it, the cut-over, and the end of the
-old keys. Everything may be stopped at any point and run again."""
+"""The migration: plan, copy, verify, cut over and delete. Every step can be interrupted and
+repeated."""
 
 from __future__ import annotations
 
@@ -7,44 +7,83 @@ import asyncio
 import getpass
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from mooring.errors import Conflict, MigrationError, OutcomeUnknown
-from mooring.migrate.jxt.deletion import Deletion, Header, Verified, VerifiedKey
-from mooring.migrate.jxt.index_diff import amiss, compared_index, unled
-from mooring.migrate.jxt.parallel import Progress, each, silent
-from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, Lots, PartPlan, compared, lots, vanished
-from mooring.migrate.jxt.reader import Mark, Reading, Whole
-from mooring.migrate.jxt.state import Marker
+from mooring.formatting import quoted
+from mooring.migrate.jxt.format import OldIndex, OldKeys
+from mooring.migrate.jxt.indexes import (
+    compare_new_indexes,
+    compare_old_indexes,
+    missing_old_indexes,
+)
+from mooring.migrate.jxt.plan import (
+    DELETABLE,
+    DIFFERENT,
+    ClaimConflicts,
+    PartPlan,
+    claim_conflicts,
+    compare,
+    deleted_in_new,
+)
+from mooring.migrate.jxt.reader import MigrationSnapshot, Reader
+from mooring.migrate.jxt.state import CutoverMarker, CutoverState, SyncedState, UnitState
 from mooring.migrate.jxt.sync_unit import NewIndexes, SyncResult, UnitSync
-from mooring.store.contract import Delete, Put, Store, absent, key, unchanged
+from mooring.migrate.jxt.translation import translate
+from mooring.migrate.progress import Progress, in_parallel, no_progress
+from mooring.migrate.verified_file import Verified
+from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, key, unchanged
+from mooring.tasks import Backoff
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.publish.committer import now
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 
-_YIELD = 200  # units compared before others get their turn
+_YIELD = 200  # units that are compared before other tasks run
+_BATCH = 100
+"""Keys that are deleted in one commit."""
+
+FORMAT = "mooring jxt verified 1"
 
 
-class Different(MigrationError):
-    """The new keys do not say yet what the old ones do."""
+class JxtHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    store: str
+    """Its URL, without a password."""
+    namespace: str
+    format: str = FORMAT
+
+    def __str__(self) -> str:
+        return f"the namespace {quoted(self.namespace)} in {self.store}"
+
+
+class VerifiedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    unit: int
+    key: str
+    modified: int
+
+
+VerifiedKeys: TypeAlias = Verified[JxtHeader, VerifiedKey]
+
+
+class DifferencesRemain(MigrationError):
+    """The new keys do not match the old ones yet."""
 
     def __init__(self, steps: Sequence[PartPlan]) -> None:
-        self.steps = steps
         shown = ", ".join(f"{step.name} ({step.verdict})" for step in steps[:5])
         more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
         super().__init__(
-            f"the old keys cannot be given up yet: {shown}{more}; run `copy`, or a `bridge`, and "
-            "see what `verify` says"
+            f"the old keys are still needed: {shown}{more}; run `copy` or `bridge`, and see "
+            "`verify`"
         )
 
 
 class Migration:
-    """From the old keys below a namespace to the new ones, in one store.
+    """Migrates the old keys of a namespace to the new ones, in one store.
 
-    `by` is who is named in the histories of tenants and with the cut-over.
+    `by` is the author in the histories of tenants and in the cut-over marker.
     """
 
     def __init__(
@@ -58,173 +97,304 @@ class Migration:
         self.keys = TenantKeys(namespace)
         self.store = store
         self.ring = Keyring.from_environment() if ring is None else ring
-        self.reading = Reading(store, self.keys)
+        self.reader = Reader(store, self.keys)
         self.by = by or f"{_user()}@{socket.gethostname()}"
         self._publisher = Publisher(store, self.keys, ring=self.ring, by=self.by)
-        self._mender = NewIndexes(store, self.keys, self._publisher)
-        self.settler = UnitSync(store, self.reading, self._publisher, self.ring)
+        self._new_indexes = NewIndexes(store, self.keys, self._publisher)
+        self.unit_sync = UnitSync(store, self.reader, self._publisher, self.ring)
 
     @property
-    def header(self) -> Header:
-        return Header(self.store.url, self.keys.namespace)
+    def header(self) -> JxtHeader:
+        return JxtHeader(self.store.url, self.keys.namespace)
 
-    async def plan(self, progress: Progress = silent) -> list[PartPlan]:
-        """What a copy would do, for each old key. Nothing is written."""
-        return await self._compared(await self.reading.whole(), progress)
+    async def plan(self, progress: Progress = no_progress) -> list[PartPlan]:
+        """What a copy would do, for each old key. Writes nothing."""
+        return await self._compare(await self.reader.snapshot(), progress)
 
-    def lots(self, whole: Whole) -> Lots:
-        """Who gets what several tenants lay claim to."""
-        return lots(self.keys, whole.views.values(), self.ring)
+    def claim_conflicts(self, snapshot: MigrationSnapshot) -> ClaimConflicts:
+        return claim_conflicts(self.keys, snapshot.units.values(), self.ring)
 
-    async def _compared(self, whole: Whole, progress: Progress) -> list[PartPlan]:
-        lost, removed = self.lots(whole), await self._removed(whole)
+    async def _compare(self, snapshot: MigrationSnapshot, progress: Progress) -> list[PartPlan]:
+        conflicts, removed = self.claim_conflicts(snapshot), await self._removed(snapshot)
         steps: list[PartPlan] = []
-        index = dict(whole.index)
-        kinds = {each.place.kind for those in index.values() for each in those}
-        for done, (unit, here) in enumerate(whole.views.items()):
-            found = compared(
+        old_indexes = dict(snapshot.old_indexes)
+        kinds = {one.index.kind for entries in old_indexes.values() for one in entries}
+        for done, (unit, state) in enumerate(snapshot.units.items()):
+            parts = compare(
                 self.keys,
-                here,
+                state,
                 self.ring,
-                phase=whole.mark.phase,
-                lost=lost,
-                cut=whole.mark.cut,
+                phase=snapshot.cutover.phase,
+                conflicts=conflicts,
+                compared_at=snapshot.cutover.compared_at,
                 removed=removed.get(unit, ()),
             )
-            empty = not here.told.findings and not here.new
-            leading = index.pop(unit, []) if unit else []
-            steps += found
-            steps += compared_index(self.keys, leading, None if empty else here, found)
-            if unit and whole.mark.phase != "over":
-                steps += unled(self.keys, self.reading.old, here, leading, kinds)
-            progress(done, len(whole.views))
+            exists = state.old.keys or state.new
+            indexes = old_indexes.pop(unit, []) if unit else []
+            steps += parts
+            steps += compare_old_indexes(self.keys, indexes, state if exists else None, parts)
+            if unit and snapshot.cutover.phase != "over":
+                old_keys = self.reader.old_keys
+                steps += missing_old_indexes(self.keys, old_keys, state, indexes, kinds)
+            progress(done, len(snapshot.units))
             if done % _YIELD == 0:
                 await asyncio.sleep(0)
-        for leading in index.values():
-            steps += compared_index(self.keys, leading, None, ())
-        progress(len(whole.views), len(whole.views))
-        return [*steps, *amiss(self.keys, whole.views, whole.leading), *whole.foreign]
+        for indexes in old_indexes.values():
+            steps += compare_old_indexes(self.keys, indexes, None, ())
+        progress(len(snapshot.units), len(snapshot.units))
+        steps += compare_new_indexes(self.keys, snapshot.units, snapshot.new_indexes)
+        return steps + [
+            PartPlan(0, entry.key, "foreign", modified=entry.modified) for entry in snapshot.foreign
+        ]
 
-    async def _removed(self, whole: Whole) -> dict[int, set[str]]:
-        """Parts that are gone from the new keys, and whose removal is in a tenant's history."""
-        found: dict[int, set[str]] = {}
-        for unit, here in whole.views.items():
-            if unit and whole.mark.phase == "both" and (gone := vanished(here, self.ring)):
+    async def _removed(self, snapshot: MigrationSnapshot) -> dict[int, set[str]]:
+        """The parts whose removal from the new keys is in the history of the tenant."""
+        removed: dict[int, set[str]] = {}
+        if snapshot.cutover.phase != "both":
+            return removed
+        for unit, state in snapshot.units.items():
+            if unit and (deleted := deleted_in_new(state, self.ring)):
                 last = {
-                    step.path: step.after
+                    change.path: change.after
                     for entry in await self._publisher.history(unit)
-                    for step in entry.changes
+                    for change in entry.changes
                 }
-                found[unit] = {path for path in gone if path in last and last[path] is None}
-        return found
+                removed[unit] = {path for path in deleted if path in last and last[path] is None}
+        return removed
 
-    async def copy(self, progress: Progress = silent) -> AsyncIterator[SyncResult]:
-        """Mend what leads to tenants among the new keys, and bring what the old keys say into
-        those, unit by unit: what was done for each that was not level. Raises `MigrationError`
-        after the cut-over, when nothing is brought any more."""
-        whole = await self.reading.whole()
-        async for settled in self._mended(whole):
-            yield settled
-        _before_the_cut(whole.mark)
-        lost = self.lots(whole)
-        due = [unit for unit, here in whole.views.items() if self.settler.due(here)]
+    async def copy(self, progress: Progress = no_progress) -> AsyncIterator[SyncResult]:
+        """Repair new indexes, and copy the old keys to the new ones, unit by unit. Yields the
+        result for each unit that was not in sync. Raises `MigrationError` after the cut-over."""
+        snapshot = await self.reader.snapshot()
+        async for result in self._repair_indexes(snapshot):
+            yield result
+        _check_before_cutover(snapshot.cutover)
+        conflicts = self.claim_conflicts(snapshot)
+        due = [unit for unit, state in snapshot.units.items() if self.unit_sync.needs_copy(state)]
+
+        async def sync(unit: int) -> SyncResult:
+            return await self.unit_sync.sync(unit, back=False, conflicts=conflicts.get(unit))
+
         while due:
             again: list[int] = []
-            moved = False
+            changed = False
+            async for result in in_parallel(due, sync, progress):
+                if result.phase != "both":
+                    _check_before_cutover((await self.reader.unit(result.unit))[1])
+                changed = changed or bool(result.changes)
+                if result.problems:
+                    again.append(result.unit)
+                if result.changes or result.problems:
+                    yield result
+            # A name that one tenant gave up in this round may go to another in the next.
+            due = again if changed and len(again) < len(due) else []
 
-            async def settle(unit: int) -> SyncResult:
-                return await self.settler.settle(unit, back=False, lost=lost)
-
-            async for settled in each(due, settle, progress):
-                if settled.phase != "both":
-                    _before_the_cut((await self.reading.unit(settled.unit))[1])
-                moved = moved or bool(settled.changes)
-                if settled.problems:
-                    again.append(settled.unit)
-                if settled.changes or settled.problems:
-                    yield settled
-            # What one tenant gave up in this round, another may have in the next.
-            due = again if moved and len(again) < len(due) else []
-
-    async def _mended(self, whole: Whole) -> AsyncIterator[SyncResult]:
-        found: dict[int, list[PartPlan]] = {}
-        for step in amiss(self.keys, whole.views, whole.leading):
+    async def _repair_indexes(self, snapshot: MigrationSnapshot) -> AsyncIterator[SyncResult]:
+        steps: dict[int, list[PartPlan]] = {}
+        for step in compare_new_indexes(self.keys, snapshot.units, snapshot.new_indexes):
             if step.verdict in ("unindexed", "astray"):
-                found.setdefault(step.unit, []).append(step)
-        async for settled in each(list(found.items()), self._mender.mend, silent):
-            yield settled
+                steps.setdefault(step.unit, []).append(step)
+        async for result in in_parallel(list(steps.items()), self._new_indexes.repair):
+            yield result
 
-    async def verify(self, progress: Progress = silent) -> tuple[list[PartPlan], Verified]:
-        """The plan as it is now, with what may be deleted once nothing differs."""
-        steps = await self._compared(await self.reading.whole(), progress)
-        return steps, self._listed(steps)
+    async def verify(self, progress: Progress = no_progress) -> tuple[list[PartPlan], VerifiedKeys]:
+        """The current plan, and the keys that may be deleted if nothing differs."""
+        steps = await self._compare(await self.reader.snapshot(), progress)
+        return steps, self._verified(steps)
 
-    def _listed(self, steps: Iterable[PartPlan]) -> Verified:
-        listed = [
+    def _verified(self, steps: Iterable[PartPlan]) -> VerifiedKeys:
+        keys = [
             VerifiedKey(step.unit, step.key.decode(), step.modified)
             for step in steps
             if step.verdict in DELETABLE
         ]
-        return Verified(self.header, listed)
+        return Verified(self.header, keys)
 
-    async def cutover(self, progress: Progress = silent) -> tuple[Marker, list[PartPlan], Verified]:
-        """From now on the new keys count alone: compared once more, and then said in the store.
-        Done again, it changes nothing. Raises `Different`."""
+    async def cutover(
+        self, progress: Progress = no_progress
+    ) -> tuple[CutoverMarker, list[PartPlan], VerifiedKeys]:
+        """Compare once more, and record in the store that only the new keys count. Idempotent.
+        Raises `DifferencesRemain`."""
         while True:
-            whole = await self.reading.whole()
-            steps = await self._compared(whole, progress)
-            if whole.mark.marker is not None:
-                return whole.mark.marker, steps, self._listed(steps)
+            snapshot = await self.reader.snapshot()
+            steps = await self._compare(snapshot, progress)
+            if snapshot.cutover.marker is not None:
+                return snapshot.cutover.marker, steps, self._verified(steps)
             if different := [step for step in steps if step.verdict in DIFFERENT]:
-                raise Different(different)
-            marker = Marker(now(), self.by, whole.revision)
-            name = self.reading.ledger.marker
+                raise DifferencesRemain(different)
+            marker = CutoverMarker(now(), self.by, snapshot.revision)
+            name = self.reader.ledger.marker
             try:
-                await self.store.commit(Put(name, _encoded(marker)), require=[absent(name)])
+                await self.store.commit(
+                    Put(name, msgspec.json.encode(marker)), require=[absent(name)]
+                )
             except (Conflict, OutcomeUnknown):
                 continue
-            return marker, steps, self._listed(steps)
+            return marker, steps, self._verified(steps)
 
     async def undo(self, *, restart: bool = False) -> None:
-        """Take the cut-over back: both formats count again. Raises `MigrationError` where there was
-        none, and where the deletion of the old keys has begun, unless this is to `restart` the
-        migration: what was deleted is gone from the old keys then, and costs no new one."""
-        mark = await self._mark()
-        if mark.marker is None:
+        """Undo the cut-over: both formats count again. Raises `MigrationError` if there was none,
+        or if the deletion of the old keys has begun. The latter requires `restart`, which starts
+        the migration again: keys that were deleted do not delete any new ones."""
+        cutover = await self._read_cutover()
+        if cutover.marker is None:
             raise MigrationError("there was no cut-over")
-        if mark.phase == "over" and not restart:
+        if cutover.phase == "over" and not restart:
             raise MigrationError(
-                f"the old keys are being deleted since {mark.marker.deleting}, and do not come "
-                "back; `cutover --restart` begins the migration again, with those that are there"
+                f"the deletion of the old keys began at {cutover.marker.deleting} and cannot be "
+                "undone; `cutover --restart` starts the migration again, with the keys that exist"
             )
-        name = self.reading.ledger.marker
-        await self.store.commit(Delete(key(name)), require=[unchanged(name, mark.revision)])
+        name = self.reader.ledger.marker
+        await self.store.commit(Delete(key(name)), require=[unchanged(name, cutover.revision)])
 
-    async def _mark(self) -> Mark:
-        return (await self.reading.unit(0))[1]
+    async def _read_cutover(self) -> CutoverState:
+        return (await self.reader.unit(0))[1]
 
     async def delete(
-        self, verified: Verified, progress: Progress = silent
+        self, verified: VerifiedKeys, progress: Progress = no_progress
     ) -> tuple[int, list[str]]:
-        """Delete the old keys that were verified, if they are as they were then, and with them what
-        the ledger says of them: how many went, and which stay because they were written since.
+        """Delete the verified old keys that have not changed since, and their ledger entries.
+        Returns the number of deleted keys, and the keys that stay because they have changed.
 
-        Raises `MigrationError`, and deletes nothing, before the cut-over, and where what was
-        verified is another migration.
+        Raises `MigrationError`, and deletes nothing, before the cut-over, or if the keys belong to
+        another migration or are not old keys.
         """
-        if verified.header != self.header:
-            raise MigrationError(
-                f"what was verified is another migration, {verified.header}; this is {self.header}"
+        verified.check_header(self.header)
+        by_unit: dict[int, list[VerifiedKey]] = {}
+        for listed in verified.items:
+            if self.reader.old_keys.parse(listed.key.encode()) is None:
+                raise MigrationError(f"{listed.key} is not an old key: run `verify` again")
+            by_unit.setdefault(listed.unit, []).append(listed)
+        await self._begin_deletion()
+        deleted, stays = 0, []
+        units = list(by_unit.items())
+        async for count, changed in in_parallel(units, self._delete_unit, progress):
+            deleted += count
+            stays += changed
+        ledger = self.reader.ledger
+        entries = (await self.store.read(ledger.all, keys_only=True)).entries
+        recorded = [unit for entry in entries if (unit := ledger.unit(entry.key)) is not None]
+        async for _ in in_parallel(recorded, self._forget_deleted):
+            pass
+        return deleted, sorted(stays)
+
+    async def _begin_deletion(self) -> None:
+        """After this, bridges do not write any more."""
+        while True:
+            cutover = await self._read_cutover()
+            if cutover.marker is None:
+                raise MigrationError(
+                    "there was no cut-over: the old keys still count, and nothing is deleted"
+                )
+            if cutover.phase == "over":
+                return
+            name = self.reader.ledger.marker
+            marker = msgspec.structs.replace(cutover.marker, deleting=now())
+            try:
+                await self.store.commit(
+                    Put(name, msgspec.json.encode(marker)),
+                    require=[unchanged(name, cutover.revision)],
+                )
+            except (Conflict, OutcomeUnknown):
+                continue
+
+    async def _delete_unit(
+        self, of_unit: tuple[int, Sequence[VerifiedKey]]
+    ) -> tuple[int, list[str]]:
+        """Delete keys of a unit together with their state in the ledger, so that no bridge treats
+        their absence as a deletion to follow. Returns as `delete`."""
+        unit, listed = of_unit
+        ordered = sorted(listed, key=self._deletion_order)
+        deleted, stays = 0, []
+        for first in range(0, len(ordered), _BATCH):
+            count, changed = await self._delete_batch(unit, ordered[first : first + _BATCH])
+            deleted += count
+            stays += changed
+        return deleted, stays
+
+    def _deletion_order(self, listed: VerifiedKey) -> tuple[bool, str]:
+        """Indexes first."""
+        place = self.reader.old_keys.parse(listed.key.encode())
+        return not isinstance(place, OldIndex), listed.key
+
+    async def _delete_batch(
+        self, unit: int, listed: Sequence[VerifiedKey]
+    ) -> tuple[int, list[str]]:
+        backoff = Backoff()
+        tried: set[str] = set()
+        while True:
+            commit = await self.store.commit(
+                read=[Query(key(one.key.encode()), keys_only=True) for one in listed]
             )
-        return await Deletion(self.store, self.reading).run(verified, progress)
+            current = [read.first.modified if read.first else 0 for read in commit.reads]
+            pairs = list(zip(listed, current, strict=True))
+            stays = {one.key for one, modified in pairs if modified not in (0, one.modified)}
+            due = [one for one, modified in pairs if modified == one.modified]
+            tried |= {one.key for one in due}
+            try:
+                await self._commit_deletion(unit, due)
+            except (Conflict, OutcomeUnknown):
+                await asyncio.sleep(backoff.next())
+                continue
+            return len(tried - stays), sorted(stays)
+
+    async def _commit_deletion(self, unit: int, due: Sequence[VerifiedKey]) -> None:
+        state, cutover = await self.reader.unit(unit)
+        if cutover.phase != "over":
+            raise MigrationError("the migration was started again: nothing more is deleted")
+        names = [one.key.encode() for one in due]
+        synced = without_deleted(self.reader.old_keys, state, names)
+        if not names and synced == state.synced:
+            return
+        ledger = self.reader.ledger
+        await self.store.commit(
+            *([] if synced == state.synced else [ledger.write(unit, synced)]),
+            *(Delete(key(name)) for name in names),
+            require=[
+                unchanged(ledger.marker, cutover.revision),
+                unchanged(ledger.entry(unit), state.ledger_revision),
+                *(unchanged(one.key.encode(), one.modified) for one in due),
+            ],
+        )
+
+    async def _forget_deleted(self, unit: int) -> None:
+        """Remove the state of old keys that no longer exist from the ledger."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._commit_deletion(unit, ())
+            except (Conflict, OutcomeUnknown):
+                await asyncio.sleep(backoff.next())
 
 
-def _before_the_cut(mark: Mark) -> None:
-    if mark.marker is not None:
-        back = "--restart` begins again" if mark.phase == "over" else "--undo` takes that back"
+def without_deleted(old_keys: OldKeys, state: UnitState, deleted: Collection[bytes]) -> SyncedState:
+    """The ledger's entry after these old keys are deleted: only the parts of the other keys. It
+    must keep parts whose key was written since, and must not keep parts without a key, which would
+    count as deleted."""
+    left = translate(
+        old_keys,
+        state.unit,
+        [
+            Entry(name, raw, 0, state.old.keys[name].modified, 0)
+            for name, raw in state.old.raw.items()
+            if name not in deleted
+        ],
+    )
+    bases = {
+        path: base
+        for path, base in state.synced.bases.items()
+        if path in left.parts or (path not in state.old.parts and left.hides(path))
+    }
+    indexes = {name: path for name, path in state.synced.indexes.items() if path in bases}
+    return SyncedState(bases, indexes)
+
+
+def _check_before_cutover(cutover: CutoverState) -> None:
+    if cutover.marker is not None:
+        hint = "--restart` starts again" if cutover.phase == "over" else "--undo` undoes that"
         raise MigrationError(
-            f"the new keys count alone since {mark.marker.at} (by {mark.marker.by}): nothing is "
-            f"copied any more; `cutover {back}"
+            f"only the new keys count since {cutover.marker.at} (by {cutover.marker.by}), and "
+            f"nothing is copied any more; `cutover {hint}"
         )
 
 
@@ -233,7 +403,3 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return str(os.getuid())
-
-
-def _encoded(marker: Marker) -> bytes:
-    return msgspec.json.encode(marker)

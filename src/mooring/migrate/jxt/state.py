@@ -1,110 +1,145 @@
-"""The state of a migration in the store, and the rule which of two formats wins for one part."""
+"""The state of a unit in both formats, the rule that decides which side counts, and the ledger: the
+state of the migration in the store."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from mooring.errors import StoreError
+from mooring.migrate.jxt.format import OldKeys, digest
+from mooring.migrate.jxt.translation import Translation, is_same, translate
+from mooring.model import JSON
 from mooring.store.contract import Delete, Entry, Put, Write, key, prefix
-from mooring.tenants.keys import TenantKeys, is_id
+from mooring.tenants.keys import CommonPart, TenantKeys, is_id
+from mooring.tenants.model import UnreadableValue, decode
+from mooring.tenants.parts import UnreadablePart, stored_parts
+from mooring.tenants.secrets import Keyring
 
 Move: TypeAlias = Literal["", "to new", "to old", "out of new", "out of old"]
-"""What is to be done with a part; empty: nothing."""
+"""How to move a part; empty: not at all."""
 
 
 class Base(NamedTuple):
-    """What both sides held when they were level: digests, empty for nothing."""
+    """The digests of both sides when they were last in sync; empty for a missing part."""
 
     old: str
     new: str
 
 
 NO_BASE = Base("", "")
-"""They never were."""
+"""They were never in sync."""
 
 
 class Side(NamedTuple):
     digest: str = ""
-    """Empty: it is not there."""
+    """Empty if the part does not exist."""
     revision: int = 0
-    """When it was written."""
 
 
-class Decision(NamedTuple):
+class MergeDecision(NamedTuple):
     move: Move = ""
     conflict: bool = False
-    """Both sides changed, and one of them gives way."""
+    """Both sides changed, and one change is lost."""
 
 
-def decide(old: Side, new: Side, base: Base, *, same: bool) -> Decision:
-    """What makes both sides level. `same`: they mean the same."""
+def decide(old: Side, new: Side, base: Base, *, same: bool) -> MergeDecision:
+    """How to sync both sides. `same`: they have the same meaning."""
     if same or old.digest == new.digest == "":
-        return Decision()
+        return MergeDecision()
     old_changed, new_changed = old.digest != base.old, new.digest != base.new
     if not old_changed and not new_changed:
-        return Decision()
+        return MergeDecision()
     if not new_changed:
-        return Decision("to new" if old.digest else "out of new")
+        return MergeDecision("to new" if old.digest else "out of new")
     if not old_changed:
-        return Decision("to old" if new.digest else "out of old")
+        return MergeDecision("to old" if new.digest else "out of old")
     if not new.digest:
-        return Decision("to new", conflict=True)
+        return MergeDecision("to new", conflict=True)
     if not old.digest:
-        return Decision("to old", conflict=True)
-    return Decision("to new" if old.revision > new.revision else "to old", conflict=True)
+        return MergeDecision("to old", conflict=True)
+    return MergeDecision("to new" if old.revision > new.revision else "to old", conflict=True)
 
 
-class Following(NamedTuple):
-    """What is to be done once the new side counts alone."""
+class FollowDecision(NamedTuple):
+    """How the old side follows the new one after the cut-over."""
 
     move: Move = ""
     stray: bool = False
-    """Somebody still writes the old side."""
+    """A program still writes the old side."""
 
 
-def decide_after(old: Side, new: Side, base: Base, *, same: bool) -> Following:
-    """The same after the cut-over: the old side follows, and is never followed. What somebody
-    writes there all the same stays until the new side changes."""
+def decide_after_cutover(old: Side, new: Side, base: Base, *, same: bool) -> FollowDecision:
+    """As `decide`, but the old side is never followed. Strays stay until the new side changes."""
     if same or old.digest == new.digest == "":
-        return Following()
+        return FollowDecision()
     stray = old.digest != base.old
     if new.digest == base.new:
-        return Following("", stray)
-    return Following("to old" if new.digest else "out of old", stray)
+        return FollowDecision("", stray)
+    return FollowDecision("to old" if new.digest else "out of old", stray)
 
 
 Phase: TypeAlias = Literal["both", "cut over", "over"]
-"""Both formats count; the new alone; and the old one is being deleted."""
+"""Both formats count; only the new one counts; the old keys are being deleted."""
 
 
-class Marker(msgspec.Struct, frozen=True):
-    """That the new keys count alone."""
+class CutoverMarker(msgspec.Struct, frozen=True):
+    """Records that only the new keys count."""
 
     at: str
-    """When, in UTC."""
+    """In UTC."""
     by: str
     revision: int
-    """Of the store, when both were last compared."""
+    """The revision of the store at which both formats were last compared."""
     deleting: str = ""
     """When the deletion of the old keys began."""
 
 
-class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
+class CutoverState(msgspec.Struct, frozen=True):
+    marker: CutoverMarker | None
+    revision: int
+    """When the marker was written; 0 if it does not exist."""
+
+    @property
+    def phase(self) -> Phase:
+        if self.marker is None:
+            return "both"
+        return "over" if self.marker.deleting else "cut over"
+
+    @property
+    def compared_at(self) -> int:
+        return 0 if self.marker is None else self.marker.revision
+
+
+def parse_cutover(entry: Entry | None) -> CutoverState:
+    """Raises `StoreError` for an unreadable marker, which stops the migration."""
+    if entry is None:
+        return CutoverState(None, 0)
+    try:
+        marker = msgspec.json.decode(entry.value, type=CutoverMarker)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"{entry.key.decode()} says that the cut-over was made, but is unreadable: {error}; "
+            "correct or delete it"
+        ) from error
+    return CutoverState(marker, entry.modified)
+
+
+class _LedgerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     parts: Mapping[str, Base]
     led: Mapping[str, str] = {}
 
 
 class SyncedState(NamedTuple):
-    """What the ledger says of a unit."""
+    """The ledger's entry for a unit."""
 
     bases: Mapping[str, Base] = {}
-    """What each part held when both sides were level."""
-    led: Mapping[bytes, str] = {}
-    """Old indexes that may lead to it, and from which part each of them comes. Where both sides
-    change, nothing else says what they were."""
+    """By part."""
+    indexes: Mapping[bytes, str] = {}
+    """Old indexes that may refer to the unit, and the part of each. If both sides of a part change,
+    the ledger alone knows its former indexes."""
 
 
 class LedgerKeys:
@@ -113,51 +148,122 @@ class LedgerKeys:
         self.all = prefix(self._root.encode())
         self.marker = f"{self._root}cutover".encode()
 
-    def of(self, unit: int) -> bytes:
+    def entry(self, unit: int) -> bytes:
         return f"{self._root}{unit or 'common'}".encode()
 
     def unit(self, name: bytes) -> int | None:
-        """Whose entry a key is; None: it is none."""
+        """The unit of an entry's key; None for other keys."""
         last = name.removeprefix(self._root.encode()).decode(errors="replace")
         if last == "common":
             return 0
         return int(last) if is_id(last) else None
 
-    def written(self, unit: int, known: SyncedState) -> Write:
-        """What puts an entry into the ledger, or takes it out."""
-        if not known.bases and not known.led:
-            return Delete(key(self.of(unit)))
-        led = {name.decode(): path for name, path in sorted(known.led.items())}
-        record = _Record(dict(sorted(known.bases.items())), led)
-        return Put(self.of(unit), msgspec.json.encode(record))
+    def write(self, unit: int, state: SyncedState) -> Write:
+        """The operation that sets a unit's entry, or deletes an empty one."""
+        if not state.bases and not state.indexes:
+            return Delete(key(self.entry(unit)))
+        led = {name.decode(): path for name, path in sorted(state.indexes.items())}
+        entry = _LedgerEntry(dict(sorted(state.bases.items())), led)
+        return Put(self.entry(unit), msgspec.json.encode(entry))
 
 
-def known_of(entry: Entry | None) -> SyncedState:
-    """What an entry of the ledger says. Without it nothing is ever deleted, so that one that
-    cannot be read is as none."""
+def parse_ledger(entry: Entry | None) -> SyncedState:
+    """An unreadable entry counts as missing: without bases, nothing is ever deleted."""
     if entry is None:
         return SyncedState()
     try:
-        record = msgspec.json.decode(entry.value, type=_Record)
+        ledger = msgspec.json.decode(entry.value, type=_LedgerEntry)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return SyncedState()
-    return SyncedState(record.parts, {name.encode(): path for name, path in record.led.items()})
+    return SyncedState(ledger.parts, {name.encode(): path for name, path in ledger.led.items()})
 
 
-def marker_of(entry: Entry | None) -> Marker | None:
-    """Raises `StoreError` where it is there and cannot be read: then nobody must go on."""
-    if entry is None:
-        return None
-    try:
-        return msgspec.json.decode(entry.value, type=Marker)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreError(
-            f"{entry.key.decode()} says that the cut-over was made, but not when: {error}; mend or "
-            "delete it"
-        ) from error
+class UnitState(msgspec.Struct, frozen=True):
+    """A unit in both formats at one revision of the store."""
+
+    unit: int
+    old: Translation
+    new: Mapping[str, JSON | UnreadablePart]
+    revisions: Mapping[str, int]
+    """When each new part was written."""
+    synced: SyncedState
+    ledger_revision: int
+    """When the ledger's entry was written; 0 if it does not exist."""
+
+    @property
+    def paths(self) -> list[str]:
+        """All parts with known old values."""
+        every = {*self.old.parts, *self.new, *self.synced.bases}
+        return sorted(path for path in every if not self.old.hides(path))
+
+    def sides(self, path: str) -> tuple[Side, Side]:
+        old, new = self.old.parts.get(path), self.new.get(path)
+        return (
+            Side() if old is None else Side(digest(old.value), old.modified),
+            Side() if new is None else Side(_digest(new), self.revisions[path]),
+        )
+
+    def is_same(self, path: str, ring: Keyring) -> bool:
+        old, new = self.old.parts.get(path), self.new.get(path)
+        if old is None or new is None or isinstance(new, UnreadablePart):
+            return False
+        return is_same(self.unit, path, old.value, new, ring)
+
+    def is_in_sync(self, path: str, ring: Keyring) -> bool:
+        """Whether both sides have the same meaning, or neither has the part."""
+        if path in self.old.parts or path in self.new:
+            return self.is_same(path, ring)
+        return not self.old.hides(path)
+
+    def decide(self, path: str, ring: Keyring) -> MergeDecision:
+        if isinstance(self.new.get(path), UnreadablePart):
+            return MergeDecision()
+        base = self.synced.bases.get(path, NO_BASE)
+        return decide(*self.sides(path), base, same=self.is_same(path, ring))
+
+    def decide_after_cutover(self, path: str, ring: Keyring) -> FollowDecision:
+        if isinstance(self.new.get(path), UnreadablePart):
+            return FollowDecision()
+        base = self.synced.bases.get(path, NO_BASE)
+        return decide_after_cutover(*self.sides(path), base, same=self.is_same(path, ring))
 
 
-def phase_of(marker: Marker | None) -> Phase:
-    if marker is None:
-        return "both"
-    return "over" if marker.deleting else "cut over"
+def _digest(value: JSON | UnreadablePart) -> str:
+    return value.text if isinstance(value, UnreadablePart) else digest(value)
+
+
+def unit_state(
+    keys: TenantKeys,
+    old_keys: OldKeys,
+    unit: int,
+    old: Iterable[Entry],
+    new: Iterable[Entry],
+    ledger: Entry | None,
+) -> UnitState:
+    """`new` may include keys of the previous format, which are among the new keys."""
+    entries = list(new)
+    previous = [entry for entry in entries if unit and keys.understand(entry.key) is None]
+    translation = translate(old_keys, unit, [*old, *previous])
+    if unit:
+        stored = stored_parts(keys, unit, entries)
+        parts, revisions = stored.parts, stored.revisions
+    else:
+        parts, revisions = _common_parts(keys, entries)
+    ledger_revision = ledger.modified if ledger is not None else 0
+    return UnitState(unit, translation, parts, revisions, parse_ledger(ledger), ledger_revision)
+
+
+def _common_parts(
+    keys: TenantKeys, entries: Iterable[Entry]
+) -> tuple[dict[str, JSON | UnreadablePart], dict[str, int]]:
+    parts: dict[str, JSON | UnreadablePart] = {}
+    revisions: dict[str, int] = {}
+    for entry in entries:
+        place = keys.understand(entry.key)
+        if isinstance(place, CommonPart):
+            revisions[place.path] = entry.modified
+            try:
+                parts[place.path] = decode(place.path, entry.value)
+            except UnreadableValue:
+                parts[place.path] = UnreadablePart(entry.value)
+    return parts, revisions

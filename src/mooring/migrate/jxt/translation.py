@@ -1,4 +1,4 @@
-"""Translation between old and new keys of a tenant, in both directions. Pure."""
+"""Translates the values of old keys to new parts, and back. Pure."""
 
 from __future__ import annotations
 
@@ -26,136 +26,146 @@ from mooring.tenants.secrets import Keyring, Secret
 from mooring.tenants.validation import FIELDS, host
 
 DEFAULT_SERVICE = "default"
-"""The service of a database that was configured for a whole tenant."""
+"""The service of a database that the previous format configures for a whole tenant."""
 
 _NO_KEYS = Keyring()
 _COMMON: Mapping[str, type[TenantRecord]] = dict(
     zip(COMMON, (Resolver, StorageDirectory), strict=True)
 )
-_FINE = 1024
-"""Storage in bytes is told in larger units where these come in whole fractions of that size."""
+_FRACTION = 1024
+"""Storage in bytes is converted to larger units if the result is a multiple of 1/1024."""
+
+_STORAGE_FIELDS = (
+    ("quotaBytes", "uploadQuotaGb", 2**30),
+    ("maxFileSizeBytes", "maxFileSizeMb", 2**20),
+)
+"""Old field, new field, and the bytes of the new unit."""
 
 
-class Old(msgspec.Struct, frozen=True):
-    """A part as the old keys have it."""
-
+class TranslatedPart(msgspec.Struct, frozen=True):
     value: JSON
-    """As it is to be written today."""
+    """In the new format."""
     key: bytes
+    """The old key."""
     modified: int
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """An old key of a unit, and what became of it."""
+class TranslatedKey(msgspec.Struct, frozen=True):
+    """An old key of a unit, and the result of its translation."""
 
     key: bytes
     modified: int
     paths: tuple[str, ...] = ()
-    """The parts that it gives."""
+    """The parts from this key."""
     problems: tuple[str, ...] = ()
-    """What of it cannot be understood, or written today."""
+    """Why some of it cannot be parsed, or is invalid in the new format."""
     readable: bool = True
-    """Whether it may be written again: nothing of it would be lost."""
     superseded: bool = False
-    """It is of the generation before, and a later one has the same part."""
+    """It belongs to the previous format, and another key has the same part."""
 
 
 class Translation(msgspec.Struct, frozen=True):
-    """What the old keys of a unit say."""
+    """The old keys of a unit in the new format."""
 
     unit: int
-    parts: Mapping[str, Old]
-    findings: Mapping[bytes, Finding]
+    parts: Mapping[str, TranslatedPart]
+    keys: Mapping[bytes, TranslatedKey]
     raw: Mapping[bytes, bytes]
-    """What the keys hold."""
+    """The values of the keys."""
     hidden: frozenset[str]
-    """Parts of which nothing can be said; `ftp/` for all users, `ftp/?` for those that no other
-    key gives."""
+    """Parts with unknown values; `ftp/` for all users, `ftp/?` for those from no other key."""
+
+    @property
+    def values(self) -> dict[str, JSON]:
+        return {path: part.value for path, part in self.parts.items()}
 
     def hides(self, path: str) -> bool:
+        """Whether it is unknown what the old keys have for a part."""
         kind = kind_of(path)
         if path in self.hidden or f"{kind}/" in self.hidden:
             return True
         return path not in self.parts and f"{kind}/?" in self.hidden
 
 
-def translated(keys: OldKeys, unit: int, entries: Iterable[Entry]) -> Translation:
-    """What the old keys of a unit say today. Keys that are not of this unit are left out."""
-    parts: dict[str, Old] = {}
-    findings: dict[bytes, Finding] = {}
+def translate(keys: OldKeys, unit: int, entries: Iterable[Entry]) -> Translation:
+    """Translate the old keys of a unit. Ignores keys of other units."""
+    parts: dict[str, TranslatedPart] = {}
+    translated_keys: dict[bytes, TranslatedKey] = {}
     raw: dict[bytes, bytes] = {}
     hidden: set[str] = set()
-    places = [(keys.understand(entry.key), entry) for entry in entries]
+    places = [(keys.parse(entry.key), entry) for entry in entries]
     known = [(place, entry) for place, entry in places if isinstance(place, OldPart)]
-    known.sort(key=lambda each: each[0].former)  # the later generation counts
+    known.sort(key=lambda pair: pair[0].previous)  # the previous format has the lowest precedence
     for place, entry in known:
         if place.unit != unit:
             continue
         name = entry.key
         raw[name] = entry.value
         try:
-            value = read(place, entry.value)
+            value = parse(place, entry.value)
         except UnreadableValue as error:
-            findings[name] = Finding(name, entry.modified, problems=(str(error),), readable=False)
-            hidden.add(_hidden(place))
+            translated_keys[name] = TranslatedKey(
+                name, entry.modified, problems=(str(error),), readable=False
+            )
+            hidden.add(_hidden_by(place))
             continue
-        good: list[str] = []
+        valid: list[str] = []
         problems: list[str] = []
-        given = list(_given(unit, place, value))
-        for path, told, problem in given:
-            problem = problem or _wrong(unit, path, told)
+        contents = list(_parts_in(unit, place, value))
+        for path, part, problem in contents:
+            problem = problem or _validate(unit, path, part)
             if problem:
                 problems.append(problem)
                 hidden |= {path} if path else set()
-            elif path in good:
-                problems.append(f"{path} is there twice: the first counts")
+            elif path in valid:
+                problems.append(f"{path} appears twice: the first one counts")
             elif path not in parts:
-                parts[path] = Old(told, name, entry.modified)
-                good.append(path)
-        superseded = place.former and not good and not problems and bool(given)
-        findings[name] = Finding(
-            name, entry.modified, tuple(good), tuple(problems), superseded=superseded
+                parts[path] = TranslatedPart(part, name, entry.modified)
+                valid.append(path)
+        superseded = place.previous and not valid and not problems and bool(contents)
+        translated_keys[name] = TranslatedKey(
+            name, entry.modified, tuple(valid), tuple(problems), superseded=superseded
         )
-    whole = Translation(unit, parts, findings, raw, frozenset(hidden))
-    clear = {path: part for path, part in parts.items() if not whole.hides(path)}
-    return msgspec.structs.replace(whole, parts=clear)
+    translation = Translation(unit, parts, translated_keys, raw, frozenset(hidden))
+    visible = {path: part for path, part in parts.items() if not translation.hides(path)}
+    return msgspec.structs.replace(translation, parts=visible)
 
 
-def _hidden(place: OldPart) -> str:
-    """What a key that cannot be read leaves in the dark."""
-    if place.former:
+def _hidden_by(place: OldPart) -> str:
+    """The parts that are unknown if a key is unreadable."""
+    if place.previous:
         return f"{place.path}/?"
     return "ftp/" if place.path == "ftp" else place.path
 
 
-def read(place: OldPart, raw: bytes) -> JSON:
-    """What a key holds. Raises `UnreadableValue`."""
+def parse(place: OldPart, raw: bytes) -> JSON:
+    """Parse the value of a key. Raises `UnreadableValue`."""
     if place.path in DOMAIN and raw.strip() in (b"null", b""):
-        return [] if place.path == "domain/aliases" else ""  # as Go writes what is empty
+        return [] if place.path == "domain/aliases" else ""  # Go programs write empty values so
     if place.path == "ftp":
         value = decode(PLATFORM, raw)  # any JSON
         if isinstance(value, dict) and not {"ftpConfigs", "username"} & value.keys():
-            raise UnreadableValue("neither a list of users nor one of them")
-        if not isinstance(users_of(value), list):
+            raise UnreadableValue("neither a list of users nor a user")
+        if not isinstance(_users(value), list):
             raise UnreadableValue("not a list of users")
         return value
     return decode(place.path, raw)
 
 
-def users_of(value: JSON) -> JSON:
-    """The users in whatever form they were written."""
+def _users(value: JSON) -> JSON:
+    """The users in any of the old forms."""
     if isinstance(value, dict):
         value = value.get("ftpConfigs", [value])
     return [] if value is None else value
 
 
-def _given(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, str]]:
-    """The parts that a key gives: path, value, and what is wrong with it."""
+def _parts_in(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, str]]:
+    """The parts in a key: path, value, and a problem if it has one."""
     path = place.path
     if path == "ftp":
-        users = users_of(value)
-        if beside := _beside(unit, value):
-            yield "", None, f"there is no place for {beside} beside the users"
+        users = _users(value)
+        if extra := _extra_ftp_fields(unit, value):
+            yield "", None, f"{extra} beside the users cannot be migrated"
         for number, user in enumerate(users if isinstance(users, list) else [], 1):
             name = user.get("username") if isinstance(user, dict) else None
             if not isinstance(user, dict) or not isinstance(name, str) or not name:
@@ -171,61 +181,61 @@ def _given(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, 
         yield path, {**value, "id": unit}, ""
     elif path == "storage" and isinstance(value, dict):
         try:
-            yield path, _today(unit, value), ""
+            yield path, _new_storage(unit, value), ""
         except UnreadableValue as error:
             yield path, value, str(error)
     elif value is None:
         yield path, value, "it is null"
-    elif kind_of(path) != "domain" or value != "":  # an empty domain is none
+    elif kind_of(path) != "domain" or value != "":  # an empty domain means no domain
         yield path, value, ""
 
 
-def _beside(unit: int, value: JSON) -> str:
-    """What stands beside a list of users, and says something."""
+def _extra_ftp_fields(unit: int, value: JSON) -> str:
+    """Fields beside a list of users that have a meaning."""
     if not isinstance(value, dict) or "ftpConfigs" not in value:
         return ""
-    said = {name for name, inner in value.items() if inner is not None} - {"ftpConfigs"}
-    return ", ".join(sorted(said - ({"tenantId"} if value.get("tenantId") == unit else set())))
+    names = {name for name, inner in value.items() if inner is not None} - {"ftpConfigs"}
+    return ", ".join(sorted(names - ({"tenantId"} if value.get("tenantId") == unit else set())))
 
 
-def _today(unit: int, value: dict[str, JSON]) -> JSON:
-    """Storage with its sizes in the units of today. Bytes that do not come out even stay: whoever
-    reads storage understands them."""
+def _new_storage(unit: int, value: dict[str, JSON]) -> JSON:
+    """Storage with sizes in the new units. Sizes that cannot be converted exactly stay in bytes,
+    which every reader of storage supports."""
     fields: dict[str, JSON] = {**value, "tenantId": unit}
-    for old, new, size in (
-        ("quotaBytes", "uploadQuotaGb", 2**30),
-        ("maxFileSizeBytes", "maxFileSizeMb", 2**20),
-    ):
+    for old, new, size in _STORAGE_FIELDS:
         count = fields.get(old)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
-            raise UnreadableValue(f"{old} is no number")
+            raise UnreadableValue(f"{old} is not a number")
         if count is None or fields.get(new) is not None:
             fields.pop(old, None)
-        elif count * _FINE % size == 0:
+        elif count * _FRACTION % size == 0:
             del fields[old]
             fields[new] = int(count // size) if count % size == 0 else count / size
     return fields
 
 
-def _wrong(unit: int, path: str, value: JSON) -> str:
-    """Why a part cannot be written today: its name, or what an index is made of, breaks a rule, or
-    no reader would understand it."""
+def _validate(unit: int, path: str, value: JSON) -> str:
+    """Why a part is invalid in the new format: its name or an indexed field breaks a rule, or no
+    reader can parse it. Empty if it is valid."""
     kind, name = kind_of(path), name_of(path)
     if not unit:
-        return _wrong_common(path, value)
+        return _validate_common(path, value)
     if not is_path(path):
-        return f"{path} cannot be the name of a part: it contains a slash, or nothing"
+        return f"{path} is not the name of a part: it is empty or contains a slash"
     if kind == "domain":
-        wrong = next((each for each in map(host, _listed(value)) if each), "")
-        return f"{path} {wrong}" if wrong else ""
+        hosts = value if isinstance(value, list) else [value]
+        problem = next(filter(None, map(host, hosts)), "")
+        return f"{path} {problem}" if problem else ""
     if kind in ("database", "ftp"):
         field = {"database": "serviceCode", "ftp": "username"}[kind]
-        if wrong := FIELDS[kind][field](name):
-            return f"{field} {wrong}"
+        if problem := FIELDS[kind][field](name):
+            return f"{field} {problem}"
     if kind == "meta" and isinstance(value, dict):
         for field in ("code", "name"):
-            if value.get(field) not in (None, "") and (wrong := FIELDS[kind][field](value[field])):
-                return f"{field} {wrong}"
+            if value.get(field) in (None, ""):
+                continue
+            if problem := FIELDS[kind][field](value[field]):
+                return f"{field} {problem}"
     try:
         parse_part(unit, path, value, _NO_KEYS)
     except UnreadableValue as error:
@@ -233,7 +243,7 @@ def _wrong(unit: int, path: str, value: JSON) -> str:
     return ""
 
 
-def _wrong_common(path: str, value: JSON) -> str:
+def _validate_common(path: str, value: JSON) -> str:
     try:
         if path in _COMMON and isinstance(value, dict):
             to_record(_COMMON[path], value)
@@ -242,27 +252,25 @@ def _wrong_common(path: str, value: JSON) -> str:
     return ""
 
 
-def _listed(value: JSON) -> list[JSON]:
-    return value if isinstance(value, list) else [value]
-
-
-def same(unit: int, path: str, one: JSON, other: JSON, ring: Keyring) -> bool:
-    """Whether two values mean the same, however they are written and passwords are kept."""
+def is_same(unit: int, path: str, one: JSON, other: JSON, ring: Keyring) -> bool:
+    """Whether two values have the same meaning, regardless of their form and of the encryption of
+    passwords."""
     if one == other:
         return True
     if not unit or kind_of(path) == "domain":
         return False
     try:
-        first, second = (parse_part(unit, path, each, ring) for each in (one, other))
+        first, second = (parse_part(unit, path, value, ring) for value in (one, other))
     except UnreadableValue:
         return False
     if isinstance(first, Database) and isinstance(second, Database):
-        bare = [msgspec.structs.replace(each, password=None) for each in (first, second)]
-        return bare[0] == bare[1] and _same_secret(first.password, second.password)
+        return msgspec.structs.replace(first, password=second.password) == second and (
+            _is_same_secret(first.password, second.password)
+        )
     return first == second
 
 
-def _same_secret(one: Secret | None, other: Secret | None) -> bool:
+def _is_same_secret(one: Secret | None, other: Secret | None) -> bool:
     if one is None or other is None or one == other:
         return one == other
     try:
@@ -271,62 +279,68 @@ def _same_secret(one: Secret | None, other: Secret | None) -> bool:
         return False
 
 
-def rewritten(
-    keys: OldKeys, told: Translation, changes: Mapping[str, JSON], ring: Keyring
+def translate_back(
+    keys: OldKeys, old: Translation, changes: Mapping[str, JSON], ring: Keyring
 ) -> dict[bytes, bytes | None]:
-    """What to write into old keys, so that these parts become what they are to be; None: nothing,
-    which deletes a part or a key. Parts that the translation `hides` must not be among them, nor
-    those that are `locked`."""
-    found: dict[bytes, bytes | None] = {}
+    """The old keys to write for changed new parts; None deletes a part or a key. The changes must
+    not include parts that `old` hides, or for which `why_locked` returns a reason."""
+    writes: dict[bytes, bytes | None] = {}
     users: dict[str, JSON] = {}
     for path, value in changes.items():
-        here = told.parts[path].key if path in told.parts else keys.part(told.unit, path)
+        key = _old_key(keys, old, path)
         if value is None:
-            found |= {each: None for each in _former(keys, told, path) if each != here}
-        if here == keys.part(told.unit, path) and kind_of(path) == "ftp":
+            writes |= dict.fromkeys(_superseded(keys, old, path))
+        if key == keys.part(old.unit, path) and kind_of(path) == "ftp":
             users[name_of(path)] = value
         elif value is None:
-            found[here] = None
+            writes[key] = None
         else:
-            found[here] = _in_form(path, value, told.raw.get(here), ring)
+            writes[key] = _in_old_form(path, value, old.raw.get(key), ring)
     if users:
-        name = keys.part(told.unit, "ftp/")
-        found[name] = _with_users(told.raw.get(name), users)
-    return found
+        key = keys.part(old.unit, "ftp/")
+        writes[key] = _with_users(old.raw.get(key), users)
+    return writes
 
 
-def locked(keys: OldKeys, told: Translation, path: str, value: JSON, ring: Keyring) -> str:
-    """Why a part cannot be written into its old key: that has a password in the clear, and the one
-    of today cannot be decrypted. Empty: it can."""
-    here = told.parts[path].key if path in told.parts else keys.part(told.unit, path)
+def why_locked(keys: OldKeys, old: Translation, path: str, value: JSON, ring: Keyring) -> str:
+    """Why a part cannot be written to its old key: the password there is in clear text, and the new
+    one cannot be decrypted. Empty if it can be written."""
     try:
-        _in_form(path, value, told.raw.get(here), ring)
+        _in_old_form(path, value, old.raw.get(_old_key(keys, old, path)), ring)
     except Undecipherable as error:
-        of = value.get("passwordKeyId") if isinstance(value, dict) else None
-        return f"the old key has a password in the clear, the new one not (key {of}): {error}"
+        key_id = value.get("passwordKeyId") if isinstance(value, dict) else None
+        return (
+            "the old key has a password in clear text, and the new one cannot be decrypted (key "
+            f"{key_id}): {error}"
+        )
     return ""
 
 
-def _former(keys: OldKeys, told: Translation, path: str) -> list[bytes]:
-    """Keys of the generation before that would give a part again, were it deleted."""
-    found = []
-    for finding in told.findings.values():
-        place = keys.understand(finding.key)
-        if finding.superseded and isinstance(place, OldPart) and place.path == kind_of(path):
-            found.append(finding.key)
-    return found
+def _old_key(keys: OldKeys, old: Translation, path: str) -> bytes:
+    return old.parts[path].key if path in old.parts else keys.part(old.unit, path)
 
 
-def _in_form(path: str, value: JSON, before: bytes | None, ring: Keyring) -> bytes:
+def _superseded(keys: OldKeys, old: Translation, path: str) -> list[bytes]:
+    """The keys of the previous format that would restore a deleted part."""
+    superseded = []
+    for translated_key in old.keys.values():
+        place = keys.parse(translated_key.key)
+        if translated_key.superseded and isinstance(place, OldPart) and place.path == kind_of(path):
+            superseded.append(translated_key.key)
+    return superseded
+
+
+def _in_old_form(path: str, value: JSON, before: bytes | None, ring: Keyring) -> bytes:
+    """Encode a part in the form that its old key has."""
     if path in ("domain/primary", "domain/internal"):
         quoted = before is not None and before.strip().startswith(b'"')
         return msgspec.json.encode(value) if quoted else encode(path, value)
     if isinstance(value, dict) and before is not None:
-        held = _object(before)
+        old_fields = _object(before)
         if path == "storage":
-            value = _in_bytes(value, held)
-        elif kind_of(path) == "database" and "password" in held:
-            value = _in_the_clear(value, ring)
+            value = _old_storage(value, old_fields)
+        elif kind_of(path) == "database" and "password" in old_fields:
+            value = _with_clear_password(value, ring)
     return msgspec.json.encode(value)
 
 
@@ -338,20 +352,17 @@ def _object(raw: bytes) -> dict[str, JSON]:
     return value if isinstance(value, dict) else {}
 
 
-def _in_bytes(value: dict[str, JSON], held: Mapping[str, JSON]) -> dict[str, JSON]:
+def _old_storage(value: dict[str, JSON], old_fields: Mapping[str, JSON]) -> dict[str, JSON]:
     fields = dict(value)
-    for old, new, unit in (
-        ("quotaBytes", "uploadQuotaGb", 2**30),
-        ("maxFileSizeBytes", "maxFileSizeMb", 2**20),
-    ):
+    for old, new, unit in _STORAGE_FIELDS:
         size = fields.get(new)
-        if old in held and isinstance(size, int | float):
+        if old in old_fields and isinstance(size, int | float):
             del fields[new]
             fields[old] = round(size * unit)
     return fields
 
 
-def _in_the_clear(value: dict[str, JSON], ring: Keyring) -> dict[str, JSON]:
+def _with_clear_password(value: dict[str, JSON], ring: Keyring) -> dict[str, JSON]:
     sealed = value.get("passwordEncrypted")
     if not isinstance(sealed, str):
         return value
@@ -365,13 +376,13 @@ def _in_the_clear(value: dict[str, JSON], ring: Keyring) -> dict[str, JSON]:
 
 
 def _with_users(before: bytes | None, changes: Mapping[str, JSON]) -> bytes | None:
-    """A list with some users changed, added or taken out, in the form that it has. Whatever in it
-    is no user stays."""
+    """A list with changed, added and removed users, in its present form. List elements that are not
+    users stay."""
     try:
-        value = read(OldPart(0, "ftp"), before) if before is not None else {"ftpConfigs": []}
-    except UnreadableValue:  # who calls does not change what cannot be read
+        value = parse(OldPart(0, "ftp"), before) if before is not None else {"ftpConfigs": []}
+    except UnreadableValue:  # callers do not change unreadable keys
         value = {"ftpConfigs": []}
-    listed = users_of(value)
+    listed = _users(value)
     left = dict(changes)
     users: list[JSON] = []
     for user in listed if isinstance(listed, list) else []:

@@ -1,2 +1,2 @@
-"""From version 1.0 of the Redis registry to the three tiers (contract R12): a plan, a copy, a check
-of it, a bridge while there are writers of version 1, and the end of version 1."""
+"""Migration from version 1.0 of the Redis registry (v1) to the three tiers of version 2 (v2)
+(contract R12)."""

@@ -1,9 +1,8 @@
-"""The bridge: both versions kept up to date for as long as there are writers of v1.
+"""The bridge: keeps both versions in sync while v1 has writers.
 
-It looks at every service again and again. A change of a service that it knows is in the other
-version after the next look; a service that v1 has for the first time is found by a scan, for which
-it takes a tenth of its time at the most. Any number of bridges may run; one that stops and starts
-again finds everything as it is.
+It reads all services periodically. The next pass applies a change of a known service to the other
+version. A scan finds services that are new in v1; scans use at most a tenth of the time. Any number
+of bridges may run, and a bridge can be stopped and started at any time.
 """
 
 from __future__ import annotations
@@ -17,46 +16,43 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mooring.errors import InvalidRequest, StoreError
-from mooring.migrate.redis_v1.bridge_plan import BridgePlan, SeenHeartbeat, plan_bridge
-from mooring.migrate.redis_v1.format import INCARNATION, of_v2
+from mooring.migrate.redis_v1.format import INCARNATION, V1Service, is_v2_key
 from mooring.migrate.redis_v1.migration import Migration
-from mooring.migrate.redis_v1.plan import V1Service, V2Service
-from mooring.migrate.redis_v1.reader import LEAVE, MIRROR, Unreadable, shown
+from mooring.migrate.redis_v1.plan import BridgePlan, SeenHeartbeat, V2Service, plan_bridge
+from mooring.migrate.redis_v1.reader import DEREGISTER, MIRROR, UnreadableService, printable
 from mooring.registry.redis.live_service import drop_service, message_head
 from mooring.tasks import Backoff, Tasks
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 2.0
-"""Seconds between two looks."""
-_SERVICES = 20
-"""Services that are looked at together."""
-_SCANNING = 0.1
-"""The share of the time that may go into scans."""
-_PATIENCE = 0.5
-"""Seconds after which a look at some does not wait for the one at those before."""
-_REST = 10.0
-"""Seconds for which what failed is left alone: each try waits for a node that is down, and all the
-others wait with it."""
+"""Seconds between two passes."""
+_BATCH = 20
+"""Services that are started together."""
+_SCAN_SHARE = 0.1
+"""The maximum share of the time that scans use."""
+_BATCH_PATIENCE = 0.5
+"""Seconds after which the next batch starts even if this one is not finished."""
+_FAILURE_PAUSE = 10.0
+"""Seconds for which a failed service is skipped, because each try waits for an unavailable node and
+delays all others."""
 
 
 @dataclass(slots=True)
 class BridgePass:
-    """What a look changed: service and id of each."""
+    """The changes of one pass: service and id of each."""
 
     to_v2: list[tuple[str, str]] = field(default_factory=list)
-    """Registered, changed, or beaten."""
+    """Registered or changed, or with a new heartbeat."""
     out_of_v2: list[tuple[str, str]] = field(default_factory=list)
     to_v1: list[tuple[str, str]] = field(default_factory=list)
     out_of_v1: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-class _Ailing(NamedTuple):
-    """A service that could not be looked at, and until when it is left alone."""
-
+class _FailedService(NamedTuple):
     error: StoreError
-    until: float
+    skip_until: float
 
 
 class Bridge:
@@ -65,198 +61,195 @@ class Bridge:
         self._connection = migration.connection
         self._v1, self._v2 = migration.v1, migration.v2
         self._services: set[str] = set()
-        """Those of v1, as they were last found."""
+        """The services of v1 at the last scan."""
         self._listed: set[str] | None = None
-        """Those of v2; None where tier 1 does not answer."""
-        self._unlisted: StoreError | None = None
+        """The services of v2; None if tier 1 is unavailable."""
+        self._list_error: StoreError | None = None
         self._list_at = 0.0
-        self._ailing: dict[str, _Ailing] = {}
+        self._failed: dict[str, _FailedService] = {}
         self._idle = 0.0
-        """Seconds of the last look in which it did nothing but wait."""
+        """Seconds in the last pass during which it only waited."""
         self._seen: dict[str, dict[str, SeenHeartbeat]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._scan_at = 0.0
 
     async def run(
-        self, told: Callable[[BridgePass], None] = lambda _: None, *, interval: float = INTERVAL
+        self, notify: Callable[[BridgePass], None] = lambda _: None, *, interval: float = INTERVAL
     ) -> None:
-        """Look for ever. While Redis is away it waits, and tells once."""
-        backoff, away = Backoff(0.1, 5.0), False
+        """Run passes forever. While Redis is unavailable, it retries, and logs that once."""
+        backoff, unavailable = Backoff(0.1, 5.0), False
         while True:
             started = time.monotonic()
             try:
-                told(await self.look())
+                notify(await self.run_pass())
             except StoreError as error:
-                if not away:
+                if not unavailable:
                     log.warning("bridge: %s", error)
-                away = True
+                unavailable = True
                 await asyncio.sleep(backoff.next())
                 continue
-            if away:
-                log.warning("bridge: Redis is back")
-            away = False
+            if unavailable:
+                log.warning("bridge: Redis is available again")
+            unavailable = False
             backoff.reset()
             took = time.monotonic() - started - self._idle
-            await asyncio.sleep(
-                max(interval - took, took)
-            )  # never busy for more than half the time
+            # At least half of the time is idle.
+            await asyncio.sleep(max(interval - took, took))
 
-    async def look(self) -> BridgePass:
-        """One look at all services. One that cannot be looked at costs no other; raises what a
-        store raises where none can."""
-        passed = BridgePass()
-        failed = [error for error in (await self._scan(), await self._list()) if error]
+    async def run_pass(self) -> BridgePass:
+        """Bridge all services. A service that fails does not affect others. Raises `StoreError` if
+        all fail."""
+        report = BridgePass()
+        errors = [error for error in (await self._scan(), await self._list()) if error]
         now = time.monotonic()
-        self._ailing = {name: one for name, one in self._ailing.items() if one.until > now}
-        failed += [one.error for one in self._ailing.values()]
+        self._failed = {
+            name: failed for name, failed in self._failed.items() if failed.skip_until > now
+        }
+        errors += [failed.error for failed in self._failed.values()]
         every = sorted(self._services | (self._listed or set()) | self._seen.keys())
-        due = [name for name in every if name not in self._ailing]
-        errors = await self._look_at(due, passed)
-        failed += errors
-        if failed and len(errors) == len(due):
-            self._ailing, self._list_at = {}, 0.0
-            raise failed[0]
-        passed.problems = [shown(told) for told in (*passed.problems, *map(str, failed))]
-        for problem in set(passed.problems) - self._told:
+        due = [name for name in every if name not in self._failed]
+        failures = await self._bridge_services(due, report)
+        errors += failures
+        if errors and len(failures) == len(due):
+            self._failed, self._list_at = {}, 0.0
+            raise errors[0]
+        report.problems = [printable(text) for text in (*report.problems, *map(str, errors))]
+        for problem in set(report.problems) - self._reported:
             log.warning("bridge: %s", problem)
-        self._told = set(passed.problems)
-        return passed
+        self._reported = set(report.problems)
+        return report
 
-    async def _look_at(self, names: list[str], passed: BridgePass) -> list[StoreError]:
-        """Look at services, some at once; the errors of those that failed. Who waits, for a node
-        that is down most likely, holds up none of the others."""
+    async def _bridge_services(self, names: list[str], report: BridgePass) -> list[StoreError]:
+        """Bridge services concurrently, and return the errors. A service that waits, probably for
+        an unavailable node, does not delay others."""
         tasks = Tasks()
-        looks: list[asyncio.Task[object]] = []
+        running: list[asyncio.Task[object]] = []
         try:
-            for first in range(0, len(names), _SERVICES):
-                part = [
-                    tasks.start(self._try(name, passed), name=f"bridge of {name}")
-                    for name in names[first : first + _SERVICES]
+            for first in range(0, len(names), _BATCH):
+                batch = [
+                    tasks.start(self._try_service(name, report), name=f"bridge of {name}")
+                    for name in names[first : first + _BATCH]
                 ]
-                looks += part
-                await asyncio.wait(part, timeout=_PATIENCE)
-            waits = time.monotonic()
-            if looks:
-                await asyncio.wait(looks)
-            self._idle = time.monotonic() - waits
-            told = [look.result() for look in looks]
+                running += batch
+                await asyncio.wait(batch, timeout=_BATCH_PATIENCE)
+            idle_since = time.monotonic()
+            if running:
+                await asyncio.wait(running)
+            self._idle = time.monotonic() - idle_since
+            results = [task.result() for task in running]
         finally:
             await tasks.aclose()
-        return [error for error in told if isinstance(error, StoreError)]
+        return [error for error in results if isinstance(error, StoreError)]
 
-    async def _try(self, name: str, passed: BridgePass) -> StoreError | None:
-        """Look at a service; what kept it from that, and keeps it out for a while."""
+    async def _try_service(self, name: str, report: BridgePass) -> StoreError | None:
         try:
-            await self._service(name, passed)
+            await self._bridge_service(name, report)
         except StoreError as error:
-            self._ailing[name] = _Ailing(error, time.monotonic() + _REST)
+            self._failed[name] = _FailedService(error, time.monotonic() + _FAILURE_PAUSE)
             return error
         except InvalidRequest as error:
-            passed.problems.append(f"{name}: {error}")
+            report.problems.append(f"{name}: {error}")
         return None
 
     async def _scan(self) -> StoreError | None:
-        """Search for services of v1; what kept some from being found, which stay known then."""
+        """Find the services of v1. If some nodes fail, services stay known; returns the error."""
         started = time.monotonic()
         if started < self._scan_at:
             return None
         try:
-            keyspace, problem = await self._migration.reading.keyspace_that_answers()
+            keyspace, problem = await self._migration.reader.available_keyspace()
         except StoreError as error:
             return error
-        found = set(keyspace.services)
-        self._services = found if problem is None else found | self._services
+        services = set(keyspace.services)
+        self._services = services if problem is None else services | self._services
         ended = time.monotonic()
-        self._scan_at = ended + (ended - started) * (1 / _SCANNING - 1)
+        self._scan_at = ended + (ended - started) * (1 / _SCAN_SHARE - 1)
         return problem
 
     async def _list(self) -> StoreError | None:
-        """Read tier 1 of v2, or why it cannot be."""
+        """Read tier 1 of v2. Returns the error if it is unavailable."""
         if time.monotonic() < self._list_at:
-            return self._unlisted
+            return self._list_error
         try:
-            self._listed, self._unlisted = {*await self._migration.reading.services()}, None
+            self._listed, self._list_error = {*await self._migration.reader.services()}, None
         except StoreError as error:
-            self._listed, self._unlisted = None, error
-            self._list_at = time.monotonic() + _REST
-        return self._unlisted
+            self._listed, self._list_error = None, error
+            self._list_at = time.monotonic() + _FAILURE_PAUSE
+        return self._list_error
 
-    async def _service(self, name: str, passed: BridgePass) -> None:
-        reading, seen = self._migration.reading, self._seen.get(name, {})
+    async def _bridge_service(self, name: str, report: BridgePass) -> None:
+        reader, seen = self._migration.reader, self._seen.get(name, {})
         try:
-            found = await reading.v1(name)
+            v1 = await reader.v1(name)
             listed = None if self._listed is None else name in self._listed
-            held, config = await reading.v2(name, found.ids, listed=listed)
-        except Unreadable as error:
-            passed.problems.append(f"{name}: {error}")
+            v2, config = await reader.v2(name, v1.ids, listed=listed)
+        except UnreadableService as error:
+            report.problems.append(f"{name}: {error}")
             return
-        due = plan_bridge(
-            *(found, held, config, seen),
-            timeout=self._migration.timeout,
-            limit=self._migration.limit,
-        )
-        passed.problems += [f"{name} {problem}" for problem in due.problems]
-        await self._to_v2(name, due, held, passed)
-        await self._to_v1(found, due, held.now, passed)
-        self._seen[name] = due.seen
-        if not due.seen:
+        timeout, limit = self._migration.timeout, self._migration.limit
+        plan = plan_bridge(v1, v2, config, seen, timeout=timeout, limit=limit)
+        report.problems += [f"{name} {problem}" for problem in plan.problems]
+        await self._to_v2(name, plan, v2, report)
+        await self._to_v1(v1, plan, v2.now, report)
+        self._seen[name] = plan.seen
+        if not plan.seen:
             del self._seen[name]
 
-    async def _to_v2(self, name: str, due: BridgePlan, held: V2Service, passed: BridgePass) -> None:
-        brought = await self._migration.bring(name, due.bring, listed=held.listed)
-        for id, outcome in brought.items():
+    async def _to_v2(self, name: str, plan: BridgePlan, v2: V2Service, report: BridgePass) -> None:
+        outcomes = await self._migration.write_copies(name, plan.copy, listed=v2.listed)
+        for id, outcome in outcomes.items():
             if outcome in ("written", "beat"):
-                passed.to_v2.append((name, id))
+                report.to_v2.append((name, id))
                 if outcome == "written":
                     log.info("%s %s: from v1 to v2", name, id)
-        for id in due.deregister:
+        for id in plan.deregister:
             if await self._deregister(name, id):
-                passed.out_of_v2.append((name, id))
+                report.out_of_v2.append((name, id))
                 log.info("%s %s: deregistered in v1, and so in v2", name, id)
 
     async def _deregister(self, name: str, id: str) -> bool:
         keys = self._v2.of(name)
         tiers = [keys.heartbeats, keys.instance(id)]
         reply: Any = await self._connection.run(
-            LEAVE,
+            DEREGISTER,
             tiers if self._v2.cluster else [*tiers, self._v2.services],
             [id, INCARNATION, keys.changes, message_head(name, id), name],
             what=f"deregistration of {name} {id}",
         )
-        there, empty = reply
+        removed, empty = reply
         if empty and self._v2.cluster:
             await drop_service(self._connection, self._v2, name)
-        return bool(there)
+        return bool(removed)
 
-    async def _to_v1(self, found: V1Service, due: BridgePlan, now: int, passed: BridgePass) -> None:
-        name = found.service
-        for id, wanted in due.mirror.items():
-            score = due.beats.pop(id, None)
+    async def _to_v1(self, v1: V1Service, plan: BridgePlan, now: int, report: BridgePass) -> None:
+        name = v1.service
+        for id, fields in plan.mirror.items():
+            score = plan.heartbeats.pop(id, None)
             key = self._v1.instance(name, id)
-            if of_v2(self._v2, key):
-                passed.problems.append(f"{name} {id}: v1 would have it at a key of v2, {key}")
-            elif await self._mirror(found, id, wanted, score):
-                passed.to_v1.append((name, id))
-                known = bool(found.hashes.get(id))
+            if is_v2_key(self._v2, key):
+                report.problems.append(f"{name} {id}: its key in v1 would be a v2 key, {key}")
+            elif await self._mirror(v1, id, fields, score):
+                report.to_v1.append((name, id))
+                known = bool(v1.hashes.get(id))
                 if not known:
                     log.info("%s %s: from v2 to v1", name, id)
-                await self._tell(name, id, "updated" if known else "added", now)
-        await self._beat(name, due.beats)
-        if due.withdraw:
-            await self._withdraw(found, due.withdraw, now, passed)
+                await self._publish(name, id, "updated" if known else "added", now)
+        await self._beat(name, plan.heartbeats)
+        if plan.withdraw:
+            await self._withdraw(v1, plan.withdraw, now, report)
 
     async def _mirror(
-        self, found: V1Service, id: str, wanted: dict[str, str], score: float | None
+        self, v1: V1Service, id: str, fields: dict[str, str], score: float | None
     ) -> bool:
-        """Write a record of v1 with its heartbeat, and then name it where readers look, unless
-        somebody else wrote meanwhile."""
-        name = found.service
-        stamp = (found.hashes.get(id) or {}).get("timestamp", "")
+        """Write a v1 record and its heartbeat, then add it to the set that readers use, unless
+        another writer has changed the record."""
+        name = v1.service
+        timestamp = (v1.hashes.get(id) or {}).get("timestamp", "")
         what = f"bridge of {name} {id} to v1"
         written = await self._connection.run(
             MIRROR,
             [self._v1.instance(name, id)],
-            [stamp, *(part for pair in wanted.items() for part in pair)],
+            [timestamp, *(part for pair in fields.items() for part in pair)],
             what=what,
         )
         if written:
@@ -266,25 +259,22 @@ class Bridge:
             )
         return bool(written)
 
-    async def _beat(self, name: str, beats: Mapping[str, float]) -> None:
-        pairs = [word for id, score in beats.items() for word in (repr(score), id)]
+    async def _beat(self, name: str, heartbeats: Mapping[str, float]) -> None:
+        pairs = [word for id, score in heartbeats.items() for word in (repr(score), id)]
         if pairs:
             key = self._v1.heartbeats(name)
             await self._connection.call("ZADD", key, *pairs, what="bridge to v1", writes=True)
 
-    async def _withdraw(
-        self, found: V1Service, ids: list[str], now: int, passed: BridgePass
-    ) -> None:
-        part = found.only(ids)
-        _, stays = await self._migration.forget(part)
+    async def _withdraw(self, v1: V1Service, ids: list[str], now: int, report: BridgePass) -> None:
+        _, stays = await self._migration.delete_v1(v1.only(ids))
         for id in sorted(set(ids) - set(stays)):
-            passed.out_of_v1.append((found.service, id))
-            log.info("%s %s: left v2, and so v1", found.service, id)
-            await self._tell(found.service, id, "removed", now)
+            report.out_of_v1.append((v1.service, id))
+            log.info("%s %s: removed from v2, and so from v1", v1.service, id)
+            await self._publish(v1.service, id, "removed", now)
 
-    async def _tell(self, name: str, id: str, action: str, now: int) -> None:
-        """Tell v1's readers, in v1's words."""
+    async def _publish(self, name: str, id: str, action: str, now: int) -> None:
+        """Publish a change in the format of v1."""
         message = {"serviceName": name, "action": action, "instanceId": id, "timestamp": now}
         await self._connection.call(
-            *("PUBLISH", self._v1.channel(name), json.dumps(message)), what="bridge to v1"
+            "PUBLISH", self._v1.channel(name), json.dumps(message), what="bridge to v1"
         )

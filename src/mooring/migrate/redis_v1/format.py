@@ -1,20 +1,21 @@
-"""Version 1.0 as it lies in Redis: its keys, and what its records say. Pure.
+"""Version 1.0 (v1) in Redis: its keys and records. Pure.
 
     [{prefix}:]services:{svc}:{id}     Hash   host, port, healthy, timestamp, weight, metadata
-    [{prefix}:]service_instances:{svc} Set    the ids that readers look at
-    [{prefix}:]heartbeat:{svc}         ZSet   ids by their last heartbeat, on the clock of each
+    [{prefix}:]service_instances:{svc} Set    the ids that readers use
+    [{prefix}:]heartbeat:{svc}         ZSet   ids by last heartbeat, on the clock of each instance
     [{prefix}:]service_change:{svc}    channel
 
-Where it is silent, this is how it is understood:
+v1 leaves several cases undefined. They are interpreted as follows:
 
-- Who is in the set and has a hash is registered: readers go that way. Anything less is a remnant.
-- Times are in ms, or in s where they would lie before 1973. Who has no heartbeat was last heard
-  when it registered, as far as it says when.
-- `metadata` is a JSON object, or `a=1,b=2`, or `{a=1, b=2}` as Java prints it; any other text is
-  kept whole under the name `metadata`. Values that are no text keep their JSON, digit by digit.
-- Without host or port there is nothing to call. What else is missing has its default; a wrong
-  `healthy` is false, as readers have it, a wrong weight is 1.
-- Fields that version 1.0 does not name are metadata, but for protocol, version and zone.
+- An instance is registered if it is in the set and has a hash, because readers require both.
+  Anything less is a remnant.
+- Times are in ms, or in s if they would otherwise be before 1973. Without a heartbeat, the time of
+  the registration is used, if present.
+- `metadata` is a JSON object, `a=1,b=2`, or `{a=1, b=2}` as printed by Java; any other text is kept
+  under the name `metadata`. Values other than text keep their JSON form exactly.
+- Without host or port, an instance cannot be called. Other missing fields have defaults; an invalid
+  `healthy` means false, as for v1 readers, an invalid weight means 1.
+- Fields that are not part of version 1.0 become metadata, except for protocol, version and zone.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import Instance, RecordedMetadata, Status
 from mooring.registry import json_values as values
-from mooring.registry.redis import layout as tiers
+from mooring.registry.redis import layout
 from mooring.registry.redis.layout import RedisKeys
 
 INCARNATION = "v1"
-"""Of what was copied: a process that speaks v2 has a unique one, and this one never."""
+"""The incarnation of copies in v2. Those of v2 processes are unique and never equal this one."""
 
 BRIDGED = "bridged"
-"""The field of a v1 record that the bridge wrote: it holds the same as `timestamp`. Where a process
-of v1 registers over it, the two differ, and the record is that process's."""
+"""A field that the bridge adds to v1 records and that equals `timestamp`. If a v1 process registers
+over such a record, the two differ, and the record belongs to that process."""
 
-_NAMED = {"host", "port", "healthy", "timestamp", "weight", "metadata"}
-_OURS = {"protocol", "version", "zone"}
-_SECONDS, _NONSENSE = 1e11, 1e14
+_V1_FIELDS = {"host", "port", "healthy", "timestamp", "weight", "metadata"}
+_V2_FIELDS = {"protocol", "version", "zone"}
+_MAX_SECONDS, _MAX_MILLISECONDS = 1e11, 1e14
 _TRUE, _FALSE = ("true", "1", "yes", "up"), ("false", "0", "no", "down")
 
 
@@ -56,7 +57,7 @@ class V1Keys:
         self.channels = f"{root}service_change:"
         escaped = re.sub(r"[\\*?\[\]^-]", r"\\\g<0>", root)
         self.pattern = f"{escaped}[sh]e[ra][vr][it]*"
-        """What to scan for: it matches the three kinds of keys, and little else."""
+        """For SCAN: matches the three kinds of keys, and few others."""
 
     def instance(self, service: str, id: str) -> str:
         return f"{self.hashes}{service}:{id}"
@@ -71,51 +72,48 @@ class V1Keys:
         return f"{self.channels}{service}"
 
 
-def of_v2(keys: RedisKeys, key: str) -> bool:
-    """Whether a key is one of v2, though it may look like one of v1: with one prefix for both they
-    lie side by side."""
+def is_v2_key(keys: RedisKeys, key: str) -> bool:
+    """Whether a key belongs to v2 even if it looks like a v1 key: both may use the same prefix."""
     start = f"{keys.services}:"
     if not key.startswith(start):
         return False
     service, _, rest = key.removeprefix(start).partition(":")
     if keys.cluster and service.startswith("{"):
         return True
-    return rest in _reserved() or rest.startswith("instance:")
+    return rest in _v2_suffixes() or rest.startswith("instance:")
 
 
 @functools.cache
-def _reserved() -> frozenset[str]:
-    """What follows the service in v2's keys, beside those of instances."""
+def _v2_suffixes() -> frozenset[str]:
+    """The part after the service in v2 keys, except for instances."""
     sample = RedisKeys("p").of("s")
     start = f"{sample.base}:"
-    told = [value for value in vars(sample).values() if value.startswith(start)]
-    return frozenset(value.removeprefix(start) for value in told)
+    keys = [value for value in vars(sample).values() if value.startswith(start)]
+    return frozenset(key.removeprefix(start) for key in keys)
 
 
 @dataclass(frozen=True, slots=True)
-class Keyspace:
-    """What the keys alone tell."""
-
+class V1Keyspace:
     services: Mapping[str, frozenset[str]]
-    """Ids of the hashes by service; a service may have none."""
+    """The ids with hashes by service; may be empty."""
     strays: tuple[str, ...]
-    """Keys that begin like those of v1 and are none."""
+    """Keys that only start like v1 keys."""
 
 
-def sorted_out(found: Iterable[str], v1: V1Keys, v2: RedisKeys) -> Keyspace:
-    """The services among keys. A service whose name has a colon is known by its set or its
-    heartbeats; of a hash that neither names, the service ends at the first colon."""
-    mine = [key for key in found if not of_v2(v2, key)]
+def parse_keyspace(keys: Iterable[str], v1: V1Keys, v2: RedisKeys) -> V1Keyspace:
+    """Find the services among keys. A service whose name contains a colon is recognized by its set
+    or sorted set; otherwise the name of the service in a hash key ends at the first colon."""
+    candidates = [key for key in keys if not is_v2_key(v2, key)]
     named = {
         key.removeprefix(start)
-        for key in mine
+        for key in candidates
         for start in (v1.sets, v1.zsets)
         if key.startswith(start)
     }
     ids: dict[str, set[str]] = {service: set() for service in named}
     with_colon = sorted((name for name in named if ":" in name), key=len, reverse=True)
     strays = []
-    for key in mine:
+    for key in candidates:
         if not key.startswith(v1.hashes):
             continue
         rest = key.removeprefix(v1.hashes)
@@ -127,83 +125,76 @@ def sorted_out(found: Iterable[str], v1: V1Keys, v2: RedisKeys) -> Keyspace:
             ids.setdefault(service, set()).add(id)
         else:
             strays.append(key)
-    return Keyspace({name: frozenset(ids[name]) for name in sorted(ids)}, tuple(strays))
+    return V1Keyspace({name: frozenset(ids[name]) for name in sorted(ids)}, tuple(strays))
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """A hash of v1, understood."""
+class V1Record:
+    """A parsed v1 hash."""
 
     instance: Instance
     fields: Mapping[str, str]
-    """As v2 writes it, but for the times."""
+    """The record in v2, without the times."""
     registered: int
-    """In ms; 0 where it does not say."""
+    """In ms; 0 if unknown."""
     notes: tuple[str, ...] = ()
-    """What was taken for something else than what it says."""
+    """Values that were replaced because they are invalid."""
     bridged: bool = False
     """Whether the bridge wrote it, from v2."""
 
 
-def understood(service: str, id: str, told: Mapping[str, str], *, limit: int) -> Record:
-    """What a hash says. Raises `InvalidRequest` where that is no instance."""
-    if missing := [name for name in ("host", "port") if not told.get(name)]:
+def parse_record(service: str, id: str, fields: Mapping[str, str], *, limit: int) -> V1Record:
+    """Parse a v1 hash. Raises `InvalidRequest` if it is not a valid instance."""
+    if missing := [name for name in ("host", "port") if not fields.get(name)]:
         raise InvalidRequest(f"has no {' and no '.join(missing)}")
-    port = _number(told["port"])
+    port = _number(fields["port"])
     if port is None or port != int(port):
-        raise InvalidRequest(f"has a wrong port: {quoted(told['port'])} is no number")
+        raise InvalidRequest(f"has an invalid port: {quoted(fields['port'])} is not a number")
     notes: list[str] = []
     instance = Instance(
         service,
-        told["host"],
+        fields["host"],
         int(port),
-        protocol=told.get("protocol", "tcp").lower(),
-        version=told.get("version", "0.0.0"),
-        zone=told.get("zone", ""),
-        weight=_weight(told, notes),
-        metadata=RecordedMetadata(_metadata(told, notes)),
+        protocol=fields.get("protocol", "tcp").lower(),
+        version=fields.get("version", "0.0.0"),
+        zone=fields.get("zone", ""),
+        weight=_weight(fields, notes),
+        metadata=RecordedMetadata(_metadata(fields, notes)),
         id=id,
         incarnation=INCARNATION,
-        status=Status(healthy=_healthy(told, notes)),
+        status=Status(healthy=_healthy(fields, notes)),
     )
-    written = tiers.encode(instance)
-    if (size := tiers.size(written)) > limit:
-        raise InvalidRequest(f"has {size} bytes of metadata, over the limit of {limit}")
-    since = registered(told)
-    if (stamp := told.get("timestamp", "")) and not since:
-        notes.append(f"timestamp {quoted(stamp)} is no time: the last heartbeat counts")
-    return Record(instance, written, since, tuple(notes), is_bridged(told))
+    v2_fields = layout.encode(instance)
+    if (size := layout.size(v2_fields)) > limit:
+        raise InvalidRequest(f"has {size} bytes of metadata, more than the limit of {limit}")
+    registered = registration_time(fields)
+    if (timestamp := fields.get("timestamp", "")) and not registered:
+        notes.append(
+            f"timestamp {quoted(timestamp)} is not a time: the last heartbeat is used instead"
+        )
+    return V1Record(instance, v2_fields, registered, tuple(notes), is_bridged(fields))
 
 
-def registered(told: Mapping[str, str]) -> int:
-    """When a hash says that it was written, in ms; 0 where it does not say."""
-    return int(milliseconds(_number(told.get("timestamp", ""))) or 0)
+def registration_time(fields: Mapping[str, str]) -> int:
+    """The timestamp of a hash in ms; 0 if unknown."""
+    return int(to_milliseconds(_number(fields.get("timestamp", ""))) or 0)
 
 
-def has_address(told: Mapping[str, str]) -> bool:
-    """Whether a hash names a place to call, whatever else is wrong with it."""
-    try:
-        understood("any", "any", {name: told.get(name, "") for name in ("host", "port")}, limit=9)
-    except InvalidRequest:
-        return False
-    return True
+def is_bridged(fields: Mapping[str, str]) -> bool:
+    """Whether the bridge was the last writer of a hash."""
+    return BRIDGED in fields and fields[BRIDGED] == fields.get("timestamp")
 
 
-def is_bridged(told: Mapping[str, str]) -> bool:
-    """Whether the bridge wrote a hash, and nobody since."""
-    return BRIDGED in told and told[BRIDGED] == told.get("timestamp")
-
-
-def milliseconds(time: float | None) -> float | None:
-    """A time in ms, given in ms or in s; None where it is none."""
-    if time is None or not 0 < time < _NONSENSE:
+def to_milliseconds(time: float | None) -> float | None:
+    """A time in ms, given in ms or in s; None if it is invalid."""
+    if time is None or not 0 < time < _MAX_MILLISECONDS:
         return None
-    return time * 1000 if time < _SECONDS else time
+    return time * 1000 if time < _MAX_SECONDS else time
 
 
-def counts_in_seconds(scores: Iterable[float]) -> bool:
+def in_seconds(scores: Iterable[float]) -> bool:
     """Whether the heartbeats of a service are in s."""
-    return any(0 < score < _SECONDS for score in scores)
+    return any(0 < score < _MAX_SECONDS for score in scores)
 
 
 def _number(text: str) -> float | None:
@@ -214,37 +205,37 @@ def _number(text: str) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
-def _weight(told: Mapping[str, str], notes: list[str]) -> float:
-    text = told.get("weight", "")
+def _weight(fields: Mapping[str, str], notes: list[str]) -> float:
+    text = fields.get("weight", "")
     weight = _number(text) if text else 1.0
     if weight is None or weight < 0:
-        notes.append(f"weight {quoted(text)} is none: 1 is taken")
+        notes.append(f"weight {quoted(text)} is invalid: 1 is used instead")
         return 1.0
     return weight
 
 
-def _healthy(told: Mapping[str, str], notes: list[str]) -> bool:
-    text = told.get("healthy", "true").lower()
+def _healthy(fields: Mapping[str, str], notes: list[str]) -> bool:
+    text = fields.get("healthy", "true").lower()
     if text not in (*_TRUE, *_FALSE):
-        notes.append(f"healthy {quoted(text)} is neither true nor false: it counts as false")
+        notes.append(f"healthy {quoted(text)} is neither true nor false: false is used")
     return text in _TRUE
 
 
-def _metadata(told: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+def _metadata(fields: Mapping[str, str], notes: list[str]) -> dict[str, str]:
     extra = {
         name: value
-        for name, value in told.items()
-        if name not in _NAMED and name not in _OURS and name != BRIDGED
+        for name, value in fields.items()
+        if name not in _V1_FIELDS and name not in _V2_FIELDS and name != BRIDGED
     }
-    return extra | _parsed(told.get("metadata", ""), notes)
+    return extra | _parse_metadata(fields.get("metadata", ""), notes)
 
 
-def _parsed(text: str, notes: list[str]) -> dict[str, str]:
+def _parse_metadata(text: str, notes: list[str]) -> dict[str, str]:
     if text.strip() in ("", "{}", "null"):
         return {}
     try:
-        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        return {name: _text(bytes(value)) for name, value in found.items()}
+        parsed = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return {name: _as_text(bytes(value)) for name, value in parsed.items()}
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError, RecursionError):
         pass
     inner = text.strip()
@@ -254,29 +245,71 @@ def _parsed(text: str, notes: list[str]) -> dict[str, str]:
     names = [name for name, equals, _ in pairs if name and equals]
     if len(set(names)) == len(pairs):
         return {name: value for name, _, value in pairs}
-    notes.append("metadata is neither JSON nor a=1,b=2: it is kept whole, under that name")
+    notes.append("metadata is neither JSON nor a=1,b=2: the text is kept under the name metadata")
     return {"metadata": text}
 
 
-def _text(value: bytes) -> str:
-    """A JSON value as text: text as it is, anything else as it is written."""
+def _as_text(value: bytes) -> str:
+    """A JSON string as its text, any other JSON value unchanged."""
     if value.startswith(b'"'):
         return msgspec.json.decode(value, type=str)
     return value.decode()
 
 
-def mirrored(instance: Instance, registered: int, *, in_seconds: bool) -> dict[str, str]:
-    """An instance of v2 as the bridge writes it for readers of v1. To them, one that is disabled or
-    about to leave is unhealthy: they know no other word."""
+def v1_fields(instance: Instance, registered: int, *, in_seconds: bool) -> dict[str, str]:
+    """The v1 record of a v2 instance, with which the bridge mirrors it. A disabled or draining
+    instance is unhealthy, because v1 has no other state."""
     status = instance.status
-    well = instance.enabled and status.healthy and status.state == "up"
-    stamp = str(registered // 1000 if in_seconds else registered)
+    healthy = instance.enabled and status.healthy and status.state == "up"
+    timestamp = str(registered // 1000 if in_seconds else registered)
     return {
         "host": instance.host,
         "port": str(instance.port),
-        "healthy": "true" if well else "false",
-        "timestamp": stamp,
+        "healthy": "true" if healthy else "false",
+        "timestamp": timestamp,
         "weight": str(values.number(instance.weight)),
         "metadata": values.encode(dict(instance.metadata)).decode(),
-        BRIDGED: stamp,
+        BRIDGED: timestamp,
     }
+
+
+class V1Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A service in v1."""
+
+    service: str
+    hashes: Mapping[str, Mapping[str, str] | None] = {}
+    """By id; None if the key is not a hash."""
+    members: frozenset[str] = frozenset()
+    scores: Mapping[str, float] = {}
+    """Unconverted: in ms or in s."""
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted({*self.hashes, *self.members, *self.scores})
+
+    def only(self, ids: Iterable[str]) -> V1Service:
+        """The same service with these ids only."""
+        chosen = set(ids)
+        return V1Service(
+            self.service,
+            {id: fields for id, fields in self.hashes.items() if id in chosen},
+            self.members & chosen,
+            {id: score for id, score in self.scores.items() if id in chosen},
+        )
+
+    def heartbeat(self, id: str, record: V1Record, now: int) -> int:
+        """The last heartbeat in ms; never later than now, whatever the clock of the instance."""
+        heartbeat = to_milliseconds(self.scores.get(id))
+        return min(int(heartbeat or record.registered), now)
+
+    def is_alive(self, id: str, since: int) -> bool:
+        """Whether v1 readers find and can call it, and its last heartbeat is later than `since`."""
+        fields = self.hashes.get(id)
+        if not fields or id not in self.members:
+            return False
+        address = {name: fields.get(name, "") for name in ("host", "port")}
+        try:
+            parse_record("any", "any", address, limit=9)
+        except InvalidRequest:
+            return False
+        return (to_milliseconds(self.scores.get(id)) or registration_time(fields)) > since

@@ -3,229 +3,207 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from mooring.errors import MigrationError
-from mooring.migrate import verified_file as listing
-from mooring.migrate.redis_v1.format import INCARNATION, Keyspace, Record, V1Keys, understood
+from mooring.migrate.progress import Progress, no_progress
+from mooring.migrate.redis_v1.format import (
+    INCARNATION,
+    V1Keys,
+    V1Keyspace,
+    V1Record,
+    V1Service,
+    parse_record,
+)
 from mooring.migrate.redis_v1.plan import (
     DIFFERENT,
     WRITTEN,
     InstancePlan,
-    V1Service,
     V2Service,
-    compared,
-    pardoned,
+    compare,
     stranded,
+    tolerate_delay,
 )
-from mooring.migrate.redis_v1.reader import BRING, FORGET, Reading, Unreadable, raw, text
+from mooring.migrate.redis_v1.reader import (
+    COPY,
+    DELETE,
+    ServiceReader,
+    UnreadableService,
+    raw,
+    text,
+)
+from mooring.migrate.verified_file import Verified
 from mooring.registry.redis.connection import Argument
 from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.live_service import KEPT, message_head
 from mooring.registry.redis.registry import RedisRegistry
 
-_FORMAT = "mooring redis-v1 verified 1"
+FORMAT = "mooring redis-v1 verified 1"
 
 
-class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RedisV1Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     registry: str
-    """Where it is, without any password."""
+    """Its address, without a password."""
     v1_prefix: str
     v2_prefix: str
-    format: str = _FORMAT
+    format: str = FORMAT
+
+    def __str__(self) -> str:
+        return (
+            f"from the prefix '{self.v1_prefix}' to '{self.v2_prefix}' on the Redis {self.registry}"
+        )
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    service: str
-    hashes: dict[str, dict[str, str]]
-    members: list[str]
-    scores: dict[str, float]
+VerifiedServices: TypeAlias = Verified[RedisV1Header, V1Service]
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    header: Header
-    services: Mapping[str, V1Service]
-
-
-def deletable(found: V1Service, steps: Iterable[InstancePlan]) -> V1Service:
-    """What may go of a service: what v2 has, what has expired, what is of no use to anybody. What
-    cannot be understood stays."""
+def deletable(v1: V1Service, steps: Iterable[InstancePlan]) -> V1Service:
+    """The part of a service that may be deleted: what v2 has, and what expired or is useless. What
+    cannot be parsed stays."""
     stays = {"unreadable", *DIFFERENT}
-    return found.only(step.id for step in steps if step.verdict not in stays)
+    return v1.only(step.id for step in steps if step.verdict not in stays)
 
 
-def since(before: V1Service, after: V1Service, steps: Iterable[InstancePlan]) -> list[str]:
-    """What happened to a service of v1 since it was verified; `steps` are about `after`. What is
-    gone by now is no matter."""
-    told: list[str] = []
+def changes_since(before: V1Service, after: V1Service, steps: Iterable[InstancePlan]) -> list[str]:
+    """The changes of a v1 service since it was verified, except removals. `steps` are the plan for
+    `after`."""
+    changes: list[str] = []
     known = set(before.ids)
     for step in steps:
         id = step.id
         if step.verdict in ("unreadable", "surplus"):
             continue
         if id not in known:
-            told.append(f"{step.service} {id} came")
+            changes.append(f"{step.service} {id} was added")
         elif after.hashes.get(id, {}) not in ({}, before.hashes.get(id, {})):
-            told.append(f"{step.service} {id} was registered again, or changed")
+            changes.append(f"{step.service} {id} was registered again, or changed")
         elif after.scores.get(id) not in (None, before.scores.get(id)):
-            told.append(f"{step.service} {id} gave a sign of life")
-    return told
+            changes.append(f"{step.service} {id} sent a heartbeat")
+    return changes
 
 
-def write(path: Path, verified: Verified) -> None:
-    """Raises `MigrationError` where it cannot be written."""
-    lines = (
-        _Line(
-            found.service,
-            {id: dict(told) for id, told in found.hashes.items() if told is not None},
-            sorted(found.members),
-            dict(found.scores),
-        )
-        for found in verified.services.values()
-    )
-    listing.write(path, verified.header, lines)
+_BATCH = 200
+"""Instances that are written concurrently, and members that one script call deletes."""
 
 
-def read(path: Path) -> Verified:
-    """Raises `MigrationError` where it is not there, or no such file."""
-    header, lines = listing.read(path, Header, _Line, format=_FORMAT)
-    services = {
-        line.service: V1Service(line.service, line.hashes, frozenset(line.members), line.scores)
-        for line in lines
-    }
-    return Verified(header, services)
-
-
-_TOGETHER = 200
-"""Instances that are written at once, and members that one script call deletes."""
-
-Progress = Callable[[int, int], None]
-"""Called with how many instances were looked at, and of how many."""
-
-
-def _silent(done: int, total: int) -> None: ...
-
-
-class Looked(NamedTuple):
-    """A service, read and judged."""
-
-    found: V1Service
-    held: V2Service
+class ServicePlan(NamedTuple):
+    v1: V1Service
+    v2: V2Service
     steps: list[InstancePlan]
 
 
-class Written(NamedTuple):
-    """What became of an instance that was to be written."""
-
+class CopyOutcome(NamedTuple):
     step: InstancePlan
     outcome: str
     """`written`, `beat`, `equal`, `own`, `expired` or `removed`."""
 
 
-class Changed(MigrationError):
-    """v1 is no longer as it was verified; nothing was deleted."""
+class ChangedSinceVerified(MigrationError):
+    """v1 has changed since it was verified. Nothing was deleted."""
 
-    def __init__(self, told: list[str]) -> None:
-        more = f", and {len(told) - 3} more changes" if len(told) > 3 else ""
+    def __init__(self, changes: list[str]) -> None:
+        more = f", and {len(changes) - 3} more changes" if len(changes) > 3 else ""
         super().__init__(
-            f"v1 changed since it was verified: {', '.join(told[:3])}{more}. Stop what still "
-            "writes v1, and verify again"
+            f"v1 changed since it was verified: {', '.join(changes[:3])}{more}. Stop the programs "
+            "that still write v1, and run `verify` again"
         )
-        self.told = told
 
 
 class Migration:
     def __init__(self, registry: RedisRegistry, *, prefix: str = "") -> None:
         """`prefix` is that of v1."""
         self.connection, self.v2, self.v1 = registry.connection, registry.keys, V1Keys(prefix)
-        self.reading = Reading(self.connection, self.v1, self.v2)
+        self.reader = ServiceReader(self.connection, self.v1, self.v2)
         self.timeout = int(registry.settings.cleanup.global_timeout * 1000)
         self.limit = registry.settings.redis.metadata_limit
 
     @property
-    def header(self) -> Header:
-        return Header(self.connection.where, self.v1.prefix, self.v2.prefix)
+    def header(self) -> RedisV1Header:
+        return RedisV1Header(self.connection.where, self.v1.prefix, self.v2.prefix)
 
-    async def plan(self, progress: Progress = _silent) -> AsyncIterator[Looked]:
-        """Every service of v1, and those of v2 that have copies, one after another. It writes
-        nothing."""
-        keyspace = await self.reading.keyspace()
-        services = sorted({*keyspace.services, *await self.reading.services()})
+    async def plan(self, progress: Progress = no_progress) -> list[InstancePlan]:
+        """What a copy would do. Writes nothing."""
+        return [step async for plan in self._plans(progress) for step in plan.steps]
+
+    async def _plans(self, progress: Progress) -> AsyncIterator[ServicePlan]:
+        """The plan of each service in v1, and of each service in v2 that has copies."""
+        keyspace = await self.reader.keyspace()
+        services = sorted({*keyspace.services, *await self.reader.services()})
         total, done = max(sum(map(len, keyspace.services.values())), len(services)), 0
         for stray in keyspace.strays:
-            step = InstancePlan("", "", "unreadable", f"{stray} is no key of an instance")
-            yield Looked(V1Service(""), V2Service(0), [step])
+            step = InstancePlan("", "", "unreadable", f"{stray} is not the key of an instance")
+            yield ServicePlan(V1Service(""), V2Service(0), [step])
         for service in services:
-            looked = await self.look(service, keyspace)
-            if looked.steps:
-                yield looked
+            plan = await self._plan_service(service, keyspace)
+            if plan.steps:
+                yield plan
             done += max(len(keyspace.services.get(service, ())), 1)
             progress(min(done, total), total)
 
-    async def look(self, service: str, keyspace: Keyspace) -> Looked:
-        found = V1Service(service)
+    async def _plan_service(self, service: str, keyspace: V1Keyspace) -> ServicePlan:
+        v1 = V1Service(service)
         try:
-            found = await self.reading.v1(service, keyspace.services.get(service, ()))
-            listed = await self.reading.is_listed(service)
-            held, _ = await self.reading.v2(service, found.ids, listed=listed)
-        except Unreadable as error:
-            now, why = await self.reading.now(), str(error)
+            v1 = await self.reader.v1(service, keyspace.services.get(service, ()))
+            listed = await self.reader.is_listed(service)
+            v2, _ = await self.reader.v2(service, v1.ids, listed=listed)
+        except UnreadableService as error:
+            now, why = await self.reader.now(), str(error)
             steps = [InstancePlan(service, "", "unreadable", why)]
-            steps += stranded(found, now, timeout=self.timeout, why=why)
-            return Looked(V1Service(service), V2Service(now), steps)
-        steps = compared(found, held, timeout=self.timeout, limit=self.limit)
-        return Looked(found, held, steps)
+            steps += stranded(v1, now, timeout=self.timeout, why=why)
+            return ServicePlan(V1Service(service), V2Service(now), steps)
+        steps = compare(v1, v2, timeout=self.timeout, limit=self.limit)
+        return ServicePlan(v1, v2, steps)
 
-    async def copy(self, progress: Progress = _silent) -> AsyncIterator[list[Written]]:
-        """Write into v2 what v1 has, service by service; what was to be written, and its end."""
-        async for looked in self.plan(progress):
-            due = [step for step in looked.steps if step.verdict in WRITTEN]
-            for first in range(0, len(due), _TOGETHER):
-                part = due[first : first + _TOGETHER]
-                records = {step.id: self._record(looked.found, step.id) for step in part}
-                outcomes = await self.bring(
-                    looked.found.service,
-                    {
-                        id: (record, looked.found.heartbeat(id, record, looked.held.now))
-                        for id, record in records.items()
-                    },
-                )
-                yield [Written(step, outcomes[step.id]) for step in part]
+    async def copy(self, progress: Progress = no_progress) -> AsyncIterator[list[CopyOutcome]]:
+        """Copy v1 to v2, service by service."""
+        async for plan in self._plans(progress):
+            steps = [step for step in plan.steps if step.verdict in WRITTEN]
+            for first in range(0, len(steps), _BATCH):
+                batch = steps[first : first + _BATCH]
+                records = {}
+                for step in batch:
+                    record = self._record(plan.v1, step.id)
+                    records[step.id] = record, plan.v1.heartbeat(step.id, record, plan.v2.now)
+                outcomes = await self.write_copies(plan.v1.service, records)
+                yield [CopyOutcome(step, outcomes[step.id]) for step in batch]
 
-    def _record(self, found: V1Service, id: str) -> Record:
-        return understood(found.service, id, found.hashes[id] or {}, limit=self.limit)
+    def _record(self, v1: V1Service, id: str) -> V1Record:
+        return parse_record(v1.service, id, v1.hashes[id] or {}, limit=self.limit)
 
-    async def bring(
+    async def write_copies(
         self,
         service: str,
-        records: Mapping[str, tuple[Record, int]],
+        records: Mapping[str, tuple[V1Record, int]],
         *,
         listed: bool | None = False,
     ) -> dict[str, str]:
-        """Write instances with the time at which they were last heard; what became of each. On a
-        cluster tier 1 lies elsewhere: it is left alone where it names them, or does not answer."""
+        """Write instances with their last heartbeats to v2. Returns the outcome for each. On a
+        cluster, tier 1 is written separately, unless it lists the service or is unavailable."""
         keys, what = self.v2.of(service), f"copy of {service}"
         if self.v2.cluster and records and listed is False:
             await self.connection.call("SADD", self.v2.services, service, what=what, writes=True)
-        replies = await asyncio.gather(
-            *(self._bring(keys, record, heard, what) for record, heard in records.values())
+        outcomes = await asyncio.gather(
+            *(self._write_copy(keys, record, at, what) for record, at in records.values())
         )
-        return dict(zip(records, replies, strict=True))
+        return dict(zip(records, outcomes, strict=True))
 
-    async def _bring(self, keys: ServiceKeys, record: Record, heard: int, what: str) -> str:
+    async def _write_copy(
+        self, keys: ServiceKeys, record: V1Record, heartbeat: int, what: str
+    ) -> str:
         instance = record.instance
         tiers = [keys.heartbeats, keys.instance(instance.id), keys.removed]
         reply: bytes = await self.connection.run(
-            BRING,
+            COPY,
             tiers if self.v2.cluster else [*tiers, self.v2.services],
             [
-                *(instance.id, heard, record.registered, self.timeout, KEPT),
+                instance.id,
+                heartbeat,
+                record.registered,
+                self.timeout,
+                KEPT,
                 keys.changes,
                 message_head(keys.name, instance.id, instance),
                 INCARNATION,
@@ -237,95 +215,102 @@ class Migration:
         )
         return reply.decode()
 
-    async def verify(self, progress: Progress = _silent) -> AsyncIterator[tuple[Looked, V1Service]]:
-        """Every service, with what of it may be deleted. A heartbeat that may be on its way to v2
-        is no difference."""
-        async for looked in self.plan(progress):
-            steps = [pardoned(step, looked.held.now) for step in looked.steps]
-            yield Looked(looked.found, looked.held, steps), deletable(looked.found, steps)
+    async def verify(
+        self, progress: Progress = no_progress
+    ) -> tuple[list[InstancePlan], VerifiedServices]:
+        """The current plan, and what may be deleted if nothing differs. A heartbeat that may not
+        have reached v2 yet is not a difference."""
+        steps: list[InstancePlan] = []
+        services: list[V1Service] = []
+        async for plan in self._plans(progress):
+            tolerant = [tolerate_delay(step, plan.v2.now) for step in plan.steps]
+            steps += tolerant
+            if (listed := deletable(plan.v1, tolerant)).ids:
+                services.append(listed)
+        return steps, Verified(self.header, services)
 
     async def delete(
-        self, verified: Verified, progress: Progress = _silent
+        self, verified: VerifiedServices, progress: Progress = no_progress
     ) -> tuple[int, list[str]]:
-        """Delete what was verified, if v1 is as it was then: how many records, sets and heartbeats
-        went, and what stays because it changed at the last moment. Raises `Changed`."""
-        if verified.header != self.header:
-            raise MigrationError(
-                f"what was verified is another migration: {verified.header}, not {self.header}"
-            )
-        if told := await self._since(verified):
-            raise Changed(told)
-        total, done, gone = sum(len(each.ids) for each in verified.services.values()), 0, 0
+        """Delete the verified parts of v1. Returns the number of deleted records, set members and
+        heartbeats, and the instances that stay because they changed during the deletion. Raises
+        `ChangedSinceVerified` if v1 has changed before, and `MigrationError` if `verified` belongs
+        to another migration."""
+        verified.check_header(self.header)
+        services = {v1.service: v1 for v1 in verified.items}
+        if changes := await self._changes_since(services):
+            raise ChangedSinceVerified(changes)
+        total, done, deleted = sum(len(v1.ids) for v1 in services.values()), 0, 0
         stays: list[str] = []
-        for found in verified.services.values():
-            count, changed = await self.forget(found)
-            gone += count
-            stays += [f"{found.service} {id}" for id in changed]
-            done += len(found.ids)
+        for v1 in services.values():
+            count, changed = await self.delete_v1(v1)
+            deleted += count
+            stays += [f"{v1.service} {id}" for id in changed]
+            done += len(v1.ids)
             progress(done, total)
-        return gone, stays
+        return deleted, stays
 
-    async def _since(self, verified: Verified) -> list[str]:
-        told: list[str] = []
-        keyspace = await self.reading.keyspace()
+    async def _changes_since(self, verified: Mapping[str, V1Service]) -> list[str]:
+        changes: list[str] = []
+        keyspace = await self.reader.keyspace()
         for service in keyspace.services:
-            looked = await self.look(service, keyspace)
-            before = verified.services.get(service, V1Service(service))
-            told += since(before, looked.found, looked.steps)
-        return told
+            plan = await self._plan_service(service, keyspace)
+            before = verified.get(service, V1Service(service))
+            changes += changes_since(before, plan.v1, plan.steps)
+        return changes
 
-    async def forget(self, found: V1Service) -> tuple[int, list[str]]:
-        """Delete exactly this from v1; how much went, and whose place stays because it changed."""
-        service = found.service
-        scores: list[list[Argument]] = [[raw(id), repr(at)] for id, at in found.scores.items()]
-        gone, changed = await self._forget(self.v1.heartbeats(service), "zset", scores)
+    async def delete_v1(self, v1: V1Service) -> tuple[int, list[str]]:
+        """Delete exactly these parts of v1. Returns the number of deleted parts, and the instances
+        that stay because they have changed."""
+        service = v1.service
+        scores: list[list[Argument]] = [[raw(id), repr(at)] for id, at in v1.scores.items()]
+        deleted, changed = await self._delete(self.v1.heartbeats(service), "zset", scores)
         stays = {text(id) for id in changed}
-        # Whoever still beats keeps its record, too; and whoever has a new record stays in the set.
-        left = [id for id, told in found.hashes.items() if told and id not in stays]
-        for first in range(0, len(left), _TOGETHER):
-            part = left[first : first + _TOGETHER]
-            for id, (count, differs) in zip(
-                part, await asyncio.gather(*(self._drop(found, id) for id in part)), strict=True
-            ):
-                gone += count
-                stays |= {id} if differs else set()
-        members = sorted(found.members - stays)
-        count, _ = await self._forget(
+        # An instance with a new heartbeat keeps its record, and one with a new record stays listed.
+        ids = [id for id, fields in v1.hashes.items() if fields and id not in stays]
+        for first in range(0, len(ids), _BATCH):
+            batch = ids[first : first + _BATCH]
+            outcomes = await asyncio.gather(*(self._delete_hash(v1, id) for id in batch))
+            for id, (count, changed) in zip(batch, outcomes, strict=True):
+                deleted += count
+                stays |= {id} if changed else set()
+        members = sorted(v1.members - stays)
+        count, _ = await self._delete(
             self.v1.instances(service), "set", [[raw(id)] for id in members]
         )
-        await self._put_back(service, members)
-        return gone + count, sorted(stays)
+        await self._restore_members(service, members)
+        return deleted + count, sorted(stays)
 
-    async def _drop(self, found: V1Service, id: str) -> tuple[int, list[bytes]]:
-        told = found.hashes[id] or {}
-        whole: list[Argument] = [raw(word) for pair in told.items() for word in pair]
-        return await self._forget(self.v1.instance(found.service, id), "hash", [whole])
+    async def _delete_hash(self, v1: V1Service, id: str) -> tuple[int, list[bytes]]:
+        fields = v1.hashes[id] or {}
+        arguments: list[Argument] = [raw(part) for pair in fields.items() for part in pair]
+        return await self._delete(self.v1.instance(v1.service, id), "hash", [arguments])
 
-    async def _forget(
+    async def _delete(
         self, key: str, kind: str, parts: list[list[Argument]]
     ) -> tuple[int, list[bytes]]:
-        gone, changed = 0, []
-        for first in range(0, len(parts), _TOGETHER):
-            arguments = [word for part in parts[first : first + _TOGETHER] for word in part]
-            count, *told = await self.connection.run(
-                FORGET, [key], [kind, *arguments], what=f"deletion of {key}"
+        deleted, changed = 0, []
+        for first in range(0, len(parts), _BATCH):
+            arguments = [word for part in parts[first : first + _BATCH] for word in part]
+            count, *members = await self.connection.run(
+                DELETE, [key], [kind, *arguments], what=f"deletion of {key}"
             )
-            gone += count
-            changed += told
-        return gone, changed
+            deleted += count
+            changed += members
+        return deleted, changed
 
-    async def _put_back(self, service: str, ids: list[str]) -> None:
-        """Who registered while its place was deleted is in the set again."""
+    async def _restore_members(self, service: str, ids: list[str]) -> None:
+        """Put instances that registered during the deletion back into the set."""
         what = f"deletion of {service} from v1"
-        for first in range(0, len(ids), _TOGETHER):
-            part = ids[first : first + _TOGETHER]
-            there = await asyncio.gather(
+        for first in range(0, len(ids), _BATCH):
+            batch = ids[first : first + _BATCH]
+            exist = await asyncio.gather(
                 *(
                     self.connection.call("EXISTS", raw(self.v1.instance(service, id)), what=what)
-                    for id in part
+                    for id in batch
                 )
             )
-            if again := [raw(id) for id, found in zip(part, there, strict=True) if found]:
+            if members := [raw(id) for id, exists in zip(batch, exist, strict=True) if exists]:
                 await self.connection.call(
-                    "SADD", self.v1.instances(service), *again, what=what, writes=True
+                    "SADD", self.v1.instances(service), *members, what=what, writes=True
                 )

@@ -1,26 +1,35 @@
-"""What is to be done, as data: for each instance of v1, how v2 stands to it. Pure.
+"""What a copy and a bridge have to do for a service, given its state in both versions. Pure.
 
-A plan predicts. What is written is decided once more, by the script that writes it, from what is in
-Redis at that moment.
+A plan of a copy is a prediction: the script that writes an instance decides again, from the state
+of Redis at that moment.
+
+A bridge never loops: copies in v2 have a special incarnation and are never mirrored, and mirrored
+records in v1 have a mark and are never copied. A v1 heartbeat is a time on the clock of its
+instance. Once the bridge knows a service, a heartbeat that has changed counts as received now, and
+one that has not changed as no heartbeat. So an instance that stops ages in v2 and expires there,
+even if its clock is an hour ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.migrate.redis_v1.format import (
     INCARNATION,
-    Record,
-    has_address,
-    milliseconds,
-    registered,
-    understood,
+    V1Record,
+    V1Service,
+    in_seconds,
+    is_bridged,
+    parse_record,
+    v1_fields,
 )
-from mooring.registry.redis.layout import FLAT
+from mooring.model import Config
+from mooring.registry.redis import layout
+from mooring.registry.redis.reader import with_config
 
 Verdict: TypeAlias = Literal[
     "missing",
@@ -38,98 +47,60 @@ Verdict: TypeAlias = Literal[
     "unreadable",
 ]
 
-IN_WORDS: Mapping[Verdict, str] = {
+REASONS: Mapping[Verdict, str] = {
     "missing": "v2 does not have it",
     "differs": "v2 has it with other details",
     "behind": "v2 has an older heartbeat",
-    "half": "v2 has not all of its tiers",
+    "half": "v2 does not have all of its tiers",
     "equal": "v2 has the same",
-    "own": "a process that speaks v2 has this place: it counts",
-    "expired": "no heartbeat for so long that v2 would take it out",
-    "removed": "an operator took it out of v2",
+    "own": "a v2 process has registered this instance, and takes precedence",
+    "expired": "its last heartbeat is so old that v2 would evict it",
+    "removed": "an operator deregistered it in v2",
     "bridged": "it comes from v2, through a bridge",
-    "remnant": "part of a registration that v1's readers do not see",
-    "surplus": "v2 has a copy of what v1 no longer has",
-    "stranded": "v1's readers call it, and v2 cannot have it",
-    "unreadable": "it cannot be understood, and is left alone",
+    "remnant": "part of a registration, invisible to v1 readers",
+    "surplus": "v2 has a copy of an instance that v1 no longer has",
+    "stranded": "v1 readers call it, but v2 cannot represent it",
+    "unreadable": "it cannot be parsed, and is left alone",
 }
 
 WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "behind", "half"})
-"""What a copy changes."""
+"""A copy writes these."""
 DIFFERENT: frozenset[Verdict] = WRITTEN | {"surplus", "stranded"}
-"""What keeps v1 from being given up."""
+"""These prevent the deletion of v1."""
 
-GRACE = 10_000
-"""Ms for which a heartbeat of v1 may be on its way to v2."""
+DELAY = 10_000
+"""Ms for which a v1 heartbeat may be missing in v2."""
 
 _TIMES = {"heartbeat", "registrationTime", "lastMetadataUpdate"}
-
-
-@dataclass(frozen=True, slots=True)
-class V1Service:
-    """A service in v1."""
-
-    service: str
-    hashes: Mapping[str, Mapping[str, str] | None] = field(default_factory=dict)
-    """By id; None: the key is no hash."""
-    members: frozenset[str] = frozenset()
-    scores: Mapping[str, float] = field(default_factory=dict)
-    """As they are: in ms or in s."""
-
-    @property
-    def ids(self) -> list[str]:
-        return sorted({*self.hashes, *self.members, *self.scores})
-
-    def only(self, ids: Iterable[str]) -> V1Service:
-        """The same, of these alone."""
-        chosen = set(ids)
-        return V1Service(
-            self.service,
-            {id: told for id, told in self.hashes.items() if id in chosen},
-            self.members & chosen,
-            {id: score for id, score in self.scores.items() if id in chosen},
-        )
-
-    def heartbeat(self, id: str, record: Record, now: int) -> int:
-        """When it was last heard, in ms; never later than now, whatever its clock says."""
-        told = milliseconds(self.scores.get(id))
-        return min(int(told or record.registered), now)
-
-    def alive(self, id: str, since: int) -> bool:
-        """Whether v1's readers find it, can call it, and it was heard after a time in ms."""
-        told = self.hashes.get(id)
-        if not told or id not in self.members or not has_address(told):
-            return False
-        return (milliseconds(self.scores.get(id)) or registered(told)) > since
+_NOT_A_HASH = "its key in v2 is not a hash: check what it contains"
 
 
 @dataclass(frozen=True, slots=True)
 class V2Service:
-    """The same service in v2."""
+    """A service in v2."""
 
     now: int
     records: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
-    """When an operator took out a copy, by id."""
+    """When an operator deregistered a copy, by id."""
     listed: bool | None = False
-    """Whether tier 1 names the service; None: it does not answer."""
-    spoilt: frozenset[str] = frozenset()
-    """The ids whose key is no hash."""
+    """Whether tier 1 lists the service; None if it is unavailable."""
+    wrong_type: frozenset[str] = frozenset()
+    """The ids whose key is not a hash."""
 
-    def own(self, id: str, timeout: int) -> bool:
-        """Whether a process that speaks v2 is there, and alive, or one that stays though it is
-        silent."""
-        held = self.records.get(id)
+    def owns(self, id: str, timeout: int) -> bool:
+        """Whether a v2 process has registered this instance and is alive or not ephemeral."""
+        record = self.records.get(id)
         return (
-            held is not None
-            and held.get("incarnation") != INCARNATION
-            and (self.scores.get(id, 0) > self.now - timeout or held.get("ephemeral") == "false")
+            record is not None
+            and record.get("incarnation") != INCARNATION
+            and (self.scores.get(id, 0) > self.now - timeout or record.get("ephemeral") == "false")
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FieldDifference:
     field: str
     v1: str
     v2: str
@@ -142,82 +113,84 @@ class Difference:
 class InstancePlan:
     service: str
     id: str
-    """Empty: it concerns the service, or a key."""
+    """Empty if it concerns the service, or a key."""
     verdict: Verdict
     why: str = ""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[FieldDifference, ...] = ()
     notes: tuple[str, ...] = ()
-    heard: int = 0
-    """When it was last heard in v1, in ms."""
+    heartbeat: int = 0
+    """The last heartbeat in v1, in ms."""
 
     def __str__(self) -> str:
-        told = [self.why or IN_WORDS[self.verdict], *map(str, self.differences), *self.notes]
-        return "; ".join(told)
+        reason = self.why or REASONS[self.verdict]
+        return "; ".join([reason, *map(str, self.differences), *self.notes])
 
 
-def compared(found: V1Service, held: V2Service, *, timeout: int, limit: int) -> list[InstancePlan]:
-    """How v2 stands to each instance of a service. `timeout` is in ms, `limit` in bytes of
+def compare(v1: V1Service, v2: V2Service, *, timeout: int, limit: int) -> list[InstancePlan]:
+    """Compare each instance of a service in both versions. `timeout` is in ms, `limit` in bytes of
     metadata."""
-    steps = [_step(found, held, id, timeout, limit) for id in found.ids]
-    known = set(found.ids)
+    steps = [_compare_instance(v1, v2, id, timeout, limit) for id in v1.ids]
+    known = set(v1.ids)
     steps += [
-        InstancePlan(found.service, id, "surplus")
-        for id, told in sorted(held.records.items())
+        InstancePlan(v1.service, id, "surplus")
+        for id, record in sorted(v2.records.items())
         if id not in known
-        and told.get("incarnation") == INCARNATION
-        and held.scores.get(id, 0) > held.now - timeout
+        and record.get("incarnation") == INCARNATION
+        and v2.scores.get(id, 0) > v2.now - timeout
     ]
     return steps
 
 
-def stranded(found: V1Service, now: int, *, timeout: int, why: str) -> list[InstancePlan]:
-    """Those who live in a service that v2 cannot have."""
-    alive = [id for id in found.ids if found.alive(id, now - timeout)]
-    return [InstancePlan(found.service, id, "stranded", why) for id in alive]
+def stranded(v1: V1Service, now: int, *, timeout: int, why: str) -> list[InstancePlan]:
+    """The live instances of a service that v2 cannot represent."""
+    alive = [id for id in v1.ids if v1.is_alive(id, now - timeout)]
+    return [InstancePlan(v1.service, id, "stranded", why) for id in alive]
 
 
-def _step(found: V1Service, held: V2Service, id: str, timeout: int, limit: int) -> InstancePlan:
-    def step(verdict: Verdict, why: str = "", *differences: Difference) -> InstancePlan:
-        return InstancePlan(found.service, id, verdict, why, differences, notes, heard)
+def _compare_instance(
+    v1: V1Service, v2: V2Service, id: str, timeout: int, limit: int
+) -> InstancePlan:
+    def step(verdict: Verdict, why: str = "", *changed: FieldDifference) -> InstancePlan:
+        return InstancePlan(v1.service, id, verdict, why, changed, notes, heartbeat)
 
-    def out_of_reach(why: str) -> InstancePlan:
-        return step("stranded" if found.alive(id, held.now - timeout) else "unreadable", why)
+    def not_representable(why: str) -> InstancePlan:
+        return step("stranded" if v1.is_alive(id, v2.now - timeout) else "unreadable", why)
 
     notes: tuple[str, ...] = ()
-    heard = 0
-    if not _is_text(id):
-        return out_of_reach("its id is no text")
-    told = found.hashes.get(id, {})
-    if told is None:
-        return step("unreadable", "its key is no hash")
-    if not told or id not in found.members:
-        return step("remnant", _remnant(bool(told), id in found.members))
+    heartbeat = 0
+    if not _is_utf8(id):
+        return not_representable("its id is not UTF-8")
+    fields = v1.hashes.get(id, {})
+    if fields is None:
+        return step("unreadable", "its key is not a hash")
+    if not fields or id not in v1.members:
+        return step("remnant", _remnant(bool(fields), id in v1.members))
     try:
-        record = understood(found.service, id, told, limit=limit)
+        record = parse_record(v1.service, id, fields, limit=limit)
     except InvalidRequest as error:
-        return out_of_reach(str(error))
+        return not_representable(str(error))
     notes = record.notes
     if record.bridged:
         return step("bridged")
-    if id in held.spoilt:
-        return out_of_reach("its key in v2 is no hash: look what it is")
-    if held.own(id, timeout):
+    if id in v2.wrong_type:
+        return not_representable(_NOT_A_HASH)
+    if v2.owns(id, timeout):
         return step("own")
-    heard = found.heartbeat(id, record, held.now)
-    if heard <= held.now - timeout:
-        return step("expired", "" if heard else "it was never heard")
-    if id in held.removed and not started_anew(record, heard, held.removed[id]):
+    heartbeat = v1.heartbeat(id, record, v2.now)
+    if heartbeat <= v2.now - timeout:
+        return step("expired", "" if heartbeat else "it has never sent a heartbeat")
+    if id in v2.removed and not _restarted(record, heartbeat, v2.removed[id]):
         return step("removed")
-    if half := _half(held, id):
-        return step("missing" if len(half) == 2 else "half", "; ".join(half))
-    if differences := different(record.fields, held.records[id]):
-        return step("differs", "", *differences)
-    if not held.listed:
-        return step("half", "tier 1 does not name the service")
-    return step("behind" if heard > held.scores[id] else "equal")
+    if missing := _missing_tiers(v2, id):
+        return step("missing" if len(missing) == 2 else "half", "; ".join(missing))
+    if changed := differences(record.fields, v2.records[id]):
+        return step("differs", "", *changed)
+    if not v2.listed:
+        return step("half", "tier 1 does not list the service")
+    return step("behind" if heartbeat > v2.scores[id] else "equal")
 
 
-def _is_text(id: str) -> bool:
+def _is_utf8(id: str) -> bool:
     try:
         return bool(id.encode())
     except UnicodeEncodeError:
@@ -226,48 +199,178 @@ def _is_text(id: str) -> bool:
 
 def _remnant(hash: bool, member: bool) -> str:
     if member:
-        return "v1's set names it, and it has no hash"
-    return "it has a hash, and v1's set does not name it" if hash else "a heartbeat alone"
+        return "it is in v1's set, but has no hash"
+    return "it has a hash, but is not in v1's set" if hash else "only a heartbeat"
 
 
-def _half(held: V2Service, id: str) -> list[str]:
-    return [
-        text
-        for there, text in (
-            (id in held.records, "v2 has no details of it"),
-            (id in held.scores, "v2 has no heartbeat of it"),
-        )
-        if not there
+def _missing_tiers(v2: V2Service, id: str) -> list[str]:
+    missing = [] if id in v2.records else ["v2 has no details of it"]
+    return missing if id in v2.scores else [*missing, "v2 has no heartbeat of it"]
+
+
+def _restarted(record: V1Record, heartbeat: int, removed: int) -> bool:
+    """Whether the v1 process started after an operator deregistered the instance. Its `timestamp`
+    shows that, unless heartbeats update it; so a heartbeat after the registration is required."""
+    return record.registered > removed and heartbeat >= record.registered + 1000
+
+
+def differences(
+    wanted: Mapping[str, str], actual: Mapping[str, str]
+) -> tuple[FieldDifference, ...]:
+    """The fields of a v2 record that differ from the wanted ones."""
+    changed = [
+        FieldDifference(name, wanted.get(name, ""), actual.get(name, ""))
+        for name in sorted({*wanted, *actual} - _TIMES)
+        if wanted.get(name) != actual.get(name)
     ]
+    # Flattened fields only repeat others.
+    plain = [difference for difference in changed if not difference.field.startswith(layout.FLAT)]
+    return tuple(plain or changed)
 
 
-def started_anew(record: Record, heard: int, removed: int) -> bool:
-    """Whether a process of v1 began after an operator took its place out. Its `timestamp` tells,
-    where heartbeats do not move that: so it must have been heard after it registered."""
-    return record.registered > removed and heard >= record.registered + 1000
-
-
-def different(wanted: Mapping[str, str], held: Mapping[str, str]) -> tuple[Difference, ...]:
-    """Where a record of v2 is not what it should be."""
-    names = sorted({*wanted, *held} - _TIMES)
-    found = [
-        Difference(name, wanted.get(name, ""), held.get(name, ""))
-        for name in names
-        if wanted.get(name) != held.get(name)
-    ]
-    # What is flattened says the same once more.
-    plain = [each for each in found if not each.field.startswith(FLAT)]
-    return tuple(plain or found)
-
-
-def pardoned(step: InstancePlan, now: int) -> InstancePlan:
-    """The same, without the difference that a heartbeat of just now makes."""
-    if step.verdict == "behind" and step.heard > now - GRACE:
+def tolerate_delay(step: InstancePlan, now: int) -> InstancePlan:
+    """The step without a difference that a very recent heartbeat explains."""
+    if step.verdict == "behind" and step.heartbeat > now - DELAY:
         return replace(step, verdict="equal")
     return step
 
 
-def counted(steps: Iterable[InstancePlan]) -> dict[Verdict, int]:
-    """How many of each, in the order of `IN_WORDS`."""
-    found = [step.verdict for step in steps]
-    return {verdict: found.count(verdict) for verdict in IN_WORDS if verdict in found}
+V1_TIMEOUT = 90_000
+"""Ms without a heartbeat after which v1 drops an instance: older instances are not mirrored."""
+
+
+class SeenHeartbeat(NamedTuple):
+    """The last heartbeat that a bridge saw from a v1 instance."""
+
+    score: float | None
+    at: int
+    """When it arrived, in ms on the server's clock."""
+    owned_at: int = 0
+    """When a v2 process was last seen to own the instance. After it leaves, earlier v1 heartbeats
+    do not restore the instance."""
+
+
+@dataclass(slots=True)
+class BridgePlan:
+    copy: dict[str, tuple[V1Record, int]] = field(default_factory=dict)
+    """To write to v2, with the last heartbeat."""
+    deregister: list[str] = field(default_factory=list)
+    """To remove from v2, because v1 removed it."""
+    mirror: dict[str, dict[str, str]] = field(default_factory=dict)
+    """To write to v1."""
+    heartbeats: dict[str, float] = field(default_factory=dict)
+    """For v1, in its unit."""
+    withdraw: list[str] = field(default_factory=list)
+    """To remove from v1, because v2 removed it."""
+    seen: dict[str, SeenHeartbeat] = field(default_factory=dict)
+    """For the next pass."""
+    problems: list[str] = field(default_factory=list)
+    """Instances that are left alone, and why."""
+
+
+def plan_bridge(
+    v1: V1Service,
+    v2: V2Service,
+    config: Mapping[str, Config],
+    before: Mapping[str, SeenHeartbeat],
+    *,
+    timeout: int,
+    limit: int,
+) -> BridgePlan:
+    """`before` is `seen` of the previous pass; `timeout` is that of v2, in ms."""
+    plan = BridgePlan()
+    registered = {id for id in v1.members if v1.hashes.get(id)}
+    for id in sorted(registered):
+        fields = v1.hashes[id] or {}
+        if is_bridged(fields):
+            continue
+        try:
+            record = parse_record(v1.service, id, fields, limit=limit)
+        except InvalidRequest as error:
+            plan.problems.append(f"{id}, of v1, {error}")  # its copy in v2 expires
+            continue
+        seen = _see(v1, record, before.get(id), v2.now)
+        plan.seen[id] = seen._replace(owned_at=v2.now) if v2.owns(id, timeout) else seen
+        _plan_to_v2(plan, v2, record, timeout)
+    plan.deregister = [
+        id
+        for id in sorted(before.keys() - registered)
+        if v2.records.get(id, {}).get("incarnation") == INCARNATION
+    ]
+    _plan_to_v1(plan, v1, v2, config)
+    return plan
+
+
+def _see(v1: V1Service, record: V1Record, before: SeenHeartbeat | None, now: int) -> SeenHeartbeat:
+    id = record.instance.id
+    score = v1.scores.get(id)
+    if before is None:
+        return SeenHeartbeat(score, v1.heartbeat(id, record, now))
+    return before if score == before.score else before._replace(score=score, at=now)
+
+
+def _plan_to_v2(plan: BridgePlan, v2: V2Service, record: V1Record, timeout: int) -> None:
+    id = record.instance.id
+    seen = plan.seen[id]
+    if seen.at <= max(v2.now - timeout, seen.owned_at):
+        return
+    if id in v2.wrong_type:
+        plan.problems.append(f"{id}: {_NOT_A_HASH}")
+        return
+    if id in v2.removed and not _restarted(record, seen.at, v2.removed[id]):
+        if record.registered <= v2.removed[id]:  # else the next heartbeats show if it restarted
+            plan.withdraw.append(id)
+        return
+    current = (
+        id in v2.records
+        and v2.listed is not False
+        and v2.scores.get(id, 0) >= seen.at
+        and not differences(record.fields, v2.records[id])
+    )
+    if not current:
+        plan.copy[id] = (record, seen.at)
+
+
+def _plan_to_v1(
+    plan: BridgePlan, v1: V1Service, v2: V2Service, config: Mapping[str, Config]
+) -> None:
+    seconds = in_seconds(v1.scores.values())
+    alive = {
+        id
+        for id in v2.records
+        if v2.owns(id, V1_TIMEOUT) and v2.scores.get(id, 0) > v2.now - V1_TIMEOUT
+    }
+    for id in sorted(alive):
+        fields, record = v1.hashes.get(id, {}), v2.records[id]
+        registered = _registration_time(record)
+        if fields is None or not _may_mirror(plan, id, fields, registered):
+            continue
+        try:
+            instance = with_config(layout.decode(v1.service, id, record), config)
+        except InvalidRequest as error:
+            plan.problems.append(f"{id}, of v2, {error}")  # v2 readers omit it too
+            continue
+        wanted = v1_fields(instance, registered, in_seconds=seconds)
+        if fields != wanted or id not in v1.members:
+            plan.mirror[id] = wanted
+        score = v2.scores[id] // 1000 if seconds else v2.scores[id]
+        if v1.scores.get(id) != score:
+            plan.heartbeats[id] = score
+    plan.withdraw += [
+        id
+        for id, fields in sorted(v1.hashes.items())
+        if fields and is_bridged(fields) and id not in alive
+    ]
+
+
+def _may_mirror(plan: BridgePlan, id: str, fields: Mapping[str, str], registered: int) -> bool:
+    """Whether the v1 record is missing, or the bridge's, or of a process that has been silent since
+    a v2 process took over."""
+    if not fields or is_bridged(fields):
+        return True
+    return id in plan.seen and plan.seen[id].at < registered
+
+
+def _registration_time(record: Mapping[str, str]) -> int:
+    text = record.get("registrationTime", "")
+    return int(text) if text.isdecimal() else 0

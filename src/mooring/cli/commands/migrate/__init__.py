@@ -1,11 +1,10 @@
-"""`mooring migrate`: from older formats to those of today, one file for each."""
+"""`mooring migrate`: migrations from older formats, one module for each."""
 
 from __future__ import annotations
 
-import typer
-
 from mooring.cli.commands.migrate import jxt, redis_v1
+from mooring.cli.typer_extensions import CommandGroup
 
-app = typer.Typer(help="Migrate from older key formats.", no_args_is_help=True)
+app = CommandGroup(help="Migrate from older key formats.", no_args_is_help=True)
 app.add_typer(jxt.app, name="jxt")
 app.add_typer(redis_v1.app, name="redis-v1")

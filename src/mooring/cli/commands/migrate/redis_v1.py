@@ -2,276 +2,212 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import open_hub, run_command
+from mooring.cli.commands.migrate.output import finish_verify, show_deleted, show_plan
+from mooring.cli.io.connect import open_hub, run_until_stopped
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
-from mooring.cli.io.output import log_to_stderr, note, progress, show, show_json
+from mooring.cli.io.output import Columns, log_to_stderr, note, progress, show
+from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
-from mooring.tasks import Tasks
 
 if TYPE_CHECKING:
     from mooring.migrate.redis_v1.bridge import BridgePass
-    from mooring.migrate.redis_v1.migration import Migration, Written
+    from mooring.migrate.redis_v1.migration import CopyOutcome, Migration
     from mooring.migrate.redis_v1.plan import InstancePlan
 
-app = typer.Typer(
-    help="Version 1.0 of the Redis registry: plan, copy, verify, bridge, delete.",
-    no_args_is_help=True,
+app = CommandGroup(
+    help="Migrate version 1.0 of the Redis registry to version 2.", no_args_is_help=True
 )
 
-PrefixOption = Annotated[
-    str,
-    typer.Option(
-        "--v1-prefix", metavar="PREFIX", help="what v1's keys begin with: PREFIX:services:…"
-    ),
-]
-VerifiedOption = Annotated[
+
+@dataclass(frozen=True)
+class RedisV1Target:
+    """Options that name the registry to migrate."""
+
+    store: StoreOption = ""
+    registry: RegistryOption = ""
+    prefix: Annotated[
+        str,
+        typer.Option(
+            "--v1-prefix", metavar="PREFIX", help="prefix of the v1 keys, as in PREFIX:services:…"
+        ),
+    ] = ""
+
+    @asynccontextmanager
+    async def migration(self) -> AsyncIterator[Migration]:
+        async with open_hub(self.store, registry=self.registry) as hub:
+            if hub.registry.evictions is None:
+                raise InvalidRequest(
+                    f"{hub.registry.url} is not a Redis: pass the URL of the Redis with v1 with "
+                    "--registry URL or MOORING_REGISTRY"
+                )
+            from mooring.migrate.redis_v1.migration import Migration
+            from mooring.registry.redis.registry import RedisRegistry
+
+            assert isinstance(hub.registry, RedisRegistry)
+            yield Migration(hub.registry, prefix=self.prefix)
+
+
+FileOption = Annotated[
     Path,
-    typer.Option("--verified", metavar="FILE", help="what `verify` writes and `delete` reads"),
+    typer.Option("--verified", metavar="FILE", help="file that `verify` writes and `delete` reads"),
 ]
-_VERIFIED = Path("redis-v1.verified")
+_FILE = Path("redis-v1.verified")
 
 
 @app.command()
-def plan(
-    prefix: PrefixOption = "",
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    as_json: JSONOption = False,
-) -> None:
-    """Say what a copy would do. Nothing is written."""
-    run_command(_plan(prefix, store, registry, as_json))
-
-
-async def _plan(prefix: str, store: str, registry: str, as_json: bool) -> None:
-    async with _migration(store, registry, prefix) as migration:
-        with progress("looked at") as told:
-            steps = [step async for looked in migration.plan(told) for step in looked.steps]
-    _show(steps, as_json)
+async def plan(target: RedisV1Target, as_json: JSONOption = False) -> None:
+    """Show what `copy` would do. Writes nothing."""
+    async with target.migration() as migration:
+        with progress("compared") as report:
+            steps = await migration.plan(report)
+    _show_instances(steps, as_json)
 
 
 @app.command()
-def copy(
-    prefix: PrefixOption = "",
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    as_json: JSONOption = False,
-) -> None:
-    """Write into v2 what v1 has. It may be stopped and run again.
+async def copy(target: RedisV1Target, as_json: JSONOption = False) -> None:
+    """Copy the instances of v1 to v2. Can be stopped and run again.
 
-    The heartbeats come along: what nobody beats expires, unless a bridge runs.
+    Copies their last heartbeats too: without a bridge, the copies expire.
     """
-    run_command(_copy(prefix, store, registry, as_json))
-
-
-async def _copy(prefix: str, store: str, registry: str, as_json: bool) -> None:
-    async with _migration(store, registry, prefix) as migration:
-        with progress("copied") as told:
-            done = [each async for part in migration.copy(told) for each in part]
-    show(
-        done,
-        {
-            "service": lambda each: each.step.service,
-            "id": lambda each: each.step.id,
-            "done": lambda each: each.outcome,
-            "because": lambda each: str(each.step),
-        },
-        _written_record,
-        as_json=as_json,
-    )
-    count = sum(each.outcome in ("written", "beat") for each in done)
+    async with target.migration() as migration:
+        with progress("copied") as report:
+            outcomes = [one async for batch in migration.copy(report) for one in batch]
+    columns: Columns[CopyOutcome] = {
+        "service": lambda outcome: outcome.step.service,
+        "id": lambda outcome: outcome.step.id,
+        "done": lambda outcome: outcome.outcome,
+        "because": lambda outcome: str(outcome.step),
+    }
+    show(outcomes, columns, _outcome_record, as_json=as_json)
+    count = sum(outcome.outcome in ("written", "beat") for outcome in outcomes)
     note(f"{count} written" if count else "nothing to write")
 
 
 @app.command()
-def verify(
-    prefix: PrefixOption = "",
-    verified: VerifiedOption = _VERIFIED,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    as_json: JSONOption = False,
+async def verify(
+    target: RedisV1Target, file: FileOption = _FILE, as_json: JSONOption = False
 ) -> None:
-    """Compare v2 with v1, and write down what may be deleted.
+    """Compare v2 with v1, and write the list of what may be deleted.
 
     Exits with 1 if there is a difference; then nothing may be deleted.
     """
-    if not run_command(_verify(prefix, verified, store, registry, as_json)):
-        raise typer.Exit(1)
-
-
-async def _verify(prefix: str, file: Path, store: str, registry: str, as_json: bool) -> bool:
-    from mooring.migrate import verified_file as listing
-    from mooring.migrate.redis_v1.migration import Verified, write
     from mooring.migrate.redis_v1.plan import DIFFERENT
 
-    steps: list[InstancePlan] = []
-    services = {}
-    async with _migration(store, registry, prefix) as migration:
-        with progress("compared") as told:
-            async for looked, deletable in migration.verify(told):
-                steps += looked.steps
-                if deletable.ids:
-                    services[deletable.service] = deletable
-        header = migration.header
-    _show(steps, as_json)
-    if any(step.verdict in DIFFERENT for step in steps):
-        listing.discard(file)
-        note("v1 cannot be given up yet")
-        return False
-    write(file, Verified(header, services))
-    note(f"v2 has all that it should; {file} lists what `delete` may delete")
-    return True
+    async with target.migration() as migration:
+        with progress("compared") as report:
+            steps, verified = await migration.verify(report)
+    _show_instances(steps, as_json)
+    finish_verify(
+        file,
+        verified,
+        differs=any(step.verdict in DIFFERENT for step in steps),
+        failure="v1 cannot be deleted yet",
+        success=f"v2 is complete; {file} lists what `delete` may delete",
+    )
 
 
 @app.command()
-def bridge(
-    prefix: PrefixOption = "",
+async def bridge(
+    target: RedisV1Target,
     interval: Annotated[
-        str, typer.Option(metavar="DURATION", help="between two looks at everything")
+        str, typer.Option(metavar="DURATION", help="time between two passes")
     ] = "2s",
-    store: StoreOption = "",
-    registry: RegistryOption = "",
     as_json: JSONOption = False,
 ) -> None:
-    """Keep v1 and v2 up to date with each other while v1 has writers.
+    """Keep v1 and v2 in sync while v1 has writers.
 
-    It stops with SIGTERM or Ctrl-C, and may be started again at any time.
+    SIGTERM or Ctrl-C stops it, and it can be started again at any time.
     """
-    run_command(_bridge(prefix, seconds("--interval", interval), store, registry, as_json))
-
-
-async def _bridge(prefix: str, interval: float, store: str, registry: str, as_json: bool) -> None:
-    """Until a signal asks to stop. What is done is logged as it happens."""
-    async with _migration(store, registry, prefix) as migration:
+    pause = seconds("--interval", interval)
+    async with target.migration() as migration:
         from mooring.migrate.redis_v1.bridge import Bridge
 
-        passes: asyncio.Queue[BridgePass | None] = asyncio.Queue()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, passes.put_nowait, None)
         log_to_stderr("mooring.migrate.redis_v1.bridge")
-        note(
-            f"{migration.connection.url}: looks at v1 and v2 every {durations.show(interval)}; "
-            "Ctrl-C stops it"
+        await run_until_stopped(
+            lambda notify: Bridge(migration).run(notify, interval=pause),
+            _pass_record,
+            f"{migration.connection.url}: syncs v1 and v2 every {durations.show(pause)}; Ctrl-C "
+            "stops it",
+            as_json=as_json,
         )
-        tasks = Tasks()
-        try:
-            work = Bridge(migration).run(passes.put_nowait, interval=interval)
-            running = tasks.start(work, name="bridge")
-            running.add_done_callback(lambda _: passes.put_nowait(None))
-            while (passed := await passes.get()) is not None:
-                if as_json:
-                    show_json(_passed_record(passed))
-            if running.done():
-                running.result()  # it crashed: raise that
-        finally:
-            await tasks.aclose()
-    note("stopped")
 
 
 @app.command()
-def delete(
-    prefix: PrefixOption = "",
-    verified: VerifiedOption = _VERIFIED,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    as_json: JSONOption = False,
+async def delete(
+    target: RedisV1Target, file: FileOption = _FILE, as_json: JSONOption = False
 ) -> None:
-    """Delete from v1 what was verified.
+    """Delete the verified parts of v1.
 
-    It refuses, and deletes nothing, where v1 changed since. It may be stopped and run again.
-    Exits with 1 if something stays because it changed at the last moment.
+    Deletes nothing if v1 has changed since. Can be stopped and run again. Exits with 1 if something
+    stays because it changed during the deletion.
     """
-    if not run_command(_delete(prefix, verified, store, registry, as_json)):
-        raise typer.Exit(1)
+    from mooring.migrate import verified_file
+    from mooring.migrate.redis_v1.format import V1Service
+    from mooring.migrate.redis_v1.migration import FORMAT, RedisV1Header
 
-
-async def _delete(prefix: str, file: Path, store: str, registry: str, as_json: bool) -> bool:
-    from mooring.migrate.redis_v1.migration import read
-
-    listed = read(file)
-    async with _migration(store, registry, prefix) as migration:
-        with progress("deleted") as told:
-            gone, stays = await migration.delete(listed, told)
-    if as_json:
-        show_json({"deleted": gone, "stays": list(stays)})
-    for each in stays:
-        note(f"{each} changed at the last moment, and stays")
-    note(f"{gone} records, names and heartbeats of v1 deleted")
-    return not stays
-
-
-@asynccontextmanager
-async def _migration(store: str, registry: str, prefix: str) -> AsyncIterator[Migration]:
-    async with open_hub(store, "tree", registry=registry) as hub:
-        if hub.registry.evictions is None:
-            raise InvalidRequest(
-                f"{hub.registry.url} is no Redis: name the one where v1 is with --registry URL or "
-                "MOORING_REGISTRY"
-            )
-        from mooring.migrate.redis_v1.migration import Migration
-        from mooring.registry.redis.registry import RedisRegistry
-
-        assert isinstance(hub.registry, RedisRegistry)
-        yield Migration(hub.registry, prefix=prefix)
-
-
-def _show(steps: Sequence[InstancePlan], as_json: bool) -> None:
-    """What is not as it should be, and then how many of each; as JSON, everything."""
-    from mooring.migrate.redis_v1.plan import counted
-
-    shown = [step for step in steps if as_json or step.verdict != "equal" or step.notes]
-    show(
-        shown,
-        {
-            "service": lambda step: step.service,
-            "id": lambda step: step.id,
-            "verdict": lambda step: step.verdict,
-            "why": lambda step: str(step),
-        },
-        _record,
+    verified = verified_file.read(file, RedisV1Header, V1Service, format=FORMAT)
+    async with target.migration() as migration:
+        with progress("deleted") as report:
+            deleted, stays = await migration.delete(verified, report)
+    show_deleted(
+        deleted,
+        stays,
+        what="records, names and heartbeats of v1",
+        why_stays="changed during the deletion, and stays",
         as_json=as_json,
     )
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in counted(steps).items())
-    note(counts or "v1 has nothing here: is --v1-prefix right?")
-    sys.stdout.flush()
 
 
-def _record(step: InstancePlan) -> Mapping[str, JSON]:
+def _show_instances(steps: Sequence[InstancePlan], as_json: bool) -> None:
+    from mooring.migrate.redis_v1.plan import REASONS
+
+    show_plan(
+        steps,
+        {"service": lambda step: step.service, "id": lambda step: step.id},
+        _instance_record,
+        REASONS,
+        is_notable=lambda step: step.verdict != "equal" or bool(step.notes),
+        if_empty="there are no v1 keys here: is --v1-prefix right?",
+        as_json=as_json,
+    )
+
+
+def _instance_record(step: InstancePlan) -> Mapping[str, JSON]:
     return {
         "service": step.service,
         "id": step.id,
         "verdict": step.verdict,
         "why": str(step),
         "differences": [
-            {"field": each.field, "v1": each.v1, "v2": each.v2} for each in step.differences
+            {"field": difference.field, "v1": difference.v1, "v2": difference.v2}
+            for difference in step.differences
         ],
         "notes": list(step.notes),
     }
 
 
-def _written_record(each: Written) -> Mapping[str, JSON]:
-    return {**_record(each.step), "outcome": each.outcome}
+def _outcome_record(outcome: CopyOutcome) -> Mapping[str, JSON]:
+    return {**_instance_record(outcome.step), "outcome": outcome.outcome}
 
 
-def _passed_record(passed: BridgePass) -> Mapping[str, JSON]:
-    def places(found: list[tuple[str, str]]) -> JSON:
-        return [{"service": service, "id": id} for service, id in found]
+def _pass_record(report: BridgePass) -> Mapping[str, JSON]:
+    def instances(places: list[tuple[str, str]]) -> JSON:
+        return [{"service": service, "id": id} for service, id in places]
 
     return {
-        "toV2": places(passed.to_v2),
-        "outOfV2": places(passed.out_of_v2),
-        "toV1": places(passed.to_v1),
-        "outOfV1": places(passed.out_of_v1),
-        "problems": list(passed.problems),
+        "toV2": instances(report.to_v2),
+        "outOfV2": instances(report.out_of_v2),
+        "toV1": instances(report.to_v1),
+        "outOfV1": instances(report.out_of_v1),
+        "problems": list(report.problems),
     }

@@ -1,8 +1,8 @@
--- Write a record of v1 for readers of v1, if nobody else wrote there meanwhile.
+-- Mirror a v2 instance to v1, unless another writer has changed the record.
 --
 -- KEYS  1 the hash
--- ARGV  1 the timestamp that was read there ('': there was none), 2… names and values of fields
--- Gives whether it was written.
+-- ARGV  1 the timestamp in the record when it was read ('': none), 2… field names and values
+-- Returns 1 if the record was written, else 0.
 
 if (redis.call('HGET', KEYS[1], 'timestamp') or '') ~= ARGV[1] then return 0 end
 local problem = write(KEYS[1], 2, #ARGV, true)

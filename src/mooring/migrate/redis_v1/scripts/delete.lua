@@ -1,11 +1,11 @@
--- Delete from a key of v1 what is still as it was read; what changed since stays.
+-- Delete the parts of a v1 key that have not changed since they were read.
 --
 -- KEYS  1 the key
--- ARGV  1 'hash', then names and values of all its fields: it goes whole, or not at all
+-- ARGV  1 'hash', then the names and values of all its fields: it is deleted as a whole
 --         'set', then members
---         'zset', then members and their scores, in turn
--- Gives {how many were deleted, then the members that changed (of a hash: its key)}. What is gone
--- already is neither.
+--         'zset', then members and scores, alternating
+-- Returns {the number of deleted parts, then the changed members (for a hash: its key)}. Parts that
+-- no longer exist count as neither.
 
 local key, kind = KEYS[1], ARGV[1]
 

@@ -1,0 +1,77 @@
+"""Output that the migrations share: plans, verified files and deletions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import typer
+
+from mooring.cli.io.output import Columns, note, show, show_json
+from mooring.model import JSON
+
+if TYPE_CHECKING:
+    from mooring.migrate.verified_file import Verified
+
+
+class Step(Protocol):
+    @property
+    def verdict(self) -> str: ...
+
+
+S = TypeVar("S", bound=Step)
+
+
+def show_plan(
+    steps: Sequence[S],
+    place: Columns[S],
+    record: Callable[[S], Mapping[str, JSON]],
+    verdicts: Iterable[str],
+    *,
+    is_notable: Callable[[S], bool],
+    if_empty: str,
+    as_json: bool,
+) -> None:
+    """Print the notable steps, or all as JSON, and the number of steps with each verdict."""
+    show(
+        [step for step in steps if as_json or is_notable(step)],
+        {**place, "verdict": lambda step: step.verdict, "why": str},
+        record,
+        as_json=as_json,
+    )
+    note(verdict_counts(steps, verdicts) or if_empty)
+
+
+def verdict_counts(steps: Iterable[Step], verdicts: Iterable[str]) -> str:
+    """The number of steps with each verdict, in the order of `verdicts`: `2 missing, 1 equal`."""
+    counts = Counter(step.verdict for step in steps)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if verdict in counts)
+
+
+def finish_verify(
+    file: Path, verified: Verified[Any, Any], *, differs: bool, failure: str, success: str
+) -> None:
+    """Write the file of verified data, or remove it and exit with 1."""
+    from mooring.migrate import verified_file
+
+    if differs:
+        verified_file.discard(file)
+        note(failure)
+        raise typer.Exit(1)
+    verified_file.write(file, verified)
+    note(success)
+
+
+def show_deleted(
+    deleted: int, stays: Sequence[str], *, what: str, why_stays: str, as_json: bool
+) -> None:
+    """Print the result of `delete`, and exit with 1 if something stays."""
+    if as_json:
+        show_json({"deleted": deleted, "stays": list(stays)})
+    for name in stays:
+        note(f"{name} {why_stays}")
+    note(f"{deleted} {what} deleted")
+    if stays:
+        raise typer.Exit(1)

@@ -1,0 +1,344 @@
+"""Compares the indexes of both formats with the parts, and keeps the old indexes up to date.
+
+Indexes are never copied: the new ones follow from the parts. Old indexes are written in the same
+commit as the parts, if possible. But a name that moves between tenants must wait until its holder
+gives it up, and if both sides of a part change, neither shows its former indexes. So the ledger
+records all indexes that may refer to a unit, and no index is written without such a record. Once
+the parts are in sync, missing indexes are written, and indexes of names that the unit no longer has
+are deleted, until no difference remains. Indexes that are not in the ledger stay: other programs
+write indexes too, possibly before the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from mooring.migrate.jxt.format import OldIndex, OldIndexEntry, OldKeys, is_spelling_of
+from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, PartPlan, Verdict
+from mooring.migrate.jxt.reader import Reader
+from mooring.migrate.jxt.state import Base, CutoverState, SyncedState, UnitState
+from mooring.model import JSON
+from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
+from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, TenantKeys
+from mooring.tenants.parts import Claim, UnreadablePart, claims, holder
+from mooring.tenants.secrets import Keyring
+
+_BATCH = 40
+"""Indexes that are repaired in one commit."""
+MAX_OPERATIONS = 100
+"""Operations in one commit, besides the ledger's."""
+
+
+def compare_old_indexes(
+    keys: TenantKeys,
+    indexes: Iterable[OldIndexEntry],
+    state: UnitState | None,
+    steps: Sequence[PartPlan],
+) -> Iterator[PartPlan]:
+    """Compare the old indexes of a tenant with its parts, whose plan is `steps`. An index may be
+    deleted with the part that it refers to."""
+    if state is None:
+        for index in indexes:
+            why = _no_tenant(index.holder)
+            yield PartPlan(index.holder, index.key, "orphan", why, index.modified)
+        return
+    unit, old = state.unit, state.old.values
+    verdicts = {step.key: step.verdict for step in steps}
+    before, after = (list(claims(keys, unit, parts).values()) for parts in (old, state.new))
+    for index in indexes:
+        paths = [claim.path for claim in before if _belongs_to(index.index, claim, old)]
+        owner = next((state.old.parts[path].key for path in paths), b"")
+        if verdicts.get(owner) in DELETABLE or (
+            not paths and any(_belongs_to(index.index, claim, state.new) for claim in after)
+        ):
+            why = "it follows from the parts"
+            yield PartPlan(unit, index.key, "equal", why, index.modified)
+        elif paths:
+            why = (
+                "" if verdicts.get(owner) in DIFFERENT else "it refers to a part that is not copied"
+            )
+            yield PartPlan(unit, index.key, "index", why, index.modified)
+        else:
+            why = f"tenant {unit} has nothing with this name"
+            verdict: Verdict = "orphan" if _may_be_hidden(index.index, state) else "abandoned"
+            yield PartPlan(unit, index.key, verdict, why, index.modified)
+
+
+def _may_be_hidden(index: OldIndex, state: UnitState) -> bool:
+    """Whether an unreadable part may have the name of an index."""
+    paths = {"host": DOMAIN, "ftp-user": (f"ftp/{index.name}",)}.get(index.kind, ("meta",))
+    return any(
+        state.old.hides(path) or isinstance(state.new.get(path), UnreadablePart) for path in paths
+    )
+
+
+def _no_tenant(tenant: int) -> str:
+    return f"there is no tenant {tenant}" if tenant else "it does not name a tenant"
+
+
+def _belongs_to(index: OldIndex, claim: Claim, parts: Mapping[str, JSON | UnreadablePart]) -> bool:
+    if index.kind != claim.kind:
+        return False
+    if index.kind == "by-name" and index.name == _code(parts):
+        return True  # some publishers used the code
+    return is_spelling_of(claim.name, index.name, index.kind)
+
+
+def _code(parts: Mapping[str, object]) -> object:
+    meta = parts.get("meta")
+    return meta.get("code") if isinstance(meta, dict) else None
+
+
+def missing_old_indexes(
+    keys: TenantKeys,
+    old_keys: OldKeys,
+    state: UnitState,
+    indexes: Sequence[OldIndexEntry],
+    kinds: Collection[IndexKind],
+) -> Iterator[PartPlan]:
+    """The missing old indexes of parts that both formats have. `kinds` are the kinds of existing
+    old indexes: others are not maintained at all."""
+    synced = {path: value for path, value in state.old.values.items() if path in state.synced.bases}
+    for claim in claims(keys, state.unit, synced).values():
+        exists = any(_belongs_to(entry.index, claim, synced) for entry in indexes)
+        if claim.kind in kinds and not exists:
+            yield PartPlan(state.unit, old_keys.index(claim.kind, claim.name), "unled")
+
+
+def compare_new_indexes(
+    keys: TenantKeys, units: Mapping[int, UnitState], indexes: Mapping[bytes, Entry]
+) -> Iterator[PartPlan]:
+    """The new indexes that do not match the new parts."""
+    owners: dict[bytes, dict[int, Claim]] = {}
+    for unit in sorted(unit for unit in units if unit):
+        for name, claim in claims(keys, unit, units[unit].new).items():
+            owners.setdefault(name, {})[unit] = claim
+    for name, claims_by_unit in owners.items():
+        yield from _compare_new_index(name, claims_by_unit, indexes.get(name))
+    for name, entry in indexes.items():
+        tenant, index = holder(entry.value), keys.understand(name)
+        if name in owners or not isinstance(index, IndexEntry):
+            continue
+        if not tenant:
+            yield PartPlan(0, name, "orphan", _no_tenant(0), entry.modified)
+        elif not _is_unescaped(keys, index, tenant, owners) and not _is_unclear(units.get(tenant)):
+            why = f"tenant {tenant} has nothing with this name"
+            yield PartPlan(tenant, name, "astray", why, entry.modified)
+
+
+def _compare_new_index(
+    name: bytes, owners: Mapping[int, Claim], entry: Entry | None
+) -> Iterator[PartPlan]:
+    tenant = 0 if entry is None else holder(entry.value)
+    modified = 0 if entry is None else entry.modified
+    if tenant not in owners:
+        first, claim = next(iter(owners.items()))
+        actual = f"it refers to tenant {tenant}" if tenant else "it refers to no tenant"
+        why = f"{claim} is tenant {first}'s: {actual}"
+        yield PartPlan(first, name, "unindexed", why, modified)
+        tenant = first
+    for unit, claim in owners.items():
+        if unit != tenant:
+            why = f"tenant {unit} has {claim} too, and it refers to tenant {tenant}"
+            yield PartPlan(unit, name, "contested", why, modified)
+
+
+def _is_unescaped(
+    keys: TenantKeys, index: IndexEntry, tenant: int, owners: Mapping[bytes, Mapping[int, Claim]]
+) -> bool:
+    """Whether an older publisher wrote a correct index without escaping the name."""
+    return index.kind == "by-name" and tenant in owners.get(keys.index("by-name", index.name), {})
+
+
+def _is_unclear(state: UnitState | None) -> bool:
+    """Whether unreadable parts hide which indexes a tenant has."""
+    return state is not None and any(
+        isinstance(state.new.get(path), UnreadablePart) for path in ("meta", *DOMAIN)
+    )
+
+
+def old_index_claims(
+    keys: TenantKeys, old_keys: OldKeys, unit: int, parts: Mapping[str, object]
+) -> dict[bytes, Claim]:
+    """The old indexes of a tenant with these parts."""
+    wanted = claims(keys, unit, parts).values()
+    return {old_keys.index(claim.kind, claim.name): claim for claim in wanted}
+
+
+def index_variants(
+    old_keys: OldKeys, wanted: Mapping[bytes, Claim], parts: Mapping[str, object]
+) -> dict[bytes, list[bytes]]:
+    """The other keys to which publishers may have written these indexes."""
+    code = str(_code(parts) or "")
+    return {
+        name: old_keys.index_variants(claim.kind, claim.name, code)
+        for name, claim in wanted.items()
+    }
+
+
+class IndexWrites(msgspec.Struct):
+    writes: list[Write] = msgspec.field(default_factory=list)
+    checks: list[Check] = msgspec.field(default_factory=list)
+    gone: set[bytes] = msgspec.field(default_factory=set)
+    """The indexes that no longer refer to the tenant after the writes."""
+    problems: list[str] = msgspec.field(default_factory=list)
+
+
+def write_index_changes(
+    unit: int,
+    before: Mapping[bytes, Claim],
+    after: Mapping[bytes, Claim],
+    entries: Mapping[bytes, Entry],
+) -> IndexWrites:
+    """The writes, with one check each, for a tenant whose claims change. Unchanged indexes and
+    those of other tenants stay as they are."""
+    result = IndexWrites(gone=before.keys() - after.keys())
+    for name in sorted({*before, *after}):
+        entry, claim = entries.get(name), after.get(name)
+        tenant = holder(entry.value) if entry is not None else 0
+        if claim is None:
+            if entry is None or tenant != unit:
+                continue
+            result.writes.append(Delete(key(name)))
+        else:
+            former = before.get(name)
+            if former is not None and former.value == claim.value:
+                continue
+            if entry is not None and entry.value == claim.value:
+                continue
+            if tenant not in (0, unit):
+                continue  # its tenant may be about to give up the name: see `find_gaps`
+            result.writes.append(Put(name, claim.value))
+        result.checks.append(unchanged(name, _modified(entries, name)))
+    return result
+
+
+class IndexGaps(msgspec.Struct):
+    missing: dict[bytes, Claim] = msgspec.field(default_factory=dict)
+    taken: dict[bytes, tuple[Claim, int]] = msgspec.field(default_factory=dict)
+    """Indexes that refer to another tenant."""
+
+
+def find_gaps(
+    unit: int,
+    wanted: Mapping[bytes, Claim],
+    variants: Mapping[bytes, Collection[bytes]],
+    entries: Mapping[bytes, Entry],
+) -> IndexGaps:
+    """The wanted indexes that do not exist. One that refers to the tenant is correct, whatever its
+    spelling and its other fields; unreadable ones are left alone."""
+    gaps = IndexGaps()
+    tenants = {name: holder(entry.value) for name, entry in entries.items()}
+    for name, claim in wanted.items():
+        tenant = tenants.get(name)
+        if any(tenants.get(variant) == unit for variant in (name, *variants[name])):
+            continue
+        if tenant is None:
+            gaps.missing[name] = claim
+        elif tenant:
+            gaps.taken[name] = claim, tenant
+    return gaps
+
+
+class OldIndexes:
+    def __init__(self, store: Store, reader: Reader, ring: Keyring) -> None:
+        self._store, self._reader, self._ring = store, reader, ring
+
+    async def changes(
+        self, unit: int, before: Mapping[str, JSON], after: Mapping[str, JSON]
+    ) -> IndexWrites:
+        """The writes that belong to a change of the old parts."""
+        if not unit:
+            return IndexWrites()
+        old, new = self._claims(unit, before), self._claims(unit, after)
+        return write_index_changes(unit, old, new, await self.entries({*old, *new}))
+
+    def synced_state(
+        self, state: UnitState, bases: Mapping[str, Base], gone: Collection[bytes] = ()
+    ) -> SyncedState:
+        """The ledger's entry for a unit with these bases, without the indexes that are gone. A unit
+        without any base needs no entry."""
+        current = self._possible(state) if bases or state.synced.bases else {}
+        indexes = {**state.synced.indexes, **current}
+        return SyncedState(
+            bases, {name: path for name, path in indexes.items() if name not in gone}
+        )
+
+    def _possible(self, state: UnitState) -> dict[bytes, str]:
+        """The indexes that may refer to a unit in either format and any spelling, and the part of
+        each."""
+        possible: dict[bytes, str] = {}
+        for parts in (state.new, state.old.values) if state.unit else ():
+            wanted = self._claims(state.unit, parts)
+            for name, variants in index_variants(self._reader.old_keys, wanted, parts).items():
+                possible |= dict.fromkeys((name, *variants), wanted[name].path)
+        return possible
+
+    async def repairs(self, state: UnitState, cutover: CutoverState) -> IndexWrites:
+        """The writes that are left for a unit whose parts are in sync."""
+        if not state.unit:
+            return IndexWrites()
+        wanted = self._wanted(state, cutover)
+        variants = index_variants(self._reader.old_keys, wanted, state.new)
+        surplus = self._surplus(state)
+        names = {*wanted, *(name for others in variants.values() for name in others), *surplus}
+        entries = await self.entries(names)
+        gaps = find_gaps(state.unit, wanted, variants, entries)
+        result = IndexWrites(gone=set(surplus))
+        for name in surplus:
+            if name in entries and holder(entries[name].value) == state.unit:
+                result.writes.append(Delete(key(name)))
+                result.checks.append(unchanged(name, entries[name].modified))
+        for name, (claim, tenant) in gaps.taken.items():
+            other, _ = await self._reader.unit(tenant)
+            if any(name in self._claims(tenant, parts) for parts in (other.new, other.old.values)):
+                result.problems.append(f"{claim} is tenant {tenant}'s among the old keys")
+            else:
+                gaps.missing[name] = claim
+        for name, claim in list(gaps.missing.items())[:_BATCH]:
+            part = state.old.parts[claim.path]
+            result.writes.append(Put(name, claim.value))
+            result.checks += [unchanged(name, _modified(entries, name))]
+            result.checks += [unchanged(part.key, part.modified)]
+        result.checks = list(dict.fromkeys(result.checks))
+        return result
+
+    def _surplus(self, state: UnitState) -> list[bytes]:
+        """Recorded indexes of names that a unit no longer has."""
+        possible = self._possible(state)
+        surplus = [
+            name
+            for name, path in state.synced.indexes.items()
+            if name not in possible and state.is_in_sync(path, self._ring)
+        ]
+        return sorted(surplus)[:_BATCH]
+
+    def _wanted(self, state: UnitState, cutover: CutoverState) -> dict[bytes, Claim]:
+        """The indexes that a unit must have."""
+        old: dict[str, object] = dict(state.old.values)
+        if cutover.phase != "both" and isinstance(state.new.get("meta"), dict):
+            old["meta"] = state.new["meta"]  # after the cut-over, only the new meta counts
+        return {
+            name: claim
+            for name, claim in self._claims(state.unit, old).items()
+            if state.is_same(claim.path, self._ring)
+        }
+
+    def _claims(self, unit: int, parts: Mapping[str, object]) -> dict[bytes, Claim]:
+        return old_index_claims(self._reader.keys, self._reader.old_keys, unit, parts)
+
+    async def entries(self, names: Collection[bytes]) -> dict[bytes, Entry]:
+        entries: dict[bytes, Entry] = {}
+        ordered = sorted(names)
+        for first in range(0, len(ordered), MAX_OPERATIONS):
+            batch = ordered[first : first + MAX_OPERATIONS]
+            commit = await self._store.commit(read=[Query(key(name)) for name in batch])
+            entries |= {read.first.key: read.first for read in commit.reads if read.first}
+        return entries
+
+
+def _modified(entries: Mapping[bytes, Entry], name: bytes) -> int:
+    entry = entries.get(name)
+    return 0 if entry is None else entry.modified
