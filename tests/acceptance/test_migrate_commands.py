@@ -62,7 +62,7 @@ def test_from_plan_to_delete(place: Place):
     assert planned.code == 0, planned.stderr
     assert planned.stdout.splitlines() == [
         "svc\ta\tmissing\tv2 has no details of it; v2 has no heartbeat of it",
-        "svc\tb\tunreadable\thas a wrong port: 'many' is no number",
+        "svc\tb\tunreadable\thas an invalid port: 'many' is not a number",
     ]
     assert planned.stderr == "mooring: 1 missing, 1 unreadable\n"
     assert place.listed("svc") == []
@@ -121,7 +121,7 @@ def test_json_has_everything(place: Place):
         "id": "a",
         "verdict": "equal",
         "differences": [],
-        "notes": ["metadata is neither JSON nor a=1,b=2: it is kept whole, under that name"],
+        "notes": ["metadata is neither JSON nor a=1,b=2: the text is kept under the name metadata"],
     }
     place.register("svc", "a", weight="5")
     (record,) = [json.loads(line) for line in place.run("verify", "--json").stdout.splitlines()]

@@ -36,7 +36,7 @@ from mooring.migrate.jxt.migration import (
     VerifiedKeys,
     without_deleted,
 )
-from mooring.migrate.jxt.plan import REASONS, PartPlan, claim_conflicts, compare
+from mooring.migrate.jxt.plan import REASONS, PartPlan, name_conflicts, compare
 from mooring.migrate.jxt.state import (
     NO_BASE,
     Base,
@@ -556,7 +556,7 @@ def seen(
 
 
 def verdicts(here: UnitState, *others: UnitState) -> dict[str, str]:
-    lost = claim_conflicts(KEYS, [here, *others], NO_RING)
+    lost = name_conflicts(KEYS, [here, *others], NO_RING)
     steps = compare(KEYS, here, NO_RING, phase="both", conflicts=lost)
     return {step.name: step.verdict for step in steps}
 

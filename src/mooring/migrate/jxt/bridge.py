@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from mooring.errors import Closed, StoreError
 from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.migration import Migration
-from mooring.migrate.jxt.plan import ClaimConflict
+from mooring.migrate.jxt.plan import NameConflict
 from mooring.migrate.jxt.sync_unit import SyncResult
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry
@@ -45,7 +45,7 @@ class Bridge:
         """Units to sync again, and when."""
         self._units: set[int] = set()
         """All known units."""
-        self._conflicts: dict[int, Mapping[str, ClaimConflict]] = {}
+        self._conflicts: dict[int, Mapping[str, NameConflict]] = {}
         """Parts that must not be written when their unit is synced for the first time."""
         self._in_progress: set[int] = set()
         self._wake = asyncio.Event()
@@ -80,7 +80,7 @@ class Bridge:
         while True:
             try:
                 snapshot = await self._reader.snapshot()
-                self._conflicts = dict(self._migration.claim_conflicts(snapshot))
+                self._conflicts = dict(self._migration.name_conflicts(snapshot))
                 return
             except Closed:
                 raise

@@ -23,9 +23,9 @@ from mooring.migrate.jxt.indexes import (
 from mooring.migrate.jxt.plan import (
     DELETABLE,
     DIFFERENT,
-    ClaimConflicts,
+    NameConflicts,
     PartPlan,
-    claim_conflicts,
+    name_conflicts,
     compare,
     deleted_in_new,
 )
@@ -111,11 +111,11 @@ class Migration:
         """What a copy would do, for each old key. Writes nothing."""
         return await self._compare(await self.reader.snapshot(), progress)
 
-    def claim_conflicts(self, snapshot: MigrationSnapshot) -> ClaimConflicts:
-        return claim_conflicts(self.keys, snapshot.units.values(), self.ring)
+    def name_conflicts(self, snapshot: MigrationSnapshot) -> NameConflicts:
+        return name_conflicts(self.keys, snapshot.units.values(), self.ring)
 
     async def _compare(self, snapshot: MigrationSnapshot, progress: Progress) -> list[PartPlan]:
-        conflicts, removed = self.claim_conflicts(snapshot), await self._removed(snapshot)
+        conflicts, removed = self.name_conflicts(snapshot), await self._removed(snapshot)
         steps: list[PartPlan] = []
         old_indexes = dict(snapshot.old_indexes)
         kinds = {one.index.kind for entries in old_indexes.values() for one in entries}
@@ -169,7 +169,7 @@ class Migration:
         async for result in self._repair_indexes(snapshot):
             yield result
         _check_before_cutover(snapshot.cutover)
-        conflicts = self.claim_conflicts(snapshot)
+        conflicts = self.name_conflicts(snapshot)
         due = [unit for unit, state in snapshot.units.items() if self.unit_sync.needs_copy(state)]
 
         async def sync(unit: int) -> SyncResult:

@@ -16,7 +16,7 @@ from mooring.tenants.parts import Claim, UnreadablePart, claims
 from mooring.tenants.secrets import Keyring
 
 
-class ClaimConflict(msgspec.Struct, frozen=True):
+class NameConflict(msgspec.Struct, frozen=True):
     """A part claims a name of another tenant."""
 
     claim: str
@@ -26,7 +26,7 @@ class ClaimConflict(msgspec.Struct, frozen=True):
         return f"{self.claim} is tenant {self.holder}'s"
 
 
-ClaimConflicts: TypeAlias = Mapping[int, Mapping[str, ClaimConflict]]
+NameConflicts: TypeAlias = Mapping[int, Mapping[str, NameConflict]]
 """The parts that cannot be written because of a conflict, by unit."""
 
 _Claims: TypeAlias = Mapping[str, Mapping[bytes, Claim]]
@@ -54,13 +54,13 @@ def _names(claims: Iterable[Mapping[bytes, Claim]]) -> set[bytes]:
     return {name for of_part in claims for name in of_part}
 
 
-def claim_conflicts(keys: TenantKeys, units: Iterable[UnitState], ring: Keyring) -> ClaimConflicts:
+def name_conflicts(keys: TenantKeys, units: Iterable[UnitState], ring: Keyring) -> NameConflicts:
     """Decide who gets a name that several tenants claim: its current holder, else the tenant with
     the lowest id. A part that cannot be copied claims nothing, and the part that it was to replace
     stays."""
     tenants = sorted((state for state in units if state.unit), key=lambda state: state.unit)
     claimants = [_claimant(keys, state, ring) for state in tenants]
-    stuck: dict[int, dict[str, ClaimConflict]] = {}
+    stuck: dict[int, dict[str, NameConflict]] = {}
     while True:
         conflicts = {unit: dict(of_unit) for unit, of_unit in stuck.items()}
         _assign(claimants, conflicts)
@@ -75,7 +75,7 @@ def claim_conflicts(keys: TenantKeys, units: Iterable[UnitState], ring: Keyring)
             return conflicts
 
 
-def _assign(claimants: Iterable[_Claimant], conflicts: dict[int, dict[str, ClaimConflict]]) -> None:
+def _assign(claimants: Iterable[_Claimant], conflicts: dict[int, dict[str, NameConflict]]) -> None:
     """One round, from the lowest id to the highest. Adds to `conflicts`."""
     holders: dict[bytes, int] = {}
     for claimant in claimants:
@@ -88,7 +88,7 @@ def _assign(claimants: Iterable[_Claimant], conflicts: dict[int, dict[str, Claim
                 continue
             for name, claim in wanted.items():
                 if (holder := holders.get(name, unit)) != unit:
-                    conflicts.setdefault(unit, {})[path] = ClaimConflict(str(claim), holder)
+                    conflicts.setdefault(unit, {})[path] = NameConflict(str(claim), holder)
                     break
             else:
                 holders.update(dict.fromkeys(wanted, unit))
@@ -203,7 +203,7 @@ class _Criteria(msgspec.Struct, frozen=True):
     ring: Keyring
     phase: Phase
     compared_at: int
-    conflicts: Mapping[str, ClaimConflict]
+    conflicts: Mapping[str, NameConflict]
     removed: Collection[str]
 
 
@@ -213,7 +213,7 @@ def compare(
     ring: Keyring,
     *,
     phase: Phase,
-    conflicts: ClaimConflicts,
+    conflicts: NameConflicts,
     compared_at: int = 0,
     removed: Collection[str] = (),
 ) -> list[PartPlan]:

@@ -22,7 +22,7 @@ from mooring.errors import (
 from mooring.formatting import describe
 from mooring.migrate.jxt.format import SENTINEL, digest
 from mooring.migrate.jxt.indexes import MAX_OPERATIONS, IndexWrites, OldIndexes
-from mooring.migrate.jxt.plan import ClaimConflict, PartPlan, new_key
+from mooring.migrate.jxt.plan import NameConflict, PartPlan, new_key
 from mooring.migrate.jxt.reader import Reader
 from mooring.migrate.jxt.state import Base, CutoverState, Move, Phase, SyncedState, UnitState
 from mooring.migrate.jxt.translation import translate, translate_back, why_locked
@@ -47,7 +47,7 @@ _DELETIONS = 50
 """New indexes that are deleted in one commit."""
 
 
-class PartChange(NamedTuple):
+class PartMove(NamedTuple):
     path: str
     move: Move
     conflict: bool = False
@@ -56,7 +56,7 @@ class PartChange(NamedTuple):
 
 class SyncResult(msgspec.Struct):
     unit: int
-    changes: list[PartChange] = msgspec.field(default_factory=list)
+    changes: list[PartMove] = msgspec.field(default_factory=list)
     problems: list[str] = msgspec.field(default_factory=list)
     strays: list[str] = msgspec.field(default_factory=list)
     """Parts that a program wrote to the old keys after the cut-over."""
@@ -82,7 +82,7 @@ class UnitSync:
         )
 
     async def sync(
-        self, unit: int, *, back: bool, conflicts: Mapping[str, ClaimConflict] | None = None
+        self, unit: int, *, back: bool, conflicts: Mapping[str, NameConflict] | None = None
     ) -> SyncResult:
         """Sync a unit.
 
@@ -132,7 +132,7 @@ class UnitSync:
             moves = self._moves(state)
         else:
             decisions = {p: state.decide_after_cutover(p, self._ring) for p in state.paths}
-            moves = [PartChange(path, one.move) for path, one in decisions.items() if one.move]
+            moves = [PartMove(path, one.move) for path, one in decisions.items() if one.move]
             result.strays = [path for path, one in decisions.items() if one.stray and not one.move]
         to_new = [change for change in moves if change.move in ("to new", "out of new")]
         problems = [f"{one.path}: {taken[one.path]}" for one in to_new if one.path in taken]
@@ -151,7 +151,7 @@ class UnitSync:
         result.problems = problems
         return False
 
-    def _locked(self, state: UnitState, changes: Collection[PartChange]) -> dict[str, str]:
+    def _locked(self, state: UnitState, changes: Collection[PartMove]) -> dict[str, str]:
         """The parts that cannot be written to the old keys, and why."""
         locked: dict[str, str] = {}
         for change in changes:
@@ -184,10 +184,10 @@ class UnitSync:
             require=[*indexes.checks, *self._checks(state, cutover)],
         )
 
-    def _moves(self, state: UnitState) -> list[PartChange]:
+    def _moves(self, state: UnitState) -> list[PartMove]:
         decisions = {path: state.decide(path, self._ring) for path in state.paths}
         return [
-            PartChange(path, decision.move, decision.conflict and path != SENTINEL)
+            PartMove(path, decision.move, decision.conflict and path != SENTINEL)
             for path, decision in decisions.items()
             if decision.move
         ]
@@ -216,8 +216,8 @@ class UnitSync:
         ]
 
     async def _to_new(
-        self, state: UnitState, cutover: CutoverState, changes: list[PartChange]
-    ) -> list[PartChange]:
+        self, state: UnitState, cutover: CutoverState, changes: list[PartMove]
+    ) -> list[PartMove]:
         if not state.unit:
             changes = changes[:_BATCH]
         values = {change.path: self._new_value(state, change) for change in changes}
@@ -253,7 +253,7 @@ class UnitSync:
         )
         return changes
 
-    def _new_value(self, state: UnitState, change: PartChange) -> JSON:
+    def _new_value(self, state: UnitState, change: PartMove) -> JSON:
         if change.move == "out of new":
             return None
         value = state.old.parts[change.path].value
@@ -277,8 +277,8 @@ class UnitSync:
         }
 
     async def _to_old(
-        self, state: UnitState, cutover: CutoverState, changes: list[PartChange]
-    ) -> list[PartChange]:
+        self, state: UnitState, cutover: CutoverState, changes: list[PartMove]
+    ) -> list[PartMove]:
         old = state.old
         values = {
             one.path: cast("JSON", state.new[one.path]) if one.move == "to old" else None

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from mooring.migrate.verified_file import Verified
 
 
-class Step(Protocol):
+class PlannedStep(Protocol):
     @property
     def verdict(self) -> str: ...
 
 
-S = TypeVar("S", bound=Step)
+S = TypeVar("S", bound=PlannedStep)
 
 
 def show_plan(
@@ -44,7 +44,7 @@ def show_plan(
     note(verdict_counts(steps, verdicts) or if_empty)
 
 
-def verdict_counts(steps: Iterable[Step], verdicts: Iterable[str]) -> str:
+def verdict_counts(steps: Iterable[PlannedStep], verdicts: Iterable[str]) -> str:
     """The number of steps with each verdict, in the order of `verdicts`: `2 missing, 1 equal`."""
     counts = Counter(step.verdict for step in steps)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if verdict in counts)
