@@ -36,7 +36,7 @@ from mooring.migrate.jxt.migration import (
     VerifiedKeys,
     without_deleted,
 )
-from mooring.migrate.jxt.plan import REASONS, PartPlan, name_conflicts, compare
+from mooring.migrate.jxt.plan import REASONS, PartPlan, compare, name_conflicts
 from mooring.migrate.jxt.state import (
     NO_BASE,
     Base,

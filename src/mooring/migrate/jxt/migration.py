@@ -25,9 +25,9 @@ from mooring.migrate.jxt.plan import (
     DIFFERENT,
     NameConflicts,
     PartPlan,
-    name_conflicts,
     compare,
     deleted_in_new,
+    name_conflicts,
 )
 from mooring.migrate.jxt.reader import MigrationSnapshot, Reader
 from mooring.migrate.jxt.state import CutoverMarker, CutoverState, SyncedState, UnitState
