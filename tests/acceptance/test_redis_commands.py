@@ -232,11 +232,11 @@ class TestTheRegistry:
 class TestCleanup:
     async def test_once_takes_out_the_dead_and_says_so(self, hub: Hub, run: Run):
         await left_behind(hub, "a", "b")
-        assert ok(run("cleanup", "--once")) == "1 service looked at; 0 instances taken out\n"
+        assert ok(run("cleanup", "--once")) == "1 service checked; 0 instances evicted\n"
         told = await swept(run, "removed")
         assert [each["id"] for each in told["removed"]] == ["a", "b"]
         assert (told["services"], told["brakes"], told["problems"]) == (1, [], [])
-        assert ok(run("cleanup", "--once")) == "0 services looked at; 0 instances taken out\n"
+        assert ok(run("cleanup", "--once")) == "0 services checked; 0 instances evicted\n"
 
     async def test_once_reports_heartbeats_that_lay_ahead_of_the_clock(self, hub: Hub, run: Run):
         """As after a step of Redis' clock back by an hour."""

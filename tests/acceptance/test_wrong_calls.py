@@ -56,7 +56,7 @@ config set {s} a b                                    is not KEY=VALUE
 config set {s} a weight=heavy                         weight
 config set {s} a enabled=true --layout nix            no layout 'nix'
 info get {s}                                          give either SERVICE or --group
-info set {s} a nix=1                                  a description has no 'nix'
+info set {s} a nix=1                                  unknown description field 'nix'
 register {s} a 127.0.0.1:99999 -- true                between 1 and 65535
 register {s} a 127.0.0.1:1 --weight -1 -- true        0 or more
 register {s} a 127.0.0.1:1 --ttl x -- true            write it like 10s

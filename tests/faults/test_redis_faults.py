@@ -469,7 +469,7 @@ async def test_who_can_tell_no_heartbeat_is_not_dropped(
             listing = await work.other.registry.instances("echo")
             assert len(listing.instances) == 3
             await asyncio.sleep(0.1)
-        assert any("takes no writes" in str(problem) for problem in listing.problems)
+        assert any("rejects writes" in str(problem) for problem in listing.problems)
         assert ("echo", 3) in await work.other.registry.services()
         _take_writes(server)
         await work.all_well()

@@ -33,7 +33,7 @@ async def hub() -> AsyncIterator[Hub]:
 
 @pytest.fixture(autouse=True)
 def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_LOOKS", (0.2, 0.1, 0.05))
+    monkeypatch.setattr(leases, "_DELETION_CHECKS", (0.2, 0.1, 0.05))
 
 
 async def ports(hub: Hub) -> list[int]:
@@ -192,7 +192,7 @@ async def test_one_who_comes_as_the_last_goes_from_a_store_that_is_away_is_regis
 async def test_a_debt_does_not_wait_for_the_last_look_at_another(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(leases, "_LOOKS", (60.0, 0.01))
+    monkeypatch.setattr(leases, "_DELETION_CHECKS", (60.0, 0.01))
     folder = b"/registry/default/echo/10.0.0.1:"
     async with hub.register(at(1)) as one:
         lease = one._record._lease  # type: ignore[attr-defined]

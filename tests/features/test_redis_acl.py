@@ -178,10 +178,10 @@ async def test_a_consumer_learns_that_redis_takes_no_writes(server: Guarded):
         server.command("CONFIG", "SET", "min-replicas-to-write", 1)
         try:
             listing = await consumer.registry.instances("echo")
-            assert any("takes no writes" in str(problem) for problem in listing.problems)
+            assert any("rejects writes" in str(problem) for problem in listing.problems)
             server.allow("consumer", "-info")
             listing = await consumer.registry.instances("echo")
-            assert any("takes no writes" in str(problem) for problem in listing.problems)
+            assert any("rejects writes" in str(problem) for problem in listing.problems)
         finally:
             server.command("CONFIG", "SET", "min-replicas-to-write", 0)
 

@@ -11,6 +11,6 @@ def test_a_cleanup_pass_reports_all_that_it_did():
         services=1, removed=[one, two], unhealthy=[one], orphans=[two], lowered=[one]
     )
     assert str(passed) == (
-        "1 service looked at; 2 instances taken out; 1 marked unhealthy; 1 remains cleared away; "
+        "1 service checked; 2 instances evicted; 1 marked unhealthy; 1 incomplete record deleted; "
         "1 heartbeat ahead of Redis' clock lowered"
     )

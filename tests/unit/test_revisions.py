@@ -39,10 +39,10 @@ async def test_those_who_ask_together_share_one_answer(monkeypatch: pytest.Monke
         here = (await store.commit(Put(b"/a", b""))).revision
         reads, revisions = Reads(store, monkeypatch), Revisions(store)
         names = [b"/%d" % number for number in range(10)]
-        assert await asyncio.gather(*map(revisions.present, names)) == [here] * 10
+        assert await asyncio.gather(*map(revisions.current, names)) == [here] * 10
         assert reads.asked == [b"/0"]
         await store.commit(Put(b"/a", b""))
-        assert await revisions.present(b"/0") == here + 1
+        assert await revisions.current(b"/0") == here + 1
 
 
 async def test_a_store_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch):
@@ -50,7 +50,7 @@ async def test_a_store_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatc
         reads, revisions = Reads(store, monkeypatch), Revisions(store)
         reads.errors[b"/0"] = Unavailable("away")
         names = [b"/0", b"/1", b"/2"]
-        told = await asyncio.gather(*map(revisions.present, names), return_exceptions=True)
+        told = await asyncio.gather(*map(revisions.current, names), return_exceptions=True)
         assert [type(each) for each in told] == [Unavailable] * 3
         assert reads.asked == [b"/0"]
 
@@ -63,7 +63,7 @@ async def test_what_one_may_not_read_or_gives_up_is_asked_by_the_next(
         reads.errors[b"/0"] = AccessDenied("not yours")
         reads.unanswered = b"/1"
         first, second, third = (
-            asyncio.ensure_future(revisions.present(name)) for name in (b"/0", b"/1", b"/2")
+            asyncio.ensure_future(revisions.current(name)) for name in (b"/0", b"/1", b"/2")
         )
         with pytest.raises(AccessDenied):
             await first

@@ -1,3 +1,3 @@
-"""The registry: who offers which service, where, and in what state.
+"""The registry: which instances offer a service, their addresses and their state.
 
-`contract.py` says what a registry promises; `on_store.py` keeps it on a store through a layout."""
+`contract.py` defines the interface; `kv/` implements it on a store and `redis/` on Redis."""

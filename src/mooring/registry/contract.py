@@ -26,7 +26,7 @@ from mooring.settings.registry import CleanupSettings
 
 
 class Problem(NamedTuple):
-    """Something in the store that cannot be understood and was left out."""
+    """Something in the store that cannot be read and was left out."""
 
     key: bytes
     reason: str
@@ -47,9 +47,9 @@ class InstanceFeed(Feed[str, Instance], Protocol):
         """The ids of the instances that may be gone and are kept for a grace period."""
 
     async def explained(self, gone: Mapping[str, Instance]) -> Set[str]:
-        """Of some instances that it no longer shows, those of which it is known why: they drained,
-        deregistered or were deregistered. The others vanished: their records were deleted, or
-        their leases expired, which cannot be told apart."""
+        """Of the instances that are gone, those that left for a known reason: they drained,
+        deregistered or were deregistered. The others vanished: their records were deleted or their
+        leases expired, which the store cannot distinguish."""
 
 
 class Listing(NamedTuple):
@@ -75,20 +75,19 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
     renews: bool
     """Whether the store renews a lease, so that heartbeats without data need not be sent."""
     describes: bool
-    """Groups and services have descriptions, instances status and configuration."""
+    """Groups and services have descriptions, instances have a status and overrides."""
     keeps_names: bool = False
-    """A service that is listed without instances is described or configured, and is listed until
-    that is taken out. Otherwise it may be listed for instances that are silent, until cleanup."""
+    """Whether a service without instances is listed only while it has a description or overrides.
+    Otherwise it may be listed until cleanup removes its silent instances."""
     late: float | None = None
-    """Seconds of silence from which on an instance is late; None where it is then as good as
-    gone."""
+    """Seconds of silence after which an instance is late; None if it expires then."""
 
 
 class InstanceRecord(ABC):
     """The record of one instance in a registry, from `open` to `aclose`."""
 
     disturbed: bool
-    """Whether the record may no longer be what it should be: `put` again."""
+    """Whether the record may differ from what was last put: `put` again."""
 
     @property
     @abstractmethod
@@ -98,8 +97,8 @@ class InstanceRecord(ABC):
     @property
     @abstractmethod
     def expired(self) -> bool:
-        """Whether the record may have expired, by this machine's clock alone. Right also before a
-        blocked event loop had a chance to notice, and from any thread."""
+        """Whether the record may have expired by the local clock. Correct in any thread, and even
+        before a blocked event loop had a chance to notice."""
 
     @property
     @abstractmethod
@@ -112,10 +111,10 @@ class InstanceRecord(ABC):
 
     @abstractmethod
     async def put(self, instance: Instance, *, fresh: bool) -> None:
-        """Make the record what it should be. `fresh`: the first time, as a successor of whoever
-        had this place; otherwise as a repair.
+        """Write the record. `fresh`: for the first time, replacing a predecessor; otherwise it is
+        a repair.
 
-        Raises `Superseded`, `Removed`, `InvalidRequest`, or what a store raises.
+        Raises `Superseded`, `Removed`, `InvalidRequest` or `StoreError`.
         """
 
     @abstractmethod
@@ -132,12 +131,12 @@ class InstanceRecord(ABC):
 
     @abstractmethod
     async def aclose(self, *, within: float) -> None:
-        """Watch no longer, and free what was needed, within so many seconds. A record that was
-        not withdrawn is left to expire."""
+        """Stop watching and release all resources, within `within` seconds. A record that was not
+        withdrawn is left to expire."""
 
 
 class RemoteRegistration(NamedTuple):
-    """A registration whose beats come from elsewhere: see `Registry.enter`."""
+    """A registration that sends its heartbeats through any process: see `Registry.enter`."""
 
     instance: Instance
     """The instance as registered, with its id and incarnation."""
@@ -151,36 +150,36 @@ class RemoteRegistration(NamedTuple):
 
 def superseded(service: str, id: str) -> Superseded:
     return Superseded(
-        f"{service} {id} was registered later by another process, which lives: this one leaves it "
-        "alone"
+        f"{service} {id} was registered later by another process, which is alive: this process "
+        "does not overwrite it"
     )
 
 
 def removed(service: str, id: str) -> Removed:
     return Removed(
-        f"{service} {id} was deregistered by an operator: it stays out until its process starts "
-        "anew"
+        f"{service} {id} was deregistered by an operator: it cannot register again before its "
+        "process restarts"
     )
 
 
 class StatusReport(NamedTuple):
-    """What an instance says of its status with a beat. None: as it was."""
+    """The status that an instance reports with a heartbeat. None: unchanged."""
 
     healthy: bool | None = None
     state: State | None = None
     metrics: Mapping[str, JSON] | None = None
 
     def check(self, service: str) -> None:
-        """Raise `InvalidRequest` for what cannot be report."""
+        """Raise `InvalidRequest` if it cannot be stored."""
         if self.metrics is not None:
             check_json(f"the metrics of {service}", self.metrics, finite=False)
 
     @property
-    def nothing(self) -> bool:
-        return self == _NOTHING
+    def empty(self) -> bool:
+        return self == (None, None, None)
 
     def over(self, status: Status) -> Status:
-        """The status as it is from now on."""
+        """The status after this report."""
         return Status(
             state=status.state if self.state is None else self.state,
             healthy=status.healthy if self.healthy is None else self.healthy,
@@ -190,14 +189,10 @@ class StatusReport(NamedTuple):
         )
 
 
-_NOTHING = StatusReport()
-
-
 def check_incarnation(service: str, id: str, incarnation: str) -> None:
     if not incarnation:
         raise InvalidRequest(
-            f"{service} {id}: say which incarnation it is: the one that it was given when it "
-            "registered"
+            f"{service} {id}: the incarnation is missing: use the one that registering returned"
         )
 
 
@@ -208,22 +203,22 @@ class Registrar(ABC):
 
     @abstractmethod
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
-        """The instance as this registry will hold it (id, incarnation), and the names of those of
-        its fields that cannot be held. Raises `InvalidRequest`. No I/O."""
+        """The instance as this registry will store it (id, incarnation), and the names of the
+        fields that it cannot store. Raises `InvalidRequest`. No I/O."""
 
     @abstractmethod
     def instance_record(self, instance: Instance, *, ttl: float | None = None) -> InstanceRecord:
-        """A place for an instance that was prepared. Raises `InUse` where this registry object
-        holds that place already."""
+        """The record of a prepared instance. Raises `InUse` if this registry object has a record of
+        that id already."""
 
     @abstractmethod
     async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
-        """Register an instance of which nothing is kept here: whoever lives there sends the beats,
-        through any process. Without an incarnation it is a new start, and the successor of whoever
-        had its place; with one it comes back as that one, as a repair.
+        """Register an instance without keeping state in this process: it may send its heartbeats
+        through any process. Without an incarnation it is a new start and replaces a predecessor;
+        with one it returns as that incarnation, as a repair.
 
-        Raises `InvalidRequest`; of who comes back, `Superseded` and `Removed`; or what a store
-        raises. After `OutcomeUnknown` it may be there until its time is over: enter again.
+        Raises `InvalidRequest` and `StoreError`; for a returning incarnation also `Superseded` and
+        `Removed`. After `OutcomeUnknown` it may be registered until its TTL: enter again.
         """
 
     @abstractmethod
@@ -237,13 +232,14 @@ class Registrar(ABC):
         state: State | None = None,
         metrics: Mapping[str, JSON] | None = None,
     ) -> bool:
-        """A sign of life of one that entered, with what it says of its status. Whether it is still
-        registered; where not, it enters again with the same incarnation. Raises `Superseded`,
-        `Removed`, `InvalidRequest`, or what a store raises."""
+        """A heartbeat of an instance that entered, with changes of its status. Returns whether it
+        is still registered; otherwise it enters again with the same incarnation. Raises
+        `Superseded`, `Removed`, `InvalidRequest` or `StoreError`."""
 
     @abstractmethod
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
-        """Take out one that entered, never another incarnation. Whether it was there."""
+        """Deregister an instance that entered, but no other incarnation. Returns whether it was
+        registered."""
 
 
 class Discovery(ABC):
@@ -251,40 +247,39 @@ class Discovery(ABC):
 
     @abstractmethod
     def canonical(self, service: str) -> str:
-        """A service's name as this registry shows it. Raises `InvalidName` where it cannot be."""
+        """The canonical name of a service. Raises `InvalidName`."""
 
     @abstractmethod
     async def groups(self) -> list[str]: ...
 
     @abstractmethod
     async def names(self, group: str = "") -> list[str]:
-        """The names of the same services, without reading their instances."""
+        """The names of the known services, of one group if `group` is given. Reads no
+        instances."""
 
     @abstractmethod
     async def services(self, group: str = "") -> list[ServiceCount]:
-        """The services that are known, in order; those of one group where it is given. Each with
-        the number of its instances: a record that cannot be read does not count, as in
-        `instances`."""
+        """The known services in order, of one group if `group` is given, with the numbers of their
+        instances. As in `instances`, records that cannot be read do not count."""
 
     @abstractmethod
     async def instances(self, service: str) -> Listing:
-        """The instances of a service, as the operator wants them. Empty where there is no such
+        """The instances of a service, with operator overrides applied. Empty for an unknown
         service."""
 
     @abstractmethod
     def follow(self, service: str) -> InstanceFeed:
-        """The same, to be followed: instances by id."""
+        """The instances of a service, as a feed."""
 
     @abstractmethod
     def follow_all(self) -> Feed[tuple[str, str], Instance]:
-        """Everything registered, to be followed: the instances of all services as the operator
-        wants them, by service and id. Raises `InvalidRequest` where services cannot be listed."""
+        """The instances of all services, as a feed by service and id. Raises `InvalidRequest` if
+        services cannot be listed."""
 
     @abstractmethod
     async def silence(self, service: str) -> Mapping[str, float]:
-        """Seconds since each instance of a service gave its last sign of life, by id; of whom that
-        cannot be told is left out. On a store that is the last renewal of its lease, to a second;
-        on Redis its last heartbeat."""
+        """Seconds since the last heartbeat of each instance of a service, by id, if known. On a
+        store that is the last renewal of its lease, in whole seconds."""
 
     @abstractmethod
     async def configured(self, service: str) -> bool:
@@ -296,20 +291,20 @@ class Operations(ABC):
 
     @abstractmethod
     async def deregister(self, service: str, id: str) -> bool:
-        """Take an instance out for good, as an operator: it does not come back by itself until its
-        process starts anew. Whether it was there."""
+        """Deregister an instance as an operator: it cannot register again before its process
+        restarts. Returns whether it was registered."""
 
     @abstractmethod
     async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
-        """What the operator said of an instance or a service: all fields as they lie there."""
+        """The operator overrides of an instance or a service: all stored fields."""
 
     @abstractmethod
     async def configure(
         self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
     ) -> Mapping[str, JSON]:
-        """Change some of it and leave the rest; what it is afterwards. Raises `InvalidRequest`
-        for a value that cannot be (a weight that is no number). What lies there and cannot be read
-        is replaced whole, and logged."""
+        """Change some overrides and keep the others. Returns all of them. Raises `InvalidRequest`
+        for an invalid value (a weight that is not a number). A stored value that cannot be read is
+        replaced as a whole, with a warning."""
 
     @abstractmethod
     async def info(self, *, group: str = "", service: str = "") -> Group | Service:
@@ -319,13 +314,13 @@ class Operations(ABC):
     async def describe(
         self, *, group: str = "", service: str = "", set: Mapping[str, str]
     ) -> Group | Service:
-        """Change some of a description (displayName, department, description)."""
+        """Change some fields of a description (displayName, department, description)."""
 
     @abstractmethod
     async def forget(self, service: str) -> bool:
-        """Delete what is kept of a service that has no instances: its description, and what the
-        operator said of it and of those that it had. Whether that could be: not while somebody is
-        registered there. Whom an operator took out stays out."""
+        """Delete the description and all overrides of a service without instances. Returns False,
+        and changes nothing, if an instance is registered. Deregistered instances still cannot
+        register again."""
 
 
 class Brake(NamedTuple):
@@ -338,15 +333,15 @@ class Brake(NamedTuple):
     until: int
 
     @property
-    def unheard(self) -> bool:
-        """Redis itself takes no writes, and so hears nobody."""
+    def rejects_writes(self) -> bool:
+        """Whether Redis rejects writes, and therefore receives no heartbeat."""
         return not self.total
 
     def __str__(self) -> str:
-        if self.unheard:
+        if self.rejects_writes:
             return (
-                "Redis takes no writes (a replica without its master, too few replicas, or a disk "
-                "that fails it): it hears no heartbeat, and the last list is kept until it does"
+                "Redis rejects writes (a replica without its master, too few replicas or a failing "
+                "disk) and receives no heartbeats: the last list is kept until it accepts them"
             )
         return (
             f"{self.silent} of {self.total} instances are silent at once: the fault is likely "
@@ -364,24 +359,28 @@ class CleanupReport:
     unhealthy: list[tuple[str, str]] = field(default_factory=list)
     orphans: list[tuple[str, str]] = field(default_factory=list)
     lowered: list[tuple[str, str]] = field(default_factory=list)
-    """Those whose heartbeat lay ahead of Redis' clock, which stepped back."""
+    """Instances with a heartbeat ahead of Redis' clock, which stepped back."""
     brakes: dict[str, Brake] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        looked_at = "1 service" if self.services == 1 else f"{self.services} services"
-        out = "1 instance" if len(self.removed) == 1 else f"{len(self.removed)} instances"
-        parts = [f"{looked_at} looked at", f"{out} taken out"]
+        parts = [
+            f"{_count(self.services, 'service')} checked",
+            f"{_count(len(self.removed), 'instance')} evicted",
+        ]
         if self.unhealthy:
             parts.append(f"{len(self.unhealthy)} marked unhealthy")
         if self.orphans:
-            parts.append(f"{len(self.orphans)} remains cleared away")
+            parts.append(f"{_count(len(self.orphans), 'incomplete record')} deleted")
         if self.lowered:
-            count = len(self.lowered)
-            heartbeats = "1 heartbeat" if count == 1 else f"{count} heartbeats"
+            heartbeats = _count(len(self.lowered), "heartbeat")
             parts.append(f"{heartbeats} ahead of Redis' clock lowered")
         parts += [f"the brake holds for {name}: {brake}" for name, brake in self.brakes.items()]
         return "; ".join([*parts, *self.problems])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 class Evictions(ABC):

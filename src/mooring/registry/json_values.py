@@ -1,9 +1,10 @@
-"""JSON values in a store: read with checks, written so that people can read them."""
+"""JSON values of a registry: decoding with checks, and encoding for people to read."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,7 +29,16 @@ T = TypeVar("T")
 
 
 class Malformed(InvalidRequest):
-    """A value that cannot be read; the message says why."""
+    """A value that cannot be read; the message names the reason."""
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Prefix a `Malformed` error with the place of its value."""
+    try:
+        yield
+    except Malformed as error:
+        raise Malformed(f"{where} {error}") from error
 
 
 Fields = dict[str, Any]
@@ -39,22 +49,28 @@ _encoder = msgspec.json.Encoder()
 def decode(value: bytes) -> Fields:
     """The JSON object in a value. Raises `Malformed`."""
     try:
-        found = _decoder.decode(value)
-    except (ValueError, RecursionError) as error:  # a string of no text is no `DecodeError`
+        fields = _decoder.decode(value)
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is not a `DecodeError`
         raise Malformed(in_words(error, "", joint="").strip()) from error
-    if not isinstance(found, dict):
-        raise Malformed(f"is no JSON object but {quoted(found)}")
-    return found
+    if not isinstance(fields, dict):
+        raise Malformed(f"is not a JSON object but {quoted(fields)}")
+    return fields
 
 
-def decode_to_change(value: bytes, where: str) -> Fields:
-    """The same of a value of which some is to be changed. In what is no JSON object there is
-    nothing to keep: it is replaced, and that is told."""
+def edited(
+    value: bytes, where: str, set: Mapping[str, JSON], unset: Iterable[str] = ()
+) -> dict[str, JSON]:
+    """The fields of a value after a change. Replaces a value that is not a JSON object as a whole,
+    with a warning."""
+    fields: dict[str, JSON] = {}
     try:
-        return decode(value) if value else {}
+        fields = decode(value) if value else {}
     except Malformed as error:
         log.warning("%s %s: its %d bytes are replaced", where, error, len(value))
-        return {}
+    fields.update(set)
+    for name in unset:
+        fields.pop(name, None)
+    return fields
 
 
 def encode(fields: Mapping[str, JSON]) -> bytes:
@@ -71,8 +87,7 @@ def draining(status: bytes) -> bytes:
 
 
 def get(fields: Fields, name: str, kind: Any, default: T) -> T:
-    """A field of a kind, which is that of the default where there is one; the default where the
-    field is missing or null. Raises `Malformed`."""
+    """A field, converted to `kind`; the default if it is missing or null. Raises `Malformed`."""
     value = fields.get(name)
     if value is None:
         return default
@@ -84,15 +99,15 @@ def get(fields: Fields, name: str, kind: Any, default: T) -> T:
 
 
 def number(value: float) -> int | float:
-    """A number as a person would write it: 1, not 1.0."""
+    """A number in its short form: 1, not 1.0."""
     return int(value) if float(value).is_integer() else value
 
 
-_OURS = ("weight", "enabled", "zone", "metadata")
+_CONFIG_FIELDS = ("weight", "enabled", "zone", "metadata")
 
 
 def decode_config(value: bytes) -> Config:
-    """The operator's word on an instance or a service. Raises `Malformed`."""
+    """The operator overrides of an instance or a service. Raises `Malformed`."""
     fields = decode(value)
     weight = get(fields, "weight", float, NO_CONFIG.weight)
     if weight is not None and not 0 <= weight < float("inf"):
@@ -102,7 +117,7 @@ def decode_config(value: bytes) -> Config:
         enabled=get(fields, "enabled", bool, NO_CONFIG.enabled),
         zone=get(fields, "zone", str, NO_CONFIG.zone),
         metadata=get(fields, "metadata", dict[str, str], {}),
-        values={name: value for name, value in fields.items() if name not in _OURS},
+        values={name: value for name, value in fields.items() if name not in _CONFIG_FIELDS},
     )
 
 
@@ -117,7 +132,7 @@ def decode_info(value: bytes, *, group: str = "", service: str = "") -> Group | 
 
 
 def check_config(service: str, set: Mapping[str, JSON]) -> None:
-    """Raise `InvalidRequest` for what cannot be said of a service or an instance of it."""
+    """Raise `InvalidRequest` for invalid overrides of a service or an instance."""
     check_json(f"the config of {service}", set)
     if isinstance(metadata := set.get("metadata"), dict):
         check_metadata(metadata)
@@ -125,11 +140,13 @@ def check_config(service: str, set: Mapping[str, JSON]) -> None:
 
 
 def check_info(set: Mapping[str, str], *, service: bool) -> None:
-    """Raise `InvalidRequest` for what no description has."""
+    """Raise `InvalidRequest` for invalid fields of a description."""
     known = (
         ["description", "displayName"] if service else ["department", "description", "displayName"]
     )
-    if wrong := [field for field in set if field not in known]:
-        raise InvalidRequest(f"a description has no {quoted(wrong[0])}: {', '.join(sorted(known))}")
+    if unknown := [field for field in set if field not in known]:
+        raise InvalidRequest(
+            f"unknown description field {quoted(unknown[0])}: choose one of {', '.join(known)}"
+        )
     for field, text in set.items():
         check_text(field, text)

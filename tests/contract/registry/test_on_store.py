@@ -120,7 +120,7 @@ async def test_what_a_store_takes_no_longer_stays_as_it_was(
             return not listed.status.healthy and not listed.metadata
 
         await eventually(told)
-        left_out = "over the limit of 2000: what it says of itself stays as it was"
+        left_out = "over the limit of 2000: its other fields stay as they were"
         await eventually(lambda: left_out in caplog.text)
         await eventually(lambda: one.state == "registered")
         one.update(metadata={"a": "short"})

@@ -1,5 +1,5 @@
-"""Commits that come together go together: a process that registers a thousand instances, or whose
-thousand instances tell of one change, sends a few dozen transactions."""
+"""Batching of commits: a process that registers a thousand instances, or whose thousand instances
+report one change, sends a few dozen transactions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, Unavailable
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES, Check, Put, Store, Write
 from mooring.tasks import Tasks
 
-_UNDER_WAY = 2  # transactions at once: one is answered while others are made
+_CONCURRENT = 2
+"""Transactions in flight: while the store answers one, the next is prepared."""
 _BYTES = MAX_REQUEST_BYTES // 2
-_EVERYBODYS = (Unavailable, OutcomeUnknown, OutOfSpace, Closed)
-"""What no single commit is the cause of. Any other error (a check that fails, a lease that is
-gone, a key that may not be written, a value that is too large) may be that of one alone."""
+_COMMON_ERRORS = (Unavailable, OutcomeUnknown, OutOfSpace, Closed)
+"""Errors that no single commit causes. Any other error (a failed check, a lost lease, a forbidden
+key, a value that is too large) may concern only one commit of the batch."""
 
 
 class _Commit(NamedTuple):
@@ -30,91 +31,91 @@ class _Commit(NamedTuple):
 
 
 class CommitBatches:
-    """Commits of different owners, who touch keys of their own. What one asks for happens whole or
-    not at all, and where it cannot be written nobody else is held up by it."""
+    """Commits of independent callers, which write different keys. Each commit is atomic, and one
+    that fails does not affect the others."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: deque[_Commit] = deque()
-        self._under_way = 0
-        self._due = False
+        self._in_flight = 0
+        self._scheduled = False
         self._tasks = Tasks()
 
     async def commit(self, *writes: Write, require: Sequence[Check] = ()) -> int:
-        """The revision after it. Raises as `Store.commit` does; a `Conflict` carries no reads."""
-        if not self._under_way and not self._waiting:
-            return await self._alone(writes, require)
+        """Returns the revision. Raises as `Store.commit` does; a `Conflict` carries no reads."""
+        if not self._in_flight and not self._waiting:
+            return await self._commit_alone(writes, require)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()
         self._waiting.append(_Commit(writes, require, done))
-        if not self._due and self._under_way < _UNDER_WAY:
-            self._due = True
+        if not self._scheduled and self._in_flight < _CONCURRENT:
+            self._scheduled = True
             loop.call_soon(self._send)
         return await done
 
-    async def _alone(self, writes: Sequence[Write], require: Sequence[Check]) -> int:
-        """The first that comes does not wait for company; those who come meanwhile go together."""
-        self._under_way += 1
+    async def _commit_alone(self, writes: Sequence[Write], require: Sequence[Check]) -> int:
+        """The first commit is sent at once; those that arrive in the meantime form a batch."""
+        self._in_flight += 1
         try:
             return (await self._store.commit(*writes, require=require)).revision
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
             self._send()
 
     def _send(self) -> None:
-        self._due = False
-        while self._waiting and self._under_way < _UNDER_WAY:
-            self._under_way += 1
-            self._tasks.start(self._run(self._take()), name="a batch of commits")
+        self._scheduled = False
+        while self._waiting and self._in_flight < _CONCURRENT:
+            self._in_flight += 1
+            self._tasks.start(self._run(self._next_batch()), name="a batch of commits")
 
-    def _take(self) -> list[_Commit]:
-        """The next that fit into one transaction; at least one."""
+    def _next_batch(self) -> list[_Commit]:
+        """The next commits that fit into one transaction; at least one."""
         batch: list[_Commit] = []
         operations = checks = size = 0
         while self._waiting:
-            one = self._waiting[0]
-            operations += len(one.writes)
-            checks += len(one.checks)
-            size += one.size
-            if (batch and max(operations, checks) > MAX_OPERATIONS) or (size > _BYTES and batch):
+            commit = self._waiting[0]
+            operations += len(commit.writes)
+            checks += len(commit.checks)
+            size += commit.size
+            if batch and (max(operations, checks) > MAX_OPERATIONS or size > _BYTES):
                 break
             batch.append(self._waiting.popleft())
         return batch
 
     async def _run(self, batch: list[_Commit]) -> None:
         try:
-            await self._together(batch)
+            await self._commit_together(batch)
         finally:
-            self._under_way -= 1
+            self._in_flight -= 1
             self._send()
 
-    async def _together(self, batch: list[_Commit]) -> None:
+    async def _commit_together(self, batch: list[_Commit]) -> None:
         try:
-            done = await self._store.commit(
-                *(write for one in batch for write in one.writes),
-                require=[check for one in batch for check in one.checks],
+            result = await self._store.commit(
+                *(write for commit in batch for write in commit.writes),
+                require=[check for commit in batch for check in commit.checks],
             )
-        except _EVERYBODYS as error:
+        except _COMMON_ERRORS as error:
             _fail(batch, error)
-        except Exception as error:  # noqa: BLE001 - it is told to whose commit it was
+        except Exception as error:  # noqa: BLE001 - the caller of the commit gets it
             if len(batch) == 1:
                 _fail(batch, error)
-            else:  # one of them may be the cause: each by itself
-                await asyncio.gather(*(self._together([one]) for one in batch))
+            else:  # one of them may be the cause: send each separately
+                await asyncio.gather(*(self._commit_together([commit]) for commit in batch))
         except BaseException:
             _fail(batch, Closed("the registry was closed before this was written"))
             raise
         else:
-            for one in batch:
-                if not one.done.done():
-                    one.done.set_result(done.revision)
+            for commit in batch:
+                if not commit.done.done():
+                    commit.done.set_result(result.revision)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
 
 def _fail(batch: list[_Commit], error: Exception) -> None:
-    for one in batch:
-        if not one.done.done():
-            one.done.set_exception(error)
-            one.done.exception()  # seen, though who asked may be gone
+    for commit in batch:
+        if not commit.done.done():
+            commit.done.set_exception(error)
+            commit.done.exception()  # mark it as retrieved: the caller may have been cancelled

@@ -1,4 +1,4 @@
-"""The instances of a service on a store, as a feed that a mirror can follow."""
+"""The instances of one service or of all services on a store, as feeds for a mirror."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry.contract import Problem
 from mooring.registry.json_values import Malformed
 from mooring.registry.kv.layouts.layout import Assembly, File, Layout, Location
-from mooring.registry.kv.removal import tombstone_key, tombstones_of
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Tasks
 
@@ -27,9 +26,9 @@ FOREIGN = "is not a key of this layout"
 
 
 class ServiceInstances:
-    """The keys of one service, put together into instances; one change costs one instance.
+    """The instances that the keys of one service make. A change of one key decodes one instance.
 
-    Problems are kept, by key, for as long as the value that makes them stands.
+    Problems are kept, by key, until their value changes.
     """
 
     def __init__(self, layout: Layout, service: str) -> None:
@@ -41,41 +40,41 @@ class ServiceInstances:
         self._config: Config = NO_CONFIG
 
     def put(self, key: bytes, entry: Entry | None) -> set[str]:
-        """One key changed; the ids of the instances that this may touch."""
+        """Set or delete a key. Returns the ids of the instances to rebuild."""
         old = self._hold(key, entry)
-        place = self._layout.locate(key)
-        if place is None:
+        location = self._layout.locate(key)
+        if location is None:
             if entry is not None:
                 self._report(Problem(key, FOREIGN), entry, old)
             return set()
-        if place.service != self._service or place.file == "info":
+        if location.service != self._service or location.file == "info":
             return set()
-        return self._file(place, key, entry)
+        return self._file(location, key, entry)
 
-    def take(self, place: Location, key: bytes, entry: Entry | None) -> set[str]:
-        """The same of a key that is known to be one of this service, and no `info`."""
+    def take(self, location: Location, key: bytes, entry: Entry | None) -> set[str]:
+        """As `put`, for a key that belongs to this service and is not an `info`."""
         self._hold(key, entry)
-        return self._file(place, key, entry)
+        return self._file(location, key, entry)
 
     def _hold(self, key: bytes, entry: Entry | None) -> Entry | None:
-        """Keep it; what it was before."""
+        """Returns the previous entry."""
         old = self.entries.pop(key, None)
         if entry is not None:
             self.entries[key] = entry
         self.problems.pop(key, None)
         return old
 
-    def _file(self, place: Location, key: bytes, entry: Entry | None) -> set[str]:
-        if not place.id:
+    def _file(self, location: Location, key: bytes, entry: Entry | None) -> set[str]:
+        if not location.id:
             return self._configure(entry)
-        files = self._files.setdefault(place.id, {})
+        files = self._files.setdefault(location.id, {})
         if entry is None:
             files.pop(key, None)
             if not files:
-                del self._files[place.id]
+                del self._files[location.id]
         else:
-            files[key] = place.file, entry
-        return {place.id}
+            files[key] = location.file, entry
+        return {location.id}
 
     def _configure(self, entry: Entry | None) -> set[str]:
         config = NO_CONFIG
@@ -83,19 +82,19 @@ class ServiceInstances:
             try:
                 config = self._layout.decode_config(entry.value)
             except Exception as error:  # noqa: BLE001 - one value must not stop the others
-                self._report(Problem(entry.key, _told(error)), entry, None)
+                self._report(Problem(entry.key, _reason(error)), entry, None)
         if config == self._config:
             return set()
         self._config = config
         return set(self._files)
 
-    def of(self, id: str) -> list[tuple[File, Entry]]:
-        """What lives and dies with an instance."""
-        held = self._files.get(id, {}).values()
-        return [(file, entry) for file, entry in held if file != "config"]
+    def files_of(self, id: str) -> list[tuple[File, Entry]]:
+        """The files on the lease of an instance."""
+        files = self._files.get(id, {}).values()
+        return [(file, entry) for file, entry in files if file != "config"]
 
     def build(self, ids: Iterable[str]) -> list[tuple[str, Instance | None]]:
-        """Put these instances together anew; those that changed, None for one that is gone."""
+        """Decode these instances again. Returns those that changed; None for a deleted one."""
         changes: list[tuple[str, Instance | None]] = []
         for id in ids:
             before = self.instances.get(id)
@@ -113,8 +112,8 @@ class ServiceInstances:
         for _, entry in held:
             self.problems.pop(entry.key, None)
         while held:
-            files = dict(held)  # of two keys for one file, the one written last counts
-            made = self._understand(id, files)
+            files = dict(held)  # if two keys hold the same file, the one written last counts
+            made = self._decode(id, files)
             for problem in made.problems:
                 self._report(problem, self.entries[problem.key], None)
             if made.instance is not None:
@@ -124,21 +123,21 @@ class ServiceInstances:
             held = [(file, entry) for file, entry in held if entry is not files[file]]
         return None
 
-    def _understand(self, id: str, files: Mapping[File, Entry]) -> Assembly:
+    def _decode(self, id: str, files: Mapping[File, Entry]) -> Assembly:
         try:
             made = self._layout.assemble(self._service, id, files)
             if made.instance is None:
                 return made
             return Assembly(applied(made.instance, self._config), made.problems)
         except Exception as error:  # noqa: BLE001 - one instance must not stop the others
-            for file in files:  # to blame is the one without which it can be understood
+            for file in files:  # find a file without which the rest can be decoded
                 rest = {name: entry for name, entry in files.items() if name != file}
-                made = self._understand(id, rest) if rest else Assembly(None)
+                made = self._decode(id, rest) if rest else Assembly(None)
                 if made.instance is not None:
-                    problem = Problem(files[file].key, _told(error))
+                    problem = Problem(files[file].key, _reason(error))
                     return Assembly(made.instance, (*made.problems, problem))
             blamed = files.get("data") or next(iter(files.values()))
-            return Assembly(None, (Problem(blamed.key, _told(error)),))
+            return Assembly(None, (Problem(blamed.key, _reason(error)),))
 
     def _report(self, problem: Problem, entry: Entry, old: Entry | None) -> None:
         self.problems[problem.key] = problem
@@ -146,7 +145,7 @@ class ServiceInstances:
             log.warning("left out: %s", problem)
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        """Begin anew with these entries."""
+        """Replace all entries."""
         fresh = {entry.key: entry for entry in entries}
         for key in [key for key in self.entries if key not in fresh]:
             self.put(key, None)
@@ -156,12 +155,12 @@ class ServiceInstances:
         self.build(set(self._files) | set(self.instances))
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, Malformed) else f"is not valid: {describe(error)}"
 
 
 class KeyIndex(Protocol[K]):
-    """Keys that are put together into instances: an `ServiceInstances`, or `AllInstances`."""
+    """Builds instances from keys: a `ServiceInstances` or an `AllInstances`."""
 
     instances: dict[K, Instance]
 
@@ -176,11 +175,11 @@ class KeyIndex(Protocol[K]):
 
 
 class InstancesFeed(Generic[K]):
-    """Instances of one service by id, or of all by service and id. The mark is the store's
-    revision.
+    """Instances of one service by id, or of all services by service and id. The mark is the
+    revision of the store.
 
-    They may lie in several ranges. Each is followed by itself, from its own mark: a range where
-    nothing happens must not hold back the others until their past is compacted.
+    The keys may be in several ranges. Each range is followed from its own mark: otherwise the mark
+    of a quiet range would fall behind until the store compacts its history.
     """
 
     def __init__(
@@ -239,24 +238,24 @@ class ServiceFeed(InstancesFeed[str]):
             store, layout.ranges(service), ServiceInstances(layout, service), name=service
         )
         self._store, self._layout = store, layout
-        self._graves = tombstones_of(layout, service)
+        self._tombstones = layout.tombstones(service)
 
     async def explained(self, gone: Mapping[str, Instance]) -> set[str]:
         """An instance marks itself as draining before it leaves; an operator leaves a tombstone."""
-        known = {id for id, each in gone.items() if each.status.state != "up"}
-        unknown = {tombstone_key(self._layout, gone[id]): id for id in gone.keys() - known}
+        known = {id for id, instance in gone.items() if instance.status.state != "up"}
+        unknown = {self._layout.tombstone(gone[id]): id for id in gone.keys() - known}
         if unknown:
             try:
-                found = await self._store.read(self._graves, keys_only=True)
+                deregistered = await self._store.read(self._tombstones, keys_only=True)
             except StoreError as error:
                 log.info("%s: tombstones cannot be read: %s", self.name, error)
             else:
-                known |= {unknown[entry.key] for entry in found.entries if entry.key in unknown}
+                known |= {unknown[e.key] for e in deregistered.entries if e.key in unknown}
         return known
 
 
 class _MergedSteps(Generic[K]):
-    """The steps of several ranges, one after another."""
+    """The steps of several ranges, one at a time."""
 
     def __init__(
         self,
@@ -288,7 +287,7 @@ class _MergedSteps(Generic[K]):
         try:
             async for step in self._sources[number]:
                 await self._arrived.put((number, step))
-        except Exception as error:  # noqa: BLE001 - who merges them raises it
+        except Exception as error:  # noqa: BLE001 - `__aiter__` raises it
             await self._arrived.put((number, error))
 
     async def aclose(self) -> None:
@@ -300,42 +299,43 @@ Where: TypeAlias = tuple[str, str]
 
 
 class AllInstances:
-    """The keys of all services, put together; one change costs one instance, however many services
-    there are."""
+    """The instances that the keys of all services make. A change of one key decodes one instance,
+    however many services there are."""
 
     def __init__(self, layout: Layout) -> None:
         self.instances: dict[Where, Instance] = {}
         self._layout = layout
         self._services: dict[str, ServiceInstances] = {}
         self._emptied: set[str] = set()
-        """Services without keys. They are dropped after a whole step: an earlier change of the same
-        step may have touched their instances."""
+        """Services without keys. They are dropped at the end of a step: an earlier change of the
+        same step may have touched their instances."""
         self._foreign: dict[bytes, Entry] = {}
 
     @property
     def problems(self) -> dict[bytes, Problem]:
-        found = {key: Problem(key, FOREIGN) for key in self._foreign}
-        for assembly in self._services.values():
-            found.update(assembly.problems)
-        return found
+        problems = {key: Problem(key, FOREIGN) for key in self._foreign}
+        for service in self._services.values():
+            problems.update(service.problems)
+        return problems
 
     def put(self, key: bytes, entry: Entry | None) -> set[Where]:
-        """One key changed; the instances that this may touch."""
-        place = self._layout.locate(key)
-        if place is None:
+        """Set or delete a key. Returns the instances to rebuild."""
+        location = self._layout.locate(key)
+        if location is None:
             self._report(key, entry)
             return set()
-        if not place.service or place.file == "info":
+        if not location.service or location.file == "info":
             return set()
-        assembly = self._services.get(place.service)
-        if assembly is None:
+        name = location.service
+        service = self._services.get(name)
+        if service is None:
             if entry is None:
                 return set()
-            assembly = self._services[place.service] = ServiceInstances(self._layout, place.service)
-        touched = assembly.take(place, key, entry)
-        if not assembly.entries:
-            self._emptied.add(place.service)
-        return {(place.service, id) for id in touched}
+            service = self._services[name] = ServiceInstances(self._layout, name)
+        touched = service.take(location, key, entry)
+        if not service.entries:
+            self._emptied.add(name)
+        return {(name, id) for id in touched}
 
     def _report(self, key: bytes, entry: Entry | None) -> None:
         if entry is None:
@@ -347,14 +347,14 @@ class AllInstances:
             log.warning("left out: %s", Problem(key, FOREIGN))
 
     def build(self, touched: Iterable[Where]) -> list[tuple[Where, Instance | None]]:
-        """Put these instances together anew; those that changed, None for one that is gone."""
+        """Decode these instances again. Returns those that changed; None for a deleted one."""
         by_service: dict[str, list[str]] = {}
         for service, id in touched:
             by_service.setdefault(service, []).append(id)
         changes: list[tuple[Where, Instance | None]] = []
         for service, ids in by_service.items():
-            assembly = self._services[service]
-            changes += (((service, id), after) for id, after in assembly.build(ids))
+            built = self._services[service].build(ids)
+            changes += (((service, id), after) for id, after in built)
         for service in self._emptied:
             if not self._services[service].entries:
                 del self._services[service]
@@ -367,11 +367,11 @@ class AllInstances:
         return changes
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        """Begin anew with these entries."""
+        """Replace all entries."""
         fresh = {entry.key: entry for entry in entries}
         held = dict(self._foreign)
-        for assembly in self._services.values():
-            held |= assembly.entries
+        for service in self._services.values():
+            held |= service.entries
         touched: set[Where] = set()
         for key in held.keys() - fresh.keys():
             touched |= self.put(key, None)
@@ -379,9 +379,3 @@ class AllInstances:
             if held.get(key) != entry:
                 touched |= self.put(key, entry)
         self.build(touched)
-
-
-def everything_feed(store: Store, layout: Layout) -> InstancesFeed[Where]:
-    """All instances, by service and id. Raises `InvalidRequest` where the layout cannot tell its
-    services from other keys."""
-    return InstancesFeed(store, layout.roots(), AllInstances(layout), name="every service")

@@ -1,4 +1,4 @@
-"""One instance's place in a registry on a store: keys on a shared lease, watched and repaired."""
+"""The record of an instance on a store: keys on a shared lease, watched and repaired."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from mooring.errors import (
     InvalidRequest,
     LeaseNotFound,
     RegistryError,
-    Removed,
     StoreError,
-    Superseded,
     TooLarge,
 )
+from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry import json_values as values
-from mooring.registry.contract import InstanceRecord
+from mooring.registry.contract import InstanceRecord, removed, superseded
 from mooring.registry.kv.commit_batches import CommitBatches
-from mooring.registry.kv.host_watch import HostWatch
 from mooring.registry.kv.layouts.layout import Layout
-from mooring.registry.kv.removal import tombstone_key
+from mooring.registry.kv.operations import create_descriptions, index
 from mooring.registry.kv.shared_lease import Revisions, SharedLease
 from mooring.store.contract import (
     Check,
@@ -34,10 +32,8 @@ from mooring.store.contract import (
     Put,
     Query,
     Range,
-    Snapshot,
     Store,
     Write,
-    absent,
     key,
     on_lease,
     unchanged,
@@ -52,8 +48,9 @@ class Repair(NamedTuple):
 
 
 def repair(
+    instance: Instance,
     desired: Mapping[bytes, bytes],
-    seen: Mapping[bytes, Entry],
+    current: Mapping[bytes, Entry],
     *,
     lease: int,
     ours: Collection[int],
@@ -61,40 +58,34 @@ def repair(
     fresh: bool = False,
     since: int = 0,
 ) -> Repair:
-    """What makes the keys what they should be, given what was seen of them (contract M6).
+    """The commit that turns the current keys into the desired ones (contract M6).
 
-    `lease` is the present one, `ours` all that ever were. `fresh`: this instance was never written,
-    and whoever has its place has had it. `since`: it may have been, after that revision, and
-    whoever has its place from before has had it. Raises `Superseded` or `Removed` where this
-    instance must not touch the keys any more.
+    `lease` is the current lease, and `ours` are all leases of this process so far. `fresh`: this
+    instance was never written, and replaces a predecessor. `since`: it may have been written after
+    that revision, and replaces a predecessor from before. Raises `Superseded` or `Removed` if this
+    instance must not write the keys any more.
     """
     if fresh:
         puts = [Put(name, value, lease) for name, value in desired.items()]
         return Repair([*puts, Delete(key(tombstone))], [])
-    held = [seen[name] for name in desired if name in seen]
-    predecessors = {entry.lease for entry in held if entry.modified <= since}
+    existing = [current[name] for name in desired if name in current]
+    predecessors = {entry.lease for entry in existing if entry.modified <= since}
     writes: list[Write] = []
     checks: list[Check] = []
     for name, value in desired.items():
-        entry = seen.get(name)
+        entry = current.get(name)
         checks.append(unchanged(name, entry.modified if entry else 0))
         if entry is not None:
             if entry.lease == lease and entry.value == value:
                 continue
             if entry.lease and entry.lease not in ours and entry.lease not in predecessors:
-                raise Superseded(
-                    f"{name.decode()} is under the live lease {entry.lease:x} of another process, "
-                    "which registered later: this one leaves it alone"
-                )
+                raise superseded(instance.service, instance.id)
         writes.append(Put(name, value, lease))
-    grave = seen.get(tombstone)
-    checks.append(unchanged(tombstone, grave.modified if grave else 0))
-    if grave is not None:
-        if grave.modified > since:
-            raise Removed(
-                f"{next(iter(desired)).decode()} was deregistered by an operator: it stays out "
-                "until its process starts anew"
-            )
+    removal = current.get(tombstone)
+    checks.append(unchanged(tombstone, removal.modified if removal else 0))
+    if removal is not None:
+        if removal.modified > since:
+            raise removed(instance.service, instance.id)
         writes.append(Delete(key(tombstone)))
     return Repair(writes, checks)
 
@@ -107,9 +98,66 @@ class SharedState(NamedTuple):
     batches: CommitBatches
     revisions: Revisions
     described: set[str]
-    """Services whose descriptions are known to be there."""
+    """Services whose descriptions are known to exist."""
     leave: Callable[[Instance, Range, HostWatch], Awaitable[None]]
-    """Called when the place of an instance is free again."""
+    """Called when the record of an instance is closed."""
+
+
+class HostWatch:
+    """Watches the keys of a service on one host, for all its records in this process. It notifies
+    each record of changes of its own keys and of the overrides of the service. `returned` is called
+    when the store is available again."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        range: Range,
+        config: Mirror[bytes, Entry] | None,
+        returned: Callable[[], None],
+    ) -> None:
+        self.range = range
+        self.mirror: Mirror[bytes, Entry] = Mirror(
+            RangeFeed(store, range), wait=False, quiet=True, returned=returned
+        )
+        self.config = config
+        self._layout = layout
+        self._records: dict[str, StoreInstanceRecord] = {}
+        self.mirror.subscribe(self._on_change)
+        self._unsubscribe = config.subscribe(self._on_config) if config else lambda: None
+
+    def start(self) -> None:
+        """Start watching, unless it watches already."""
+        self.mirror.start()
+        if self.config is not None:
+            self.config.start()
+
+    def join(self, id: str, record: StoreInstanceRecord) -> None:
+        self._records[id] = record
+
+    def leave(self, id: str) -> bool:
+        """Returns whether this was the last record: the caller then closes the watch."""
+        self._records.pop(id, None)
+        return not self._records
+
+    async def aclose(self) -> None:
+        self._unsubscribe()
+        await self.mirror.aclose()
+
+    def _on_config(self, _: Update[bytes, Entry]) -> None:
+        for record in tuple(self._records.values()):
+            record.notify()
+
+    def _on_change(self, update: Update[bytes, Entry]) -> None:
+        if update.resync:
+            touched: Iterable[str] = tuple(self._records)
+        else:
+            locations = map(self._layout.locate, (change.key for change in update.changes))
+            touched = {location.id for location in locations if location is not None}
+        restored = update.resync and self.mirror.resyncs > 0
+        for id in touched:
+            if (record := self._records.get(id)) is not None:
+                record.keys_changed(restored=restored)
 
 
 class StoreInstanceRecord(InstanceRecord):
@@ -127,20 +175,20 @@ class StoreInstanceRecord(InstanceRecord):
         self._instance, self._home = instance, home
         self._labels = (instance.service, instance.id)
         self._mirror = host_watch.mirror
-        self._tombstone = tombstone_key(shared.layout, instance)
+        self._tombstone = shared.layout.tombstone(instance)
         self._config_key = (
             shared.layout.config_key(instance.service, instance.id) if host_watch.config else b""
         )
-        self._said: Entry | None = None
-        """The operator's word as it was last told."""
+        self._config_entry: Entry | None = None
+        """The overrides of the last notification."""
         self._desired: dict[bytes, bytes] = {}
         self._sent: dict[bytes, bytes] = {}
-        """What may be in the store, though no answer said so."""
+        """What the store may hold, even if it did not confirm the write."""
         self._unanswered = False
         self._since = 0
-        """Where the store was before it was ever written."""
+        """A revision from before the first write."""
         self._left_out = ""
-        """What is not written, since it is too large."""
+        """What is not written because it is too large."""
         self._callbacks: tuple[Callable[[], None], ...] = ()
         self._in_doubt = self._writing = False
         self._written = 0
@@ -157,7 +205,7 @@ class StoreInstanceRecord(InstanceRecord):
     @property
     def suspended(self) -> str:
         reason = self._reason_to_doubt()
-        self._in_doubt = bool(reason)  # as it is known to who asks: `pulse` tells when it changes
+        self._in_doubt = bool(reason)  # what the caller knows: `pulse` notifies of changes
         return reason
 
     @property
@@ -181,7 +229,7 @@ class StoreInstanceRecord(InstanceRecord):
     def _decode(self, entry: Entry | None) -> Config:
         try:
             return NO_CONFIG if entry is None else self._shared.layout.decode_config(entry.value)
-        except Exception:  # noqa: BLE001 - whatever it is, those who list the service report it
+        except Exception:  # noqa: BLE001 - the listing of the service reports it
             return NO_CONFIG
 
     def subscribe(self, callback: Callable[[], None]) -> None:
@@ -189,11 +237,11 @@ class StoreInstanceRecord(InstanceRecord):
 
     def lost(self) -> None:
         self._disturb()
-        self._tell()
+        self.notify()
 
     def _disturb(self) -> None:
         self.disturbed = True
-        # What took ours may have taken those too.
+        # The descriptions may be gone for the same reason.
         self._shared.described.discard(self._instance.service)
 
     def pulse(self, in_doubt: bool) -> None:
@@ -201,43 +249,41 @@ class StoreInstanceRecord(InstanceRecord):
         doubt = in_doubt or mirror.error is not None or (mirror.loaded and mirror.stale)
         if doubt != self._in_doubt:
             self._in_doubt = doubt
-            self._tell()
+            self.notify()
 
-    def hear(self, *, anew: bool) -> None:
-        if anew:
+    def keys_changed(self, *, restored: bool) -> None:
+        """The keys of this instance changed. `restored`: the store may be another one, whose
+        revisions are not comparable."""
+        if restored:
             self._written = 0
-        self._look()
-        said = self._mirror.items.get(self._config_key)
-        if self.disturbed or said is not self._said:  # mostly it is what we wrote ourselves
-            self._said = said
-            self._tell()
+        self._verify()
+        config = self._mirror.items.get(self._config_key)
+        if self.disturbed or config is not self._config_entry:  # usually it is our own write
+            self._config_entry = config
+            self.notify()
 
-    def configured(self) -> None:
-        self._tell()
-
-    def _look(self) -> None:
-        """Are our keys still what they should be? What came before we last wrote them does not
-        count, and while we write them nobody can tell."""
+    def _verify(self) -> None:
+        """Check that our keys are as desired. Changes from before our last write do not count, and
+        during a write the result would be meaningless."""
         if self._writing or self._mirror.mark < self._written:
             return
         session = self._lease.current
         lease = 0 if session is None else session.lease
-        held = self._mirror.items
         for name, value in self._desired.items():
-            entry = held.get(name)
+            entry = self._mirror.items.get(name)
             if entry is None or entry.value != value or entry.lease != lease:
                 self._disturb()
 
-    def _tell(self) -> None:
+    def notify(self) -> None:
         for callback in self._callbacks:
             try:
                 callback()
-            except Exception:  # neighbours and sharers of the lease are told after it
+            except Exception:  # the other records of the host and the lease follow
                 log.exception("%s %s: a subscriber failed", *self._labels)
 
     async def put(self, instance: Instance, *, fresh: bool) -> None:
         problem: TooLarge | None = None
-        for desired, left_out in self._less_and_less(instance):
+        for desired, left_out in self._smaller_and_smaller(instance):
             try:
                 await self._write(desired, fresh=fresh)
             except TooLarge as error:
@@ -252,18 +298,18 @@ class StoreInstanceRecord(InstanceRecord):
             if not fresh:
                 raise problem
             raise InvalidRequest(
-                f"{instance.service} {instance.id} says more of itself than the store takes in one "
-                f"commit, in its metadata perhaps: {problem}"
+                f"the record of {instance.service} {instance.id} is too large for one commit of "
+                f"the store, perhaps because of its metadata: {problem}"
             ) from problem
         if instance.service not in self._shared.described:
             try:
                 await self._describe()
             except StoreError as error:
-                log.info("%s: its description is made later: %s", instance.service, error)
+                log.info("%s: its description will be created later: %s", instance.service, error)
 
-    def _less_and_less(self, instance: Instance) -> Iterator[tuple[dict[bytes, bytes], str]]:
-        """What should be there, then what should be where that is too large, and what is left out
-        of it: that it is there at all, and how it is, matters more."""
+    def _smaller_and_smaller(self, instance: Instance) -> Iterator[tuple[dict[bytes, bytes], str]]:
+        """The desired keys, then alternatives in case they are too large, each with what it leaves
+        out: being registered with the right status matters most."""
         yield self._shared.layout.encode(instance), ""
         status = msgspec.structs.replace(instance.status, metrics={})
         desired = self._shared.layout.encode(msgspec.structs.replace(instance, status=status))
@@ -271,18 +317,19 @@ class StoreInstanceRecord(InstanceRecord):
         main = next(iter(desired))
         if main in self._desired:
             kept = {**desired, main: self._desired[main]}
-            yield kept, "what it says of itself stays as it was, and no metrics are written"
+            yield kept, "its other fields stay as they were, and no metrics are written"
 
     async def _write(self, desired: dict[bytes, bytes], *, fresh: bool) -> None:
-        seen: Mapping[bytes, Entry] = self._mirror.items
+        current: Mapping[bytes, Entry] = self._mirror.items
         while True:
             session = await self._lease.session()
             if fresh and not self._since:
-                self._since = await self._beginning()
+                self._since = await self._revision_before()
             try:
                 plan = repair(
+                    self._instance,
                     desired,
-                    seen,
+                    current,
                     lease=session.lease,
                     ours=self._lease.granted,
                     tombstone=self._tombstone,
@@ -290,7 +337,7 @@ class StoreInstanceRecord(InstanceRecord):
                     since=self._since if fresh else 0,
                 )
             except RegistryError:
-                self.lease = 0  # nothing there is ours any more
+                self.lease = 0  # none of the keys is ours any more
                 raise
             self.disturbed, self._writing = False, True
             self._sent = desired
@@ -298,7 +345,7 @@ class StoreInstanceRecord(InstanceRecord):
             try:
                 revision = await self._shared.batches.commit(*plan.writes, require=plan.checks)
             except Conflict:
-                seen = await self._present()
+                current = await self._read()
             except LeaseNotFound:
                 await self._lease.discard(session)
             except TooLarge:
@@ -311,21 +358,21 @@ class StoreInstanceRecord(InstanceRecord):
             finally:
                 self._writing = False
         self._desired, self._written, self.lease = desired, revision, session.lease
-        self._host_watch.start()  # not before: nobody shall wait for it
+        self._host_watch.start()  # not earlier: a registration does not wait for the watch
         if self._mirror.loaded:
-            self._look()
+            self._verify()
 
-    async def _beginning(self) -> int:
-        """A revision before it was ever written. Should the answer to that be lost, it tells who
-        was here before from who came after."""
+    async def _revision_before(self) -> int:
+        """A revision from before the first write. If the answer to that write is lost, the revision
+        separates predecessors from successors."""
         if self._mirror.loaded and not self._mirror.stale:
             return self._mirror.mark
-        return await self._shared.revisions.present(self._home.start)
+        return await self._shared.revisions.current(self._home.start)
 
-    async def _present(self) -> dict[bytes, Entry]:
-        """Our keys, and the tombstone, as they are."""
+    async def _read(self) -> dict[bytes, Entry]:
+        """Our keys and the tombstone in the store."""
         reads = [Query(self._home), Query(key(self._tombstone))]
-        return _index((await self._shared.store.commit(read=reads)).reads)
+        return index((await self._shared.store.commit(read=reads)).reads)
 
     async def beat(self, instance: Instance, *, update: bool) -> None:
         if update:
@@ -335,28 +382,28 @@ class StoreInstanceRecord(InstanceRecord):
         service = self._instance.service
         self._shared.described.add(service)
         try:
-            await describe_service(self._shared.store, self._shared.layout, self._instance)
+            await create_descriptions(self._shared.store, self._shared.layout, self._instance)
         except BaseException:
             self._shared.described.discard(service)
             raise
 
-    async def _say_goodbye(self, record: Mapping[bytes, bytes]) -> None:
-        """Mark the record as draining, if it can say so: consumers can then tell an instance that
-        leaves from one whose record was deleted behind its back."""
+    async def _mark_draining(self, record: Mapping[bytes, bytes]) -> None:
+        """Mark the record as draining, if the layout has a status: consumers can then distinguish
+        an instance that leaves from one whose record was deleted."""
         session = self._lease.current
         for name, value in record.items():
-            place = self._shared.layout.locate(name)
-            if session is None or place is None or place.file != "status":
+            location = self._shared.layout.locate(name)
+            if session is None or location is None or location.file != "status":
                 continue
-            if (leaving := values.draining(value)) != value:
-                with contextlib.suppress(Conflict, LeaseNotFound):  # another's, or gone
+            if (draining := values.draining(value)) != value:
+                with contextlib.suppress(Conflict, LeaseNotFound):  # another's, or deleted
                     await self._shared.batches.commit(
-                        Put(name, leaving, session.lease), require=[on_lease(name, session.lease)]
+                        Put(name, draining, session.lease), require=[on_lease(name, session.lease)]
                     )
 
     async def withdraw(self) -> None:
         record, self._desired = self._desired, {}
-        await self._say_goodbye(record)
+        await self._mark_draining(record)
         names = list(self._sent)
         session = self._lease.current
         checks = [on_lease(name, session.lease if session else 0) for name in names]
@@ -366,24 +413,9 @@ class StoreInstanceRecord(InstanceRecord):
                 await self._shared.batches.commit(*deletions, require=checks)
                 break
             except Conflict:
-                seen = await self._present()
-                ours = {0, *self._lease.granted}  # without a lease: overwritten, and still ours
-                names = [name for name in names if name in seen and seen[name].lease in ours]
-                checks = [unchanged(name, seen[name].modified) for name in names]
+                current = await self._read()
+                ours = {0, *self._lease.granted}  # 0: overwritten without a lease, and still ours
+                names = [name for name in names if name in current and current[name].lease in ours]
+                checks = [unchanged(name, current[name].modified) for name in names]
         if not self._unanswered:
             self._sent = {}
-
-
-async def describe_service(store: Store, layout: Layout, instance: Instance) -> None:
-    """Create the descriptions of an instance's service and group that do not exist yet."""
-    lasting = layout.lasting(instance)
-    reads = [Query(key(name), keys_only=True) for name in lasting]
-    existing = _index((await store.commit(read=reads)).reads) if reads else {}
-    for name, value in lasting.items():
-        if name not in existing:
-            with contextlib.suppress(Conflict):  # another process was first
-                await store.commit(Put(name, value), require=[absent(name)])
-
-
-def _index(reads: Iterable[Snapshot]) -> dict[bytes, Entry]:
-    return {entry.key: entry for found in reads for entry in found.entries}

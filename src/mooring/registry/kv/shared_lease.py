@@ -1,4 +1,4 @@
-"""One lease for all registrations of a process: shared, replaced when lost, revoked by the last."""
+"""One lease for all registrations of a process: replaced when it is lost, revoked by the last."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from mooring.store.contract import Delete, Store, key, unchanged
 from mooring.tasks import Backoff, Tasks
 
 PULSE = 1.0
-"""Seconds between two looks at whether something is in doubt."""
+"""Seconds between two calls of `LeaseUser.pulse`."""
 
-
-_LOOKS = (15.0, 5.0, 1.0)
-"""Seconds between looks at keys that should be gone, the last first."""
+_DELETION_CHECKS = (15.0, 5.0, 1.0)
+"""Seconds before each check that a key is deleted, the last check first."""
 
 
 class PendingDeletion(NamedTuple):
-    """A key that should be gone: how many looks at it are left, and when the next is due."""
+    """A key to delete: the number of checks that remain, and when the next is due."""
 
-    looks: int
+    checks: int
     due: float
 
 
 class LeaseUser(Protocol):
     lease: int
-    """The lease that its keys hang on; 0: there are none."""
+    """The lease of its keys; 0 if it has none."""
 
     def lost(self) -> None:
-        """The lease is gone, and all keys with it; or it will be: put them on another."""
+        """The lease is lost or about to be revoked: write the keys with another lease."""
 
     def pulse(self, in_doubt: bool) -> None:
-        """Time to look whether something is in doubt; the lease is, or is not. Must be cheap:
-        there may be thousands."""
+        """Check whether the record is in doubt. `in_doubt`: the lease is. Must be cheap, because
+        there may be thousands of users."""
 
 
 class SharedLease:
-    """The lease of one time-to-live. Users come with `acquire` and go with `release`."""
+    """The lease of one TTL. Users come with `acquire` and go with `release`."""
 
     def __init__(self, store: Store, ttl: float) -> None:
         self.granted: set[int] = set()
-        """Every lease that was ever ours: a key on one of them is no successor's."""
+        """All leases so far: a key on one of them does not belong to a successor."""
         self._store, self._ttl = store, ttl
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
         self._users: dict[LeaseUser, None] = {}
         self._deserted = False
-        """Whether somebody left whose keys hung on the present lease."""
+        """Whether a user of the current lease was released."""
         self._replaced: set[Session] = set()
         self._awaiting: dict[Session, asyncio.Task[object]] = {}
-        """Who waits for the loss of each that may still be lost."""
+        """The tasks that wait for the loss of each session."""
         self._to_delete: dict[bytes, PendingDeletion] = {}
         self._more_to_delete = asyncio.Event()
         self._tasks = Tasks()
@@ -68,16 +67,16 @@ class SharedLease:
 
     @property
     def expired(self) -> bool:
-        """Whether the lease is lost by this machine's clock, though its users may not know yet."""
+        """Whether the lease is lost by the local clock, even if its users were not notified yet."""
         return self._session is not None and self._session.state == "lost"
 
     def acquire(self, user: LeaseUser) -> None:
         if not self._users:
-            self._tasks.start(self._beat(), name="pulse of a shared lease")
-            self._tasks.start(self._delete_pending(), name="keys left behind")
+            self._tasks.start(self._pulse(), name="pulse of a shared lease")
+            self._tasks.start(self._delete_pending(), name="deletion of abandoned keys")
         self._users[user] = None
 
-    async def _beat(self) -> None:
+    async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(PULSE)
             in_doubt = self.in_doubt
@@ -86,8 +85,8 @@ class SharedLease:
             self._revoke_replaced()
 
     async def session(self) -> Session:
-        """A session that is alive as far as is known; opened where there is none. Those who ask
-        at the same time share one try, and its failure."""
+        """A session that is not known to be lost; opens one if necessary. Concurrent callers share
+        one attempt and its error."""
         if self._session is not None and self._session.state in ("alive", "suspended"):
             return self._session
         if self._opening is None:
@@ -98,11 +97,11 @@ class SharedLease:
     async def _open(self, opened: asyncio.Future[Session]) -> None:
         try:
             session = await Session(self._store, ttl=self._ttl).__aenter__()
-        except Exception as error:  # noqa: BLE001 - it is told to those who asked
+        except Exception as error:  # noqa: BLE001 - the callers get it
             opened.set_exception(error)
-            opened.exception()  # seen, though everybody who asked may be gone
+            opened.exception()  # mark it as retrieved: all callers may have been cancelled
         except BaseException:
-            opened.set_exception(Unavailable("the lease was given up before it was granted"))
+            opened.set_exception(Unavailable("the lease was released before it was granted"))
             opened.exception()
             raise
         else:
@@ -116,21 +115,21 @@ class SharedLease:
                 self._opening = None
 
     async def discard(self, session: Session) -> None:
-        """The store does not know this session's lease any more."""
+        """Stop using a session whose lease the store does not know any more."""
         if self._session is session:
             self._session = None
-            await self._give_up(session)
+            await self._close(session)
 
-    async def _give_up(self, session: Session) -> None:
+    async def _close(self, session: Session) -> None:
         if (awaiting := self._awaiting.pop(session, None)) is not None:
             awaiting.cancel()
         await session.aclose()
 
     def replace(self) -> None:
-        """Move everybody to another lease, and revoke this one, if somebody left it.
+        """Move all users to another lease and revoke this one, if a user of it was released.
 
-        A store that was away may be back from a backup, with the keys of those who left since. The
-        others would keep them alive for ever.
+        A store that was unavailable may have been restored from a backup, with the keys of users
+        that were released since. The remaining users would keep those keys alive.
         """
         session = self._session
         if session is not None and self._deserted:
@@ -140,25 +139,26 @@ class SharedLease:
                 user.lost()
 
     def _revoke_replaced(self) -> None:
-        """Once all keys are on another: nobody shall miss them for a moment."""
+        """Revoke replaced leases once all keys are on another, so that no key disappears."""
         for session in tuple(self._replaced):
             if all(user.lease != session.lease for user in self._users):
                 self._replaced.discard(session)
-                self._tasks.start(self._give_up(session), name=f"end of lease {session.lease:x}")
+                self._tasks.start(self._close(session), name=f"end of lease {session.lease:x}")
 
     def delete_later(self, names: Iterable[bytes]) -> None:
-        """Keys on this lease that should be gone and may not be: whoever left them could not reach
-        the store, or was cut short. Others keep the lease alive, so they would never expire."""
-        self._to_delete.update(dict.fromkeys(names, PendingDeletion(len(_LOOKS), time.monotonic())))
+        """Delete keys on this lease that a released user could not delete, because the store was
+        unavailable or time ran out. Other users keep the lease alive, so the keys never expire."""
+        pending = PendingDeletion(len(_DELETION_CHECKS), time.monotonic())
+        self._to_delete.update(dict.fromkeys(names, pending))
         self._more_to_delete.set()
 
     def claim(self, names: Iterable[bytes]) -> None:
-        """Somebody has these keys again."""
+        """Do not delete these keys: they are in use again."""
         for name in names:
             self._to_delete.pop(name, None)
 
     async def _delete_pending(self) -> None:
-        """Look several times: what was under way when its sender gave up may still arrive."""
+        """Delete keys, and check several times: a write may arrive after its sender gave up."""
         backoff = Backoff()
         while True:
             self._more_to_delete.clear()
@@ -167,18 +167,18 @@ class SharedLease:
                 if pending.due > moment or name not in self._to_delete:
                     continue
                 if await self._delete(name, backoff) and self._to_delete.get(name) is pending:
-                    self._looked(name, pending)
-            await self._until_due()
+                    self._schedule_next_check(name, pending)
+            await self._wait_for_next_check()
 
-    def _looked(self, name: bytes, pending: PendingDeletion) -> None:
-        left = pending.looks - 1
+    def _schedule_next_check(self, name: bytes, pending: PendingDeletion) -> None:
+        left = pending.checks - 1
         if left:
-            self._to_delete[name] = PendingDeletion(left, time.monotonic() + _LOOKS[left - 1])
+            due = time.monotonic() + _DELETION_CHECKS[left - 1]
+            self._to_delete[name] = PendingDeletion(left, due)
         else:
             del self._to_delete[name]
 
-    async def _until_due(self) -> None:
-        """Until the next look is due, or there is more to look at."""
+    async def _wait_for_next_check(self) -> None:
         timer = None
         if self._to_delete:
             due = min(pending.due for pending in self._to_delete.values())
@@ -191,7 +191,7 @@ class SharedLease:
                 timer.cancel()
 
     async def _delete(self, name: bytes, backoff: Backoff) -> bool:
-        """Whether it is certain that the key is gone, or somebody else's."""
+        """Returns whether the key is certain to be gone, or to belong to another process."""
         try:
             entry = (await self._store.read(key(name))).first
             if entry is not None and name in self._to_delete and entry.lease in {0, *self.granted}:
@@ -213,12 +213,12 @@ class SharedLease:
             user.lost()
 
     async def release(self, user: LeaseUser, *, within: float) -> None:
-        """One user less; the last one revokes the lease, or gives up after `within` seconds."""
+        """Remove a user. The last one revokes the lease, or gives up after `within` seconds."""
         self._users.pop(user, None)
         if self._users:
             self._deserted = True
             return
-        # Who comes while this one ends must not wait for anything that ends with it.
+        # A user that arrives meanwhile must not wait for anything that ends here.
         sessions, self._replaced = self._replaced, set()
         if self._session is not None:
             sessions.add(self._session)
@@ -230,26 +230,28 @@ class SharedLease:
 
 
 class Revisions:
+    """The current revision of a store, with one read for all concurrent callers."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._asked: asyncio.Future[int] | None = None
+        self._reading: asyncio.Future[int] | None = None
 
-    async def present(self, name: bytes) -> int:
-        """A revision that the store has reached. `name` is a key that may be read. Who asks while
-        another does shares its answer, and its failure where that is not the other's own."""
-        while self._asked is not None:
-            asked = self._asked
-            await asyncio.wait([asked])
-            if not asked.cancelled() and not isinstance(asked.exception(), AccessDenied):
-                return asked.result()
-        asked = self._asked = asyncio.get_running_loop().create_future()
+    async def current(self, name: bytes) -> int:
+        """A revision that the store has reached. `name` is a key that the caller may read. A caller
+        shares the result of a read in progress, unless that was cancelled or denied."""
+        while self._reading is not None:
+            reading = self._reading
+            await asyncio.wait([reading])
+            if not reading.cancelled() and not isinstance(reading.exception(), AccessDenied):
+                return reading.result()
+        reading = self._reading = asyncio.get_running_loop().create_future()
         try:
-            asked.set_result((await self._store.read(key(name), keys_only=True)).revision)
+            reading.set_result((await self._store.read(key(name), keys_only=True)).revision)
         except Exception as error:
-            asked.set_exception(error)
-            asked.exception()  # seen, though nobody else may have asked
+            reading.set_exception(error)
+            reading.exception()  # mark it as retrieved: there may be no other caller
             raise
         finally:
-            asked.cancel()  # where this was: the next of them asks
-            self._asked = None
-        return asked.result()
+            reading.cancel()  # if this caller was cancelled, the next one reads
+            self._reading = None
+        return reading.result()

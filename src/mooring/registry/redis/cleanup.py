@@ -103,7 +103,7 @@ class RedisEvictions(Evictions):
         if state.clock.stepped(self._looked.get(keys.name, moment - timeout)) > timeout / 4:
             self._be_calm("has another clock", keys.name)
         self._looked[keys.name] = moment
-        if state.brake is not None and state.brake.unheard:
+        if state.brake is not None and state.brake.rejects_writes:
             self._be_calm("takes no writes", keys.name)
         return state.now
 

@@ -226,7 +226,7 @@ class RedisRemoteRegistrations:
         report.check(service)
         keys = self._keys.of(service)
         beat = Beat(id, incarnation, "", None, "")
-        if not report.nothing:
+        if not report.empty:
             instance = (await self._reader.details(keys, [id])).instances.get(id)
             if instance is not None and instance.incarnation == incarnation:
                 beat = self._update(instance, report)

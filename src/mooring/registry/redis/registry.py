@@ -26,8 +26,7 @@ from mooring.registry.contract import (
     ServiceCount,
     StatusReport,
 )
-from mooring.registry.json_values import Malformed
-from mooring.registry.kv.layouts.layout import said_by_the_operator
+from mooring.registry.kv.layouts.layout import operator_fields
 from mooring.registry.redis import layout as fields
 from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import RedisEvictions
@@ -102,7 +101,7 @@ class RedisRegistry(Registry):
                 f"{size} bytes of metadata of {ready.service} {ready.id} are over the limit of "
                 f"{most}: say less, or raise registry.redis.metadata-limit"
             )
-        return ready, said_by_the_operator(instance)
+        return ready, operator_fields(instance)
 
     def instance_record(self, instance: Instance, *, ttl: float | None = None) -> InstanceRecord:
         if ttl is not None:
@@ -273,7 +272,9 @@ class RedisRegistry(Registry):
 
     async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
         keys = self.keys.of(service)
-        return _decode(keys.config, id, await self._field(keys.config, id))
+        value = await self._field(keys.config, id)
+        with values.located(f"{keys.config} {quoted(id)}"):
+            return values.decode(value) if value else {}
 
     async def _field(self, key: str, field: str) -> bytes:
         told: bytes | None = await self.connection.call("HGET", key, field, what=f"read of {key}")
@@ -299,13 +300,12 @@ class RedisRegistry(Registry):
         channel, service = tell
         while True:
             before = await self._field(key, field)
-            told = {**values.decode_to_change(before, f"{key} {quoted(field)}"), **set}
-            for name in unset:
-                told.pop(name, None)
+            where = f"{key} {quoted(field)}"
+            told = values.edited(before, where, set, unset)
             after = values.encode(told) if told else b""
             if channel and told:
-                with _naming(key, field):
-                    values.decode_config(after)  # what we could not read, we do not write
+                with values.located(where):
+                    values.decode_config(after)  # never write overrides that cannot be read
             done: Any = await self.connection.run(
                 EDIT,
                 [key],
@@ -321,7 +321,7 @@ class RedisRegistry(Registry):
         return self._info(field, value or b"{}", group, service)
 
     def _info(self, field: str, value: bytes, group: str, service: str) -> Group | Service:
-        with _naming(self.keys.info, field):
+        with values.located(f"{self.keys.info} {quoted(field)}"):
             return values.decode_info(value, group=group, service=service)
 
     async def describe(
@@ -376,21 +376,3 @@ def _info_field(group: str, service: str) -> str:
         return check_service(service)
     check_name("group", group)
     return f"{group}/"
-
-
-def _decode(key: str, field: str, value: bytes) -> dict[str, JSON]:
-    with _naming(key, field):
-        return values.decode(value) if value else {}
-
-
-class _naming:
-    """Say of which value something cannot be."""
-
-    def __init__(self, key: str, field: str) -> None:
-        self._where = f"{key} {quoted(field)}"
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, Malformed):
-            raise Malformed(f"{self._where} {error}") from error

@@ -258,10 +258,10 @@ class ServiceFeed:
 
     def _hear_of_the_brake(self, state: ServiceState) -> None:
         self._notes, brake = state.problems, state.brake
-        unheard = brake is not None and brake.unheard
-        if self._unheard and not unheard:
+        rejects_writes = brake is not None and brake.rejects_writes
+        if self._unheard and not rejects_writes:
             self.broke()  # those who could not tell that they live shall have time to
-        self._unheard = unheard
+        self._unheard = rejects_writes
         if brake is not None:
             self._notes += (Problem(self._service.brake.encode(), str(brake)),)
         if (brake is not None) is not self._braked:

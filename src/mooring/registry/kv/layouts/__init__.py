@@ -1,4 +1,4 @@
-"""Layouts: pure codecs between instances and keys. `contract.py` says what one is."""
+"""Layouts: pure codecs between instances and keys. `layout.py` defines the interface."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mooring.names import nearest
 from mooring.registry.contract import Problem
 from mooring.registry.kv.layouts.hprose import Hprose
 from mooring.registry.kv.layouts.layout import CARRIES, Assembly, File, Layout, Location
-from mooring.registry.kv.layouts.rooted import Endpoints, Plain
+from mooring.registry.kv.layouts.single_key import Endpoints, Plain
 from mooring.registry.kv.layouts.tree import Tree
 
 __all__ = [
@@ -27,19 +27,21 @@ __all__ = [
     "layout_of",
 ]
 
-_UNROOTED: Mapping[str, Callable[[], Layout]] = {"tree": Tree, "hprose": Hprose}
-_ROOTED: Mapping[str, Callable[[str], Layout]] = {"plain": Plain, "endpoints": Endpoints}
+_WITHOUT_ROOT: Mapping[str, Callable[[], Layout]] = {"tree": Tree, "hprose": Hprose}
+_WITH_ROOT: Mapping[str, Callable[[str], Layout]] = {"plain": Plain, "endpoints": Endpoints}
 
 
 def layout_of(text: str) -> Layout:
-    """The layout that a word names: `tree`, `hprose`, `plain:ROOT/`, `endpoints:ROOT/`."""
+    """The layout with a name: `tree`, `hprose`, `plain:ROOT/` or `endpoints:ROOT/`."""
     name, _, root = text.partition(":")
-    if name in _ROOTED:
-        return _ROOTED[name](root)
-    if name not in _UNROOTED:
-        raise InvalidRequest(f"no layout {quoted(text)}{nearest(name, [*_UNROOTED, *_ROOTED])}")
+    if name in _WITH_ROOT:
+        return _WITH_ROOT[name](root)
+    if name not in _WITHOUT_ROOT:
+        raise InvalidRequest(
+            f"no layout {quoted(text)}{nearest(name, [*_WITHOUT_ROOT, *_WITH_ROOT])}"
+        )
     if root:
         raise InvalidRequest(
             f"the layout {quoted(name)} has a root of its own: leave {quoted(root)} out"
         )
-    return _UNROOTED[name]()
+    return _WITHOUT_ROOT[name]()

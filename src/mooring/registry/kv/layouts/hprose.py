@@ -1,7 +1,7 @@
 """Hprose domains, contract H: `hprose-service/{domain}/{uuid}`.
 
-The service is the domain, the instance's id the server's UUID. The server's URL carries protocol,
-host and port; a path of its own is kept in the metadata under `path`.
+The service is the domain and the instance id is the UUID of the server. The URL of the server holds
+the protocol, host and port. A path in the URL is stored in the metadata as `path`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hprose(Layout):
 
     def canonical(self, service: str) -> str:
         if "/" in service:
-            raise InvalidName(f"a domain of hprose has no group: {quoted(service)} has a slash")
+            raise InvalidName(f"an hprose domain has no group: {quoted(service)} contains a slash")
         split_service(service)
         check_part("domain", service)
         return service
@@ -64,13 +64,13 @@ class Hprose(Layout):
     def cannot_carry(self, instance: Instance) -> list[str]:
         lost = super().cannot_carry(instance)
         if set(instance.metadata) == {"path"}:
-            lost.remove("metadata")  # it is in the URL
+            lost.remove("metadata")  # the URL holds it
         return lost
 
     def _key(self, instance: Instance) -> bytes:
         if "/" in instance.id:
             raise InvalidRequest(
-                f"the UUID {quoted(instance.id)} of a server must not have a slash"
+                f"the UUID {quoted(instance.id)} of a server must not contain a slash"
             )
         return f"{ROOT}{self.canonical(instance.service)}/{instance.id}".encode()
 
@@ -104,17 +104,17 @@ class Hprose(Layout):
 
 
 def protocol_of(domain: str) -> str:
-    """The protocol that a domain starts with by hprose's convention, as in `http.hello`; empty if
-    it starts with none."""
+    """The protocol prefix of a domain, as in `http.hello`; empty if there is none. Hprose names
+    domains that way by convention."""
     scheme, dot, _ = domain.partition(".")
     return scheme if dot and scheme in SCHEMES else ""
 
 
 def server_url(instance: Instance) -> str:
-    """The URL that clients of hprose call. Raises `InvalidRequest` for another protocol."""
+    """The URL that hprose clients call. Raises `InvalidRequest` for any other protocol."""
     if instance.protocol not in SCHEMES:
         raise InvalidRequest(
-            f"hprose cannot be spoken over {quoted(instance.protocol)}: the protocol of "
+            f"hprose does not support the protocol {quoted(instance.protocol)}: the protocol of "
             f"{instance.service} must be one of {', '.join(SCHEMES)}"
         )
     path = instance.metadata.get("path", "/")
@@ -126,17 +126,17 @@ def server_url(instance: Instance) -> str:
 
 
 def instance_at(domain: str, uuid: str, url: str) -> Instance:
-    """The instance that the URL of a server stands for; without a host where it names none. Raises
-    `InvalidRequest` where it cannot be called."""
+    """The instance that a server URL describes; its host is empty if the URL has none. Raises
+    `InvalidRequest` if the URL cannot be called."""
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise Malformed(f"{quoted(url)} is no URL: {error}") from error
+        raise Malformed(f"{quoted(url)} is not a URL: {error}") from error
     if parts.scheme not in SCHEMES or not parts.netloc:
         schemes = ", ".join(SCHEMES)
         raise Malformed(
-            f"{quoted(url)} is no URL of an hprose server: write it like tcp://host:port/ "
+            f"{quoted(url)} is not the URL of an hprose server: write it like tcp://host:port/ "
             f"({schemes})"
         )
     if port is None:

@@ -1,21 +1,21 @@
-"""A layout: how instances lie in a store as keys and values. Pure: it reads and writes nothing.
+"""A layout: how instances are stored as keys and values. Pure: it performs no I/O.
 
-A layout is a codec. On the fields that it carries (`carries`, contract M3), decoding what was
-encoded gives the same instance; fields that it cannot carry take their defaults. Keys that it does
-not understand belong to somebody else: they are skipped, and told where they look like its own.
+A layout is a codec. For the fields that it carries (`carries`, contract M3), decoding an encoded
+instance returns an equal instance. Fields that it does not carry take their defaults. Keys that it
+does not understand belong to others and are ignored; the ones that look like its own are reported.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import NO_CONFIG, Config, Group, Instance, Service
 from mooring.registry.contract import Problem
-from mooring.store.contract import Entry, Range
+from mooring.store.contract import Entry, Range, prefix
 
 File = Literal["data", "status", "config", "info"]
 
@@ -36,20 +36,7 @@ Carried = Literal[
 ]
 
 CARRIES: Mapping[str, frozenset[Carried]] = {
-    "tree": frozenset(
-        {
-            "protocol",
-            "version",
-            "zone",
-            "weight",
-            "metadata",
-            "ports",
-            "status",
-            "config",
-            "incarnation",
-            "description",
-        }
-    ),
+    "tree": frozenset(get_args(Carried)) - {"id", "ephemeral", "enabled"},
     "endpoints": frozenset(
         {"protocol", "version", "zone", "weight", "metadata", "ports", "incarnation"}
     ),
@@ -57,39 +44,37 @@ CARRIES: Mapping[str, frozenset[Carried]] = {
     "hprose": frozenset({"protocol", "id"}),
     "plain": frozenset(),
 }
-"""What each layout carries beside the service, host and port, and what the registry on Redis does.
-`config`: the operator's word, which no instance gives itself. `description`: groups and services
-have an `info`."""
+"""What each layout, and the registry on Redis, stores besides the service, host and port. `config`:
+operator overrides. `description`: groups and services have an `info`."""
+
+TOMBSTONES = "/mooring/tombstones/"
 
 
 class Location(NamedTuple):
-    """What a key stands for: a file of an instance; without an id, of the service; without a
-    service, of a group."""
+    """What a key stands for: a file of an instance; without an id, of a service; without a service,
+    of a group."""
 
     group: str
     service: str
-    """As it is written: `group/name` or `name`."""
+    """The canonical name: `group/name` or `name`."""
     id: str
     file: File
 
 
 class Assembly(NamedTuple):
+    """An instance that was decoded from its files, and the problems with them."""
+
     instance: Instance | None
     problems: tuple[Problem, ...] = ()
 
 
-def said_by_the_operator(instance: Instance) -> list[str]:
-    """What an instance that registers cannot say, wherever it does."""
-    return ["config"] if instance.config != NO_CONFIG else []
-
-
-_PLAIN = Instance("plain", "localhost", 1)  # says nothing but where it is
+_DEFAULTS = Instance("plain", "localhost", 1)
 
 
 class Layout(ABC):
     name: str
     ttl: float
-    """Seconds that an instance stays without a sign of life, unless told otherwise."""
+    """The default TTL of a registration, in seconds."""
 
     @property
     def carries(self) -> frozenset[Carried]:
@@ -97,57 +82,77 @@ class Layout(ABC):
 
     @property
     def scope(self) -> str:
-        """Tells this layout's instances from those of others in one store, as part of a key."""
+        """Part of a key that separates the instances of this layout from those of other layouts in
+        the same store."""
         return self.name
 
     @abstractmethod
     def canonical(self, service: str) -> str:
-        """A service's name as this layout shows it. Raises `InvalidName` where it cannot be."""
+        """The canonical name of a service. Raises `InvalidName`."""
 
     @abstractmethod
     def roots(self, group: str = "") -> tuple[Range, ...]:
-        """Where all services lie, or at least those of a group. Raises `InvalidRequest` where that
-        would be the whole store."""
+        """The ranges of all services, or at least of the services of a group. Raises
+        `InvalidRequest` if that is the whole store."""
 
     def after_group(self, group: str) -> bytes:
-        """The first key after those of a group, where they lie together; empty where not."""
+        """The first key after the keys of a group; empty if those are not adjacent."""
         return b""
 
     @abstractmethod
     def ranges(self, service: str) -> tuple[Range, ...]:
-        """Where all that concerns a service lies; the first is where we write."""
+        """The ranges of all keys of a service. Registrations write to the first one."""
+
+    def keys_of(self, service: str, entries: Iterable[Entry]) -> Iterator[tuple[Location, Entry]]:
+        """The entries that belong to a service, which is a canonical name."""
+        for entry in entries:
+            location = self.locate(entry.key)
+            if location is not None and location.service == service:
+                yield location, entry
 
     @abstractmethod
     def home(self, instance: Instance) -> Range:
-        """Where the keys of one instance lie, and nothing else."""
+        """The range that holds exactly the keys of one instance."""
 
     def host_range(self, instance: Instance) -> Range:
-        """Where the keys of this instance and those beside it on its host lie."""
+        """The range of the service's instances on the host of this one."""
         return self.home(instance)
 
-    def check(self, instance: Instance) -> None:  # noqa: B027 - most can hold any instance
-        """Raise `InvalidRequest` for an instance that this layout cannot hold at all."""
+    def tombstones(self, service: str) -> Range:
+        """The keys that mark the deregistered instances of a service."""
+        return prefix(f"{TOMBSTONES}{self.scope}/{self.canonical(service)}/".encode())
+
+    def tombstone(self, instance: Instance) -> bytes:
+        """The key that marks an instance as deregistered by an operator."""
+        incarnation = instance.incarnation if "incarnation" in self.carries else ""
+        return self.tombstones(instance.service).start + (
+            f"{instance.id}/{incarnation or 'any'}".encode()
+        )
+
+    def check(self, instance: Instance) -> None:  # noqa: B027 - most layouts accept any instance
+        """Raise `InvalidRequest` for an instance that this layout cannot store."""
 
     @abstractmethod
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
-        """The keys that live and die with the instance, and their values, the one that stands for
-        it first. Raises as `check` does."""
+        """The keys on the lease of an instance and their values, the main key first. Raises as
+        `check` does."""
 
     def lasting(self, instance: Instance) -> dict[bytes, bytes]:
-        """The keys that must exist beside it: made where they are missing, never overwritten."""
+        """The keys that must exist besides those of the instance. A registration creates missing
+        ones and never overwrites them."""
         return {}
 
     @abstractmethod
     def locate(self, key: bytes) -> Location | None:
-        """What a key stands for; None: it is not one of this layout's."""
+        """What a key stands for; None if it is not a key of this layout."""
 
     @abstractmethod
     def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
-        """The instance that these files make, with what could not be understood. None where they
-        make none: a `config` alone is not an instance."""
+        """Decode the files of an instance. The instance is None if its main file is missing or
+        cannot be decoded."""
 
     def config_key(self, service: str, id: str = "") -> bytes:
-        """Where the operator's word on an instance lies, or on the service."""
+        """The key of the operator overrides of an instance, or of the service without an id."""
         raise self._lacks("configuration")
 
     def decode_config(self, value: bytes) -> Config:
@@ -155,16 +160,16 @@ class Layout(ABC):
         return NO_CONFIG
 
     def info_key(self, *, group: str = "", service: str = "") -> bytes:
-        """Where the description of a group or a service lies."""
+        """The key of the description of a group or a service."""
         raise self._lacks("descriptions")
 
-    def decode_info(self, place: Location, value: bytes) -> Group | Service:
+    def decode_info(self, location: Location, value: bytes) -> Group | Service:
         """Raises `Malformed`."""
         raise self._lacks("descriptions")
 
     def cannot_carry(self, instance: Instance) -> list[str]:
-        """The fields of an instance that will be lost in this layout, to be told once."""
-        told: list[Carried] = [
+        """The fields of an instance that this layout cannot store."""
+        fields: list[Carried] = [
             "protocol",
             "version",
             "zone",
@@ -176,12 +181,19 @@ class Layout(ABC):
         ]
         lost: list[str] = [
             name
-            for name in told
-            if name not in self.carries and getattr(instance, name) != getattr(_PLAIN, name)
+            for name in fields
+            if name not in self.carries and getattr(instance, name) != getattr(_DEFAULTS, name)
         ]
         if "id" not in self.carries and instance.id not in ("", instance.address):
             lost.append("id")
-        return lost + said_by_the_operator(instance)
+        return lost + operator_fields(instance)
 
-    def _lacks(self, what: str) -> InvalidRequest:
-        return InvalidRequest(f"the layout {quoted(self.name)} has no {what}: use tree, or Redis")
+    def _lacks(self, feature: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"the layout {quoted(self.name)} has no {feature}: use tree, or Redis"
+        )
+
+
+def operator_fields(instance: Instance) -> list[str]:
+    """The fields that only an operator can set: a registration loses them."""
+    return ["config"] if instance.config != NO_CONFIG else []

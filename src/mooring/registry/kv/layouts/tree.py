@@ -3,9 +3,9 @@
 /registry/{group}/info
 /registry/{group}/{service}/info
 /registry/{group}/{service}/config
-/registry/{group}/{service}/{host}:{port}/data      what the instance says, on its lease
-/registry/{group}/{service}/{host}:{port}/status    how it is, on its lease
-/registry/{group}/{service}/{host}:{port}/config    what the operator says; stays
+/registry/{group}/{service}/{host}:{port}/data      the instance, on its lease
+/registry/{group}/{service}/{host}:{port}/status    health and metrics, on its lease
+/registry/{group}/{service}/{host}:{port}/config    operator overrides, without a lease
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Tree(Layout):
 
     def lasting(self, instance: Instance) -> dict[bytes, bytes]:
         group, _ = split_service(instance.service)
-        nothing = {"displayName": "", "description": ""}
+        blank = {"displayName": "", "description": ""}
         return {
-            self.info_key(group=group): values.encode({**nothing, "department": ""}),
-            self.info_key(service=instance.service): values.encode(nothing),
+            self.info_key(group=group): values.encode({**blank, "department": ""}),
+            self.info_key(service=instance.service): values.encode(blank),
         }
 
     def locate(self, key: bytes) -> Location | None:
@@ -133,8 +133,8 @@ class Tree(Layout):
         check_name("group", group)
         return f"{ROOT}{group}/info".encode()
 
-    def decode_info(self, place: Location, value: bytes) -> Group | Service:
-        return values.decode_info(value, group=place.group, service=place.service)
+    def decode_info(self, location: Location, value: bytes) -> Group | Service:
+        return values.decode_info(value, group=location.group, service=location.service)
 
 
 def _folder(service: str) -> str:

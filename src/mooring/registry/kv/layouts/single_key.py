@@ -1,7 +1,7 @@
 """Layouts with one key for each instance, `{root}{service}/{address}`: contracts G1 and G3.
 
-`root` is a prefix of the operator's choice; without one a service's key starts with its name, and
-the services of a store cannot be listed without reading all of it.
+Operators choose the prefix `root`. Without one, keys start with the name of the service, and only
+a scan of the whole store could list the services.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mooring.registry.kv.layouts.layout import Assembly, File, Layout, Location
 from mooring.store.contract import Entry, Range, key, prefix
 
 
-class Rooted(Layout):
+class SingleKeyLayout(Layout):
     def __init__(self, root: str = "") -> None:
         if root and not root.endswith("/"):
             root += "/"
@@ -39,8 +39,8 @@ class Rooted(Layout):
     def roots(self, group: str = "") -> tuple[Range, ...]:
         if not self._root:
             raise InvalidRequest(
-                f"the layout {quoted(self.name)} has no root, so that its services cannot be told "
-                f"from other keys: name one, like layout='{self.name}:/services/'"
+                f"the layout {quoted(self.name)} has no root, so its services cannot be "
+                f"distinguished from other keys: name one, like layout='{self.name}:/services/'"
             )
         return (prefix(self._root.encode()),)
 
@@ -92,8 +92,8 @@ class Rooted(Layout):
         """Raises `InvalidRequest`."""
 
 
-class Plain(Rooted):
-    """The value is the address again."""
+class Plain(SingleKeyLayout):
+    """The value repeats the address."""
 
     name = "plain"
     ttl = 5.0
@@ -106,8 +106,8 @@ class Plain(Rooted):
         return Instance(service, host, port, id=id)
 
 
-class Endpoints(Rooted):
-    """What etcd's own naming package for Go reads and writes."""
+class Endpoints(SingleKeyLayout):
+    """The format of etcd's naming package for Go."""
 
     name = "endpoints"
     ttl = 15.0
@@ -130,22 +130,22 @@ class Endpoints(Rooted):
         if not address:
             raise Malformed("has no 'Addr'")
         host, port = addresses.split(address)
-        told = fields.get("Metadata")
-        if not isinstance(told, dict):  # a Go service may put there what it likes
+        metadata = fields.get("Metadata")
+        if not isinstance(metadata, dict):  # a Go service may store anything there
             return Instance(service, host, port, id=id)
         try:
             return Instance(
                 service,
                 host,
                 port,
-                protocol=values.get(told, "protocol", str, "tcp"),
-                version=values.get(told, "version", str, "0.0.0"),
-                zone=values.get(told, "zone", str, ""),
-                weight=values.get(told, "weight", float, 1.0),
-                metadata=RecordedMetadata(values.get(told, "metadata", dict[str, str], {})),
-                ports=values.get(told, "ports", dict[str, int], {}),
-                incarnation=values.get(told, "incarnation", str, ""),
+                protocol=values.get(metadata, "protocol", str, "tcp"),
+                version=values.get(metadata, "version", str, "0.0.0"),
+                zone=values.get(metadata, "zone", str, ""),
+                weight=values.get(metadata, "weight", float, 1.0),
+                metadata=RecordedMetadata(values.get(metadata, "metadata", dict[str, str], {})),
+                ports=values.get(metadata, "ports", dict[str, int], {}),
+                incarnation=values.get(metadata, "incarnation", str, ""),
                 id=id,
             )
-        except InvalidRequest:  # …also under names that mean something else to us
+        except InvalidRequest:  # the fields of a Go service may have other meanings
             return Instance(service, host, port, id=id)
