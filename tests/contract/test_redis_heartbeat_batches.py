@@ -111,11 +111,11 @@ async def test_large_metadata_holds_up_nobody(fresh_redis: Callable[..., RedisSe
             server.command("SLOWLOG", "RESET")
             live = registry._services["echo"]
             beats = [
-                member._as_beat(one, {**fields.encode(one), "incarnation": member._incarnation})
-                for member, one in zip(live._members, made, strict=True)
+                member._beat_of(one, {**fields.encode(one), "incarnation": member._incarnation})
+                for member, one in zip(live._records, made, strict=True)
                 if isinstance(member, RedisInstanceRecord)
             ]
-            assert await asyncio.gather(*map(live.beating.beat, beats)) == ["ok"] * 60
+            assert await asyncio.gather(*map(live.heartbeats.beat, beats)) == ["ok"] * 60
             assert len((await registry.instances("echo")).instances) == 60
             log = server.command("SLOWLOG", "GET", 10_000)
             assert isinstance(log, list)

@@ -131,7 +131,7 @@ async def silence(hub: Hub, registrations: Iterable[Any]) -> None:
 def counted_looks() -> Iterator[Counter[ServiceFeed]]:
     """How often each feed has looked at its service, with or without success."""
     looks: Counter[ServiceFeed] = Counter()
-    look = ServiceFeed.look
+    look = ServiceFeed.refresh
 
     async def counted(feed: ServiceFeed, gone: Set[str]) -> None:
         try:
@@ -140,7 +140,7 @@ def counted_looks() -> Iterator[Counter[ServiceFeed]]:
             looks[feed] += 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServiceFeed, "look", counted)
+        patch.setattr(ServiceFeed, "refresh", counted)
         yield looks
 
 
@@ -232,7 +232,7 @@ class Process:
         self.instance = Instance(
             world.service, "10.0.0.1", 1, id=id, incarnation=new_incarnation(), **fields
         )
-        self.record = RedisInstanceRecord(live, self.instance, most=65536, leave=_nothing)
+        self.record = RedisInstanceRecord(live, self.instance, limit=65536, leave=_nothing)
         self.state = "new"
 
     @property

@@ -377,7 +377,7 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
             sweeper.settings = msgspec.structs.replace(settings.cleanup, brake_least=1000)
             oldest = await sweeper._now(keys) - 60_000
             first = [f"i{number}" for number in range(100)]
-            await sweeper._call(keys, first, CleanupReport(), oldest)  # and it is gone
+            await sweeper._run_script(keys, first, CleanupReport(), oldest)  # and it is gone
             assert await kept(hub) == 151
             removed: list[tuple[str, str]] = []
 

@@ -148,7 +148,7 @@ async def test_connections_that_are_killed_are_made_again(
         await work.all_well()
         assert fewest == 3
         assert {each.state for each in (*work.echo, *work.rest)} == {"registered"}
-        await eventually(lambda: registry_of(work.other)._changes.hears("echo"))
+        await eventually(lambda: registry_of(work.other)._channels.hears("echo"))
         async with fleet(work.hub, 1, first=50):
             await eventually(lambda: len(work.view.instances) == 4)
 

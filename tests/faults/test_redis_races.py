@@ -67,7 +67,7 @@ async def test_cleanup_leaves_alone_what_changed_since_it_listed_the_overdue(wor
     await one.step()
     assert (await world.sweeper().sweep()).removed == [("echo", "b")]
     swept, oldest = CleanupReport(), int(time.time() * 1000) - 60_000
-    await world.sweeper()._call(world.keys.of("echo"), ["a", "b"], swept, oldest)
+    await world.sweeper()._run_script(world.keys.of("echo"), ["a", "b"], swept, oldest)
     assert (swept.removed, swept.orphans) == ([], [])
     assert await world.hashes() == {"a"}
 
@@ -204,7 +204,7 @@ async def test_a_beat_for_a_hash_without_its_member_makes_nothing(world: World, 
     keys = world.keys.of("echo")
     await world.call("ZREM", keys.heartbeats, "a")
     before = await world.record("a")
-    beats = [each.record._as_beat(each.instance) for each in (one, other)]
+    beats = [each.record._beat_of(each.instance) for each in (one, other)]
     assert await send(world.connection, world.keys, keys, beats) == ["gone", "ok"]
     await one.record.beat(one.telling({"load": 1}), update=update)
     assert one.record.disturbed
@@ -241,9 +241,9 @@ async def unhealthy_after_a_look(world: World) -> None:
     one = world.process("a")
     await one.step()
     ill = one.telling({}, healthy=False)
-    await asyncio.gather(one.record.beat(ill, update=True), one.record.look())
+    await asyncio.gather(one.record.beat(ill, update=True), one.record.verify())
     assert (await world.record("a"))["healthy"] == "false"
-    await one.record.look()
+    await one.record.verify()
     assert (await world.record("a"))["healthy"] == "false"
     assert not one.record.disturbed
 
@@ -280,7 +280,7 @@ async def test_a_bad_record_costs_its_neighbours_nothing(world: World):
     for fields in ({}, {"metadataJson": "{}", "metricsJson": "{}", "metadata_x": "1"}):
         before = await world.scores()
         await asyncio.sleep(0.002)
-        beats = [one.record._as_beat(one.instance, dict(fields)) for one in processes]
+        beats = [one.record._beat_of(one.instance, dict(fields)) for one in processes]
         results = await send(world.connection, world.keys, keys, beats)
         assert results[0] == results[3] == "ok"
         assert "WRONGTYPE" in results[1]
@@ -372,13 +372,15 @@ class Round:
         for _ in range(self.random.randint(1, 4)):
             overdue = self.random.random() < 0.5
             oldest = int(time.time() * 1000) + (60_000 if overdue else -60_000)
-            await sweeper._call(self.world.keys.of("echo"), ["a", "b"], CleanupReport(), oldest)
+            await sweeper._run_script(
+                self.world.keys.of("echo"), ["a", "b"], CleanupReport(), oldest
+            )
             await self.pause()
 
     async def batch(self) -> None:
         """Many beats in one call."""
         for _ in range(self.random.randint(1, 4)):
-            beats = [one.record._as_beat(one.instance) for one in self.processes]
+            beats = [one.record._beat_of(one.instance) for one in self.processes]
             if beats:
                 keys = self.world.keys.of("echo")
                 await send(self.world.connection, self.world.keys, keys, beats)

@@ -50,14 +50,14 @@ async def looked_at_again(
 
 async def just_looked(feed: ServiceFeed) -> None:
     """Until the change channel is heard and the next look is as far away as it can be."""
-    await eventually(lambda: not feed.deaf)
+    await eventually(lambda: feed.subscribed)
     for _ in range(2):  # the first may have been planned before that
-        last = feed.read
+        last = feed.refreshed_at
         await eventually(partial(_later, feed, last))
 
 
 def _later(feed: ServiceFeed, than: float) -> bool:
-    return feed.read > than
+    return feed.refreshed_at > than
 
 
 @pytest.mark.deadline

@@ -28,7 +28,7 @@ DOMAIN = "http.hello"
 @pytest.fixture(autouse=True)
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Redis the next look at everything must not be what brings a change."""
-    monkeypatch.setattr(following, "LOOK", 600.0)
+    monkeypatch.setattr(following, "POLL", 600.0)
 
 
 @pytest.fixture(params=["memory", "etcd-3.5", "redis-7.0"])

@@ -116,7 +116,7 @@ async def test_a_lease_that_nobody_left_is_kept_when_the_store_was_away(hub: Hub
     async with hub.register(at(1)) as one:
         lease = one._record._lease  # type: ignore[attr-defined]
         before = lease.current
-        hub.registry._returned()  # type: ignore[attr-defined]
+        hub.registry._store_returned()  # type: ignore[attr-defined]
         assert lease.current is before
 
 
@@ -126,7 +126,7 @@ async def test_descriptions_are_made_again_where_the_store_may_be_another(hub: H
         async with hub.register(at(2)):
             pass
         await hub.store.commit(Delete(info))
-        hub.registry._returned()  # type: ignore[attr-defined]
+        hub.registry._store_returned()  # type: ignore[attr-defined]
 
         async def there() -> bool:
             return (await hub.store.read(info)).first is not None
@@ -197,7 +197,7 @@ async def test_a_debt_does_not_wait_for_the_last_look_at_another(
     async with hub.register(at(1)) as one:
         lease = one._record._lease  # type: ignore[attr-defined]
         lease.delete_later([folder + b"2/data"])
-        await eventually(lambda: lease._to_delete[folder + b"2/data"].looks == 1)
+        await eventually(lambda: lease._to_delete[folder + b"2/data"].checks == 1)
         await hub.store.commit(Put(folder + b"3/data", b"{}", lease.current.lease))
         assert await ports(hub) == [1, 3]
         lease.delete_later([folder + b"3/data"])

@@ -97,7 +97,7 @@ async def test_the_rules_suffice_for_all_that_each_does(server: Guarded):
         server.command("SCRIPT", "FLUSH")
         echo[0].update(metadata={"a": "1"}, healthy=False)
         await eventually(lambda: any(i.metadata == {"a": "1"} for i in view.instances))
-        await eventually(lambda: registry_of(consumer)._changes.hears("echo"))
+        await eventually(lambda: registry_of(consumer)._channels.hears("echo"))
         assert len((await consumer.registry.instances("echo")).instances) == 3
         assert [*await consumer.registry.services()] == [("echo", 3)]
         assert await consumer.registry.config("echo") == {}
@@ -160,7 +160,7 @@ async def _all_that_a_consumer_does(server: Guarded) -> None:
         await registry.heard_between("echo", 0)
         await registry.config("echo")
         async with consumer.discover("echo"):
-            channel = registry._changes
+            channel = registry._channels
             await eventually(lambda: channel.hears("echo") or bool(server.refusals()))
             subscribed = channel._heard
             # Nothing changes: what it hears next is the answer to a PING.

@@ -230,7 +230,7 @@ class TestTree:
         ("value", "says"),
         [
             (b"", "is not valid JSON"),
-            (b"[]", "no JSON object"),
+            (b"[]", "not a JSON object"),
             (b'{"tags":{"a":1}}', "must be text, not a whole number"),
             (b'{"weight":-1}', "0 or more"),
             (b'{"ports":{"a":0}}', "between 1 and 65535"),

@@ -209,7 +209,7 @@ async def test_a_description_is_never_overwritten_by_an_instance(hub: Hub):
     async with hub.register(instance):
         assert await hub.registry.info(group="Common") == mooring.Group("Common", department="d")
         assert await hub.registry.info(service="Common/echo") == told
-    with pytest.raises(InvalidRequest, match="'owner': description, displayName"):
+    with pytest.raises(InvalidRequest, match="'owner': choose one of description, displayName"):
         await hub.registry.describe(service="Common/echo", set={"owner": "me"})
 
 

@@ -1,20 +1,19 @@
-"""All services of the registry on Redis, followed as one.
+"""The feed of all services of the registry on Redis.
 
-Each is followed as it is alone: its channel says when to look, and it is looked at an interval too,
-which grows with their number. Which services there are is asked every second. One that cannot be
-read costs none of the others: it stays as it was last seen.
+Each service is watched as in its own feed, at an interval that grows with the number of services.
+The list of services is read every second. A service that cannot be read does not affect the others:
+its instances stay as last read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from mooring.errors import Closed, StoreError, Unavailable
 from mooring.mirror import Step, Steps
@@ -22,35 +21,33 @@ from mooring.model import Instance
 from mooring.registry.contract import Problem
 from mooring.registry.redis.pubsub import STALL
 from mooring.registry.redis.service_feed import (
-    LOOK,
-    LOOK_DEAF,
+    POLL,
     SILENCE,
-    InstanceChanges,
     LastAnswer,
-    PendingChanges,
     ServiceFeed,
+    ServiceWatch,
 )
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-NAMES = 1.0
-"""Seconds between looks at which services there are."""
-LOOKS = 40
-"""Services that are looked at within a second at the most, if nothing is heard of them: each look
-is three or four calls."""
-_AT_ONCE = 50
-"""Services that are read at once to begin with."""
-_LOOKING = 250
-"""Services that are looked at at once: those whose node is away must leave room for others."""
+_DISCOVERY = 1.0
+"""Seconds between two reads of the list of services."""
+_READS_PER_SECOND = 40
+"""Services that are read within a second without a message about them. One read costs three or four
+calls."""
+_FIRST_READS = 50
+"""Concurrent reads of a snapshot."""
+_READS = 250
+"""Concurrent reads of services: those on an unavailable node must leave room for others."""
 
-Where: TypeAlias = tuple[str, str]
+ServiceAndId: TypeAlias = tuple[str, str]
 
 
 class AllServicesFeed:
     """Instances by service and id. The mark is the server's time in ms.
 
-    `names` tells which services have instances, `feed` makes what follows one.
+    `names` reads the services that have instances, and `feed` creates the feed of one.
     """
 
     def __init__(
@@ -62,38 +59,39 @@ class AllServicesFeed:
     ) -> None:
         self.name = f"{where} every service"
         self.last_answer = LastAnswer()
-        self.unread: dict[str, str] = {}
-        """Services that cannot be read at present, and why."""
-        self._away: dict[str, float] = {}
-        """Those of them whose Redis does not answer, and since when."""
-        self._names, self._make = names, feed
+        self.unreadable: dict[str, str] = {}
+        """Services that cannot be read, and why."""
+        self._unavailable_since: dict[str, float] = {}
+        """Services whose Redis does not answer."""
+        self._names, self._create = names, feed
         self._feeds: dict[str, ServiceFeed] = {}
         self._mark = 0
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        told = [problem for feed in self._feeds.values() for problem in feed.problems]
-        return (*told, *(Problem(name.encode(), why) for name, why in self.unread.items()))
+        problems = [problem for feed in self._feeds.values() for problem in feed.problems]
+        unreadable = [Problem(name.encode(), why) for name, why in self.unreadable.items()]
+        return (*problems, *unreadable)
 
-    async def snapshot(self) -> tuple[dict[Where, Instance], int]:
-        names = await self.listed()
+    async def snapshot(self) -> tuple[dict[ServiceAndId, Instance], int]:
+        names = await self.list_services()
         for name in [name for name in self._feeds if name not in names]:
-            if not self._feeds[name].shown:
+            if not self._feeds[name].visible:
                 self.drop(name)
-        wanted = [self.feed(name) for name in sorted({*names, *self._feeds})]
+        feeds = [self.feed(name) for name in sorted({*names, *self._feeds})]
         failed: list[StoreError] = []
-        for first in range(0, len(wanted), _AT_ONCE):
-            some = wanted[first : first + _AT_ONCE]
-            told = await asyncio.gather(*map(self._read, some))
-            failed += [error for error in told if error is not None]
-        if wanted and len(failed) == len(wanted):
+        for first in range(0, len(feeds), _FIRST_READS):
+            batch = feeds[first : first + _FIRST_READS]
+            errors = await asyncio.gather(*map(self._read, batch))
+            failed += [error for error in errors if error is not None]
+        if feeds and len(failed) == len(feeds):
             raise failed[0]
-        found = {
-            (name, id): each
+        instances = {
+            (name, id): instance
             for name, feed in self._feeds.items()
-            for id, each in feed.shown.items()
+            for id, instance in feed.visible.items()
         }
-        return found, self.mark
+        return instances, self.mark
 
     async def _read(self, feed: ServiceFeed) -> StoreError | None:
         try:
@@ -106,41 +104,41 @@ class AllServicesFeed:
         self.answered(feed)
         return None
 
-    async def listed(self) -> set[str]:
+    async def list_services(self) -> set[str]:
         """The services that have instances."""
         asked = time.monotonic()
         names = set(await self._names())
-        moment, answered = time.monotonic(), self.last_answer.answered
-        if moment - asked > STALL or (answered and moment - answered > SILENCE):
+        moment, last = time.monotonic(), self.last_answer.time
+        if moment - asked > STALL or (last and moment - last > SILENCE):
             for feed in self._feeds.values():
                 feed.broke()
-        self.last_answer.answered = moment
+        self.last_answer.time = moment
         return names
 
     def feed(self, name: str) -> ServiceFeed:
         if name not in self._feeds:
-            self._feeds[name] = self._make(name, self.last_answer)
+            self._feeds[name] = self._create(name, self.last_answer)
         return self._feeds[name]
 
     def drop(self, name: str) -> None:
-        """It has no instances any more."""
+        """Drop a service without instances."""
         self._feeds.pop(name, None)
-        self.unread.pop(name, None)
-        self._away.pop(name, None)
+        self.unreadable.pop(name, None)
+        self._unavailable_since.pop(name, None)
 
     def failed(self, feed: ServiceFeed, error: StoreError) -> None:
         name = feed.service
-        if name not in self.unread:
-            log.warning("%s cannot be read and stays as it was last seen: %s", name, error)
-        self.unread[name] = str(error)
+        if name not in self.unreadable:
+            log.warning("%s cannot be read, its instances stay as last read: %s", name, error)
+        self.unreadable[name] = str(error)
         if isinstance(error, Unavailable):
-            self._away.setdefault(name, time.monotonic())
+            self._unavailable_since.setdefault(name, time.monotonic())
 
     def answered(self, feed: ServiceFeed) -> None:
         name = feed.service
-        if self.unread.pop(name, None) is not None:
+        if self.unreadable.pop(name, None) is not None:
             log.warning("%s can be read again", name)
-        self._away.pop(name, None)
+        self._unavailable_since.pop(name, None)
         self._mark = max(self._mark, feed.mark)
 
     @property
@@ -149,181 +147,124 @@ class AllServicesFeed:
 
     @property
     def heard(self) -> float:
-        """Where the node of some service does not answer, when that began; where no service can be
-        read, when one last could."""
-        times = [self.last_answer.answered, *self._away.values()]
-        if self._feeds and self.unread.keys() >= self._feeds.keys():
-            times.append(max(feed.read for feed in self._feeds.values()))
+        """When Redis last answered; if a node is unavailable, when that began; if no service can be
+        read, when one was last read."""
+        times = [self.last_answer.time, *self._unavailable_since.values()]
+        if self._feeds and self.unreadable.keys() >= self._feeds.keys():
+            times.append(max(feed.refreshed_at for feed in self._feeds.values()))
         return min(times)
 
     @asynccontextmanager
     async def follow(
-        self, mark: int, held: Mapping[Where, Instance], *, known: float
-    ) -> AsyncIterator[Steps[Where, Instance]]:
-        following = _Following(self, held)
+        self, mark: int, held: Mapping[ServiceAndId, Instance], *, known: float
+    ) -> AsyncIterator[Steps[ServiceAndId, Instance]]:
+        steps = _AllServicesSteps(self, held)
         try:
-            await following.find()  # who does not answer is not followed
-            yield following
+            await steps.discover()  # fails if Redis does not answer
+            yield steps
         finally:
-            await following.aclose()
+            await steps.aclose()
 
 
-class _Followed:
-    """One service among all."""
-
-    __slots__ = ("busy", "due", "end", "feed", "held", "pending")
-
-    def __init__(self, feed: ServiceFeed, wake: Callable[[], None]) -> None:
-        self.feed = feed
-        self.held: dict[str, Instance] = {}
-        """What was told of it."""
-        self.pending = PendingChanges(feed, wake)
-        self.busy = False
-        self.due = 0.0
-        self.end = feed.listen(self.pending)
+class _WatchedService(NamedTuple):
+    watch: ServiceWatch
+    held: dict[str, Instance]
+    """The instances that were reported."""
+    task: asyncio.Task[object]
 
 
-class _Following:
-    def __init__(self, every: AllServicesFeed, held: Mapping[Where, Instance]) -> None:
-        self._every = every
-        self._services: dict[str, _Followed] = {}
-        self._pending: dict[str, None] = {}
-        """Services of which something was heard, or which are due."""
-        self._dues: list[tuple[float, str]] = []
-        self._changes: list[tuple[Where, Instance | None]] = []
-        """What was found and not told yet."""
+class _AllServicesSteps:
+    def __init__(self, feed: AllServicesFeed, held: Mapping[ServiceAndId, Instance]) -> None:
+        self._feed = feed
+        self._services: dict[str, _WatchedService] = {}
+        self._changes: list[tuple[ServiceAndId, Instance | None]] = []
+        """Changes that were not reported yet."""
         self._wake = asyncio.Event()
-        self._looking = 0
-        self._listed: set[str] = set()
-        self._broken: BaseException | None = None
+        self._slots = asyncio.Semaphore(_READS)
+        self._reading: set[str] = set()
+        self._error: BaseException | None = None
         self._tasks = Tasks()
+        by_service: dict[str, dict[str, Instance]] = {}
         for (name, id), instance in held.items():
-            self._join(name).held[id] = instance
+            by_service.setdefault(name, {})[id] = instance
+        for name, instances in by_service.items():
+            self._watch(name, instances)
 
     @property
     def heard(self) -> float:
-        return self._every.heard
+        return self._feed.heard
 
-    def _join(self, name: str) -> _Followed:
-        followed = self._services.get(name)
-        if followed is None:
+    def _watch(self, name: str, held: dict[str, Instance]) -> ServiceWatch:
+        watch = ServiceWatch(self._feed.feed(name), held, self._pace)
+        task = self._tasks.start(self._follow(name, watch, held), name=f"watch of {name}")
+        self._services[name] = _WatchedService(watch, held, task)
+        return watch
 
-            def wake() -> None:
-                self._pending[name] = None
-                self._wake.set()
+    def _pace(self, pause: float) -> float:
+        """Spread the reads of many services."""
+        return max(pause, len(self._services) / _READS_PER_SECOND) * random.uniform(0.8, 1.0)
 
-            followed = self._services[name] = _Followed(self._every.feed(name), wake)
-            self._plan(name, followed, LOOK_DEAF)
-        return followed
-
-    def _plan(self, name: str, followed: _Followed, pause: float) -> None:
-        pause = max(pause, len(self._services) / LOOKS) * random.uniform(
-            0.8, 1.0
-        )  # not all at once
-        followed.due = time.monotonic() + pause
-        heapq.heappush(self._dues, (followed.due, name))
-
-    async def find(self) -> None:
-        """Which services there are now. Raises what a store raises."""
-        self._listed = await self._every.listed()
-        for name in self._listed:
-            if name not in self._services:
-                followed = self._join(name)
-                followed.pending.whole = True
-                self._pending[name] = None
-        for name in [name for name in self._services if name not in self._listed]:
-            followed = self._services[name]
-            if not followed.held and not followed.feed.shown and not followed.busy:
-                followed.end()
+    async def discover(self) -> None:
+        """Watch new services and drop those without instances. Raises `StoreError`."""
+        names = await self._feed.list_services()
+        for name in names - self._services.keys():
+            self._watch(name, {}).read_soon()
+        for name in self._services.keys() - names:
+            watch, held, task = self._services[name]
+            if not held and not watch.feed.visible and name not in self._reading:
+                task.cancel()
+                watch.close()
                 del self._services[name]
-                self._pending.pop(name, None)
-                self._every.drop(name)
+                self._feed.drop(name)
 
-    async def __aiter__(self) -> AsyncIterator[Step[Where, Instance]]:
-        self._tasks.start(self._keep_finding(), name=f"services of {self._every.name}")
+    async def __aiter__(self) -> AsyncIterator[Step[ServiceAndId, Instance]]:
+        self._tasks.start(self._keep_discovering(), name=f"services of {self._feed.name}")
         while True:
-            await self._wait()
-            if self._broken is not None:
-                raise self._broken
-            self._begin()
+            await self._wake.wait()
+            self._wake.clear()
+            if self._error is not None:
+                raise self._error
             changes, self._changes = self._changes, []
             if changes:
-                yield Step(self._every.mark, changes)
+                yield Step(self._feed.mark, changes)
 
-    async def _keep_finding(self) -> None:
+    async def _keep_discovering(self) -> None:
         try:
             while True:
-                await asyncio.sleep(NAMES)
-                await self.find()
-                self._wake.set()
+                await asyncio.sleep(_DISCOVERY)
+                await self.discover()
         except StoreError as error:
-            self._break(error)
+            self._fail(error)
 
-    def _break(self, error: BaseException) -> None:
-        self._broken = self._broken or error
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
         self._wake.set()
 
-    async def _wait(self) -> None:
-        """Until something was heard or found, or somebody is due."""
-        pause = max(self._dues[0][0] - time.monotonic(), 0) if self._dues else NAMES
-        if not self._changes:
+    async def _follow(self, name: str, watch: ServiceWatch, held: dict[str, Instance]) -> None:
+        while True:
+            await watch.wait(watch.due)
+            self._reading.add(name)
             try:
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-        self._wake.clear()
-
-    def _begin(self) -> None:
-        """Look after those of whom something was heard, and those who are due."""
-        moment = time.monotonic()
-        while self._dues and self._dues[0][0] <= moment:
-            due, name = heapq.heappop(self._dues)
-            followed = self._services.get(name)
-            if followed is not None and followed.due == due:
-                followed.pending.whole = True
-                self._pending[name] = None
-        while self._pending and self._looking < _LOOKING:
-            name = next(iter(self._pending))
-            del self._pending[name]
-            followed = self._services.get(name)
-            if followed is not None and not followed.busy:
-                followed.busy = True
-                self._looking += 1
-                self._tasks.start(self._look(name, followed), name=f"look at {name}")
-
-    async def _look(self, name: str, followed: _Followed) -> None:
-        whole = followed.pending.whole
-        try:
-            found = await followed.pending.look(followed.held)
-        except Closed as error:
-            self._break(error)
-        except StoreError as error:
-            self._every.failed(followed.feed, error)
-            self._plan(name, followed, LOOK)
-        except Exception as error:  # noqa: BLE001 - the mirror tells of it, and reads again
-            self._break(error)
-        else:
-            self._every.answered(followed.feed)
-            self._take(name, followed, found)
-            if whole:
-                self._plan(name, followed, LOOK_DEAF if followed.feed.deaf else LOOK)
-        finally:
-            followed.busy = False
-            self._looking -= 1
-            if followed.pending.waiting:
-                self._pending[name] = None
+                async with self._slots:
+                    changes = await watch.read()
+            except Exception as error:  # noqa: BLE001 - the mirror reports it, or the feed
+                if isinstance(error, Closed) or not isinstance(error, StoreError):
+                    return self._fail(error)
+                self._feed.failed(watch.feed, error)
+                watch.schedule(POLL)
+                continue
+            finally:
+                self._reading.discard(name)
+            self._feed.answered(watch.feed)
+            for id, instance in changes:
+                if instance is None:
+                    held.pop(id, None)
+                else:
+                    held[id] = instance
+                self._changes.append(((name, id), instance))
             self._wake.set()
-
-    def _take(self, name: str, followed: _Followed, found: InstanceChanges) -> None:
-        for id, after in found:
-            if after is None:
-                followed.held.pop(id, None)
-            else:
-                followed.held[id] = after
-            self._changes.append(((name, id), after))
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
-        for followed in self._services.values():
-            followed.end()
+        for service in self._services.values():
+            service.watch.close()

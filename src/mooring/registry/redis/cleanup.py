@@ -1,7 +1,6 @@
-"""Taking out the dead, and the brake that stops it where so many seem dead that it is not them.
+"""Eviction of dead instances, and the brake that pauses it if too many seem dead at once.
 
-Any number of sweepers may run at once: what a script call does, it decides by itself, from what is
-in Redis at that moment.
+Any number of processes may sweep at once: each script call decides by the current state of Redis.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from prometheus_client import Counter, Gauge
@@ -18,10 +17,10 @@ from mooring.durations import show
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
 from mooring.registry.contract import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import RedisKeys, ServiceKeys, check_service
-from mooring.registry.redis.live_service import drop_service, message_head
+from mooring.registry.redis.layout import RedisKeys, ServiceKeys, is_service
+from mooring.registry.redis.live_service import drop_service, list_service, message_head
 from mooring.registry.redis.pipeline import CLEANUP, RELEASE
-from mooring.registry.redis.reader import Reader, of_each
+from mooring.registry.redis.reader import Reader, read_each
 from mooring.settings.registry import CleanupSettings
 from mooring.tasks import Backoff
 
@@ -29,15 +28,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REMOVED = Counter("mooring_cleanup_removed", "Instances that were taken out", ["service"])
+REMOVED = Counter("mooring_cleanup_removed", "Instances that were evicted", ["service"])
 BRAKE = Gauge("mooring_cleanup_brake", "1 while expiry of a service is paused", ["service"])
 
 _BATCH = 100
-"""Instances in one script call: so many that it stays far below 10 ms."""
-_TOGETHER = 20
-"""Services that are looked at together."""
+"""Instances per script call, so that it takes far less than 10 ms."""
+_CONCURRENT = 20
+"""Services that are swept concurrently."""
 _SCAN_EVERY = 20
-"""Passes between looks for records that no list names: those go over the whole Redis."""
+"""Passes between two scans of the whole Redis for records without a heartbeat."""
 
 
 class RedisEvictions(Evictions):
@@ -50,214 +49,223 @@ class RedisEvictions(Evictions):
         *,
         beat: float = 0.0,
     ) -> None:
-        """`beat` is how many seconds instances let pass between two heartbeats."""
+        """`beat`: the seconds between two heartbeats of an instance."""
         self._connection, self._keys, self._reader = connection, keys, reader
         self.settings, self._beat = settings, beat
         self._checked = False
         self._braked: set[str] = set()
-        self._calm: dict[str, float] = {}
-        """Until when nobody of a service is taken out; of all of them under the empty name."""
-        self._looked: dict[str, float] = {}
-        """By service, when its clock was last looked at."""
+        self._paused_until: dict[str, float] = {}
+        """When eviction resumes, by service; for all services under the empty name."""
+        self._clock_read: dict[str, float] = {}
+        """When the clock was last read, by service."""
 
     async def run(self, report: Callable[[CleanupReport], None] = lambda _: None) -> None:
         passes, backoff, due = 0, Backoff(1.0, self.settings.interval), 0.0
         problem = ""
         while True:
             try:
-                if not self._keys.cluster:  # there, a node that is down is not everybody's matter
-                    await self._watch(self._connection.call("TIME", what="read of the clock"))
-                if time.monotonic() >= max(due, self._calm_until()):
+                if not self._keys.cluster:  # there, a node that is down affects its services only
+                    await self._timed(self._connection.call("TIME", what="read of the clock"))
+                if time.monotonic() >= max(due, self._resumes_at()):
                     due = time.monotonic() + self.settings.interval
                     report(await self.sweep(orphans=passes % _SCAN_EVERY == 0))
                     passes += 1
                 backoff.reset()
                 problem = ""
-                left = max(due, self._calm_until()) - time.monotonic()
+                left = max(due, self._resumes_at()) - time.monotonic()
                 await asyncio.sleep(min(max(left, 0.0), self._patience))
             except StoreError as error:
                 if str(error) != problem:
                     log.warning("cleanup: %s", problem := str(error))
-                self._be_calm("did not answer")
+                self._pause("did not answer")
                 await asyncio.sleep(backoff.next())
 
     @property
     def _patience(self) -> float:
-        """Seconds between looks at whether Redis answers, and for one of them. A stop that is
-        shorter than two of these makes nobody overdue who beats twice within the timeout."""
+        """Seconds between two checks that Redis answers, and of one check. A shorter stop than two
+        of these makes no instance overdue that sends two heartbeats within the timeout."""
         return min(1.0, self.settings.global_timeout / 4)
 
-    async def _watch(self, answer: Awaitable[T], service: str = "") -> T:
-        """An answer of Redis; where it took too long, calm is kept from now on."""
+    async def _timed(self, answer: Awaitable[T], service: str = "") -> T:
+        """An answer of Redis. Pauses eviction if it took too long."""
         asked = time.monotonic()
-        told = await answer
+        result = await answer
         if time.monotonic() - asked > self._patience:
-            self._be_calm("stood still", service)
-        return told
+            self._pause("was stopped", service)
+        return result
 
     async def _now(self, keys: ServiceKeys) -> int:
-        """The clock of the Redis that has a service, in ms; where it jumped, or heard nobody, calm
-        is kept for that service."""
-        state = await self._watch(self._reader.state(keys), keys.name)
+        """The clock of the Redis that holds a service, in ms. Pauses eviction if it jumped, or if
+        Redis rejected writes."""
+        state = await self._timed(self._reader.state(keys), keys.name)
         moment, timeout = time.monotonic(), self.settings.global_timeout
-        if state.clock.stepped(self._looked.get(keys.name, moment - timeout)) > timeout / 4:
-            self._be_calm("has another clock", keys.name)
-        self._looked[keys.name] = moment
+        if state.clock.stepped(self._clock_read.get(keys.name, moment - timeout)) > timeout / 4:
+            self._pause("changed its clock", keys.name)
+        self._clock_read[keys.name] = moment
         if state.brake is not None and state.brake.rejects_writes:
-            self._be_calm("takes no writes", keys.name)
+            self._pause("rejects writes", keys.name)
         return state.now
 
-    def _be_calm(self, why: str, service: str = "") -> None:
+    def _pause(self, why: str, service: str = "") -> None:
+        """Evict nothing until every instance had time for a heartbeat."""
         moment = time.monotonic()
-        if moment >= self._calm_until(service):
+        if moment >= self._resumes_at(service):
             log.warning(
-                "cleanup%s: Redis %s: nobody is taken out for %s, until all can have beaten again",
-                *(f" of {service}" if service else "", why, self._timeout),
+                "cleanup%s: Redis %s: no instance is evicted for %s, so that all can send a "
+                "heartbeat",
+                f" of {service}" if service else "",
+                why,
+                self._timeout,
             )
-        self._calm[service] = moment + self.settings.global_timeout
+        self._paused_until[service] = moment + self.settings.global_timeout
 
-    def _calm_until(self, service: str = "") -> float:
-        return max(self._calm.get("", 0.0), self._calm.get(service, 0.0))
+    def _resumes_at(self, service: str = "") -> float:
+        return max(self._paused_until.get("", 0.0), self._paused_until.get(service, 0.0))
 
     async def sweep(self, *, orphans: bool = True) -> CleanupReport:
         self._check_timeout()
-        swept = CleanupReport()
-        names = await self._connection.call(
+        report = CleanupReport()
+        reply = await self._connection.call(
             "SMEMBERS", self._keys.services, what="list of services"
         )
-        services = {_text(name) for name in names}
-        remains: dict[str, list[str]] = {}
+        services = {_text(name) for name in reply}
+        orphaned: dict[str, list[str]] = {}
         if orphans:
             try:
-                remains = await self._unlisted(services)
+                orphaned = await self._orphans(services)
             except StoreError as error:
-                swept.problems.append(str(error))
-        every = sorted(services | remains.keys())
-        for first in range(0, len(every), _TOGETHER):
+                report.problems.append(str(error))
+        names = sorted(services | orphaned.keys())
+        for first in range(0, len(names), _CONCURRENT):
             await asyncio.gather(
                 *(
-                    self._service(name, remains.get(name, ()), swept)
-                    for name in every[first:][:_TOGETHER]
+                    self._sweep_service(name, orphaned.get(name, []), report)
+                    for name in names[first : first + _CONCURRENT]
                 )
             )
-        return swept
+        return report
 
     def _check_timeout(self) -> None:
         """Warn once if a single lost heartbeat is enough to evict an instance."""
         if not self._checked and self.settings.global_timeout < 2 * self._beat:
             log.warning(
-                "cleanup after %s, with a heartbeat every %s: one that is lost takes an instance "
-                "out; let registry.cleanup.global-timeout be twice as long at least",
+                "cleanup after %s, with a heartbeat every %s: a single lost heartbeat evicts an "
+                "instance; set registry.cleanup.global-timeout to at least twice the interval",
                 self._timeout,
                 show(self._beat),
             )
         self._checked = True
 
-    async def _unlisted(self, services: set[str]) -> dict[str, list[str]]:
-        """Records that their service's heartbeats do not name, by service."""
-        found: dict[str, list[str]] = {}
+    async def _orphans(self, services: set[str]) -> dict[str, list[str]]:
+        """Records without a heartbeat, by service. Includes unlisted services without orphans."""
+        records: dict[str, list[str]] = {}
         for key in await self._connection.scan(f"{_escaped(self._keys.services)}:*:instance:*"):
-            if (place := self._keys.service_of(key)) is not None:
-                found.setdefault(place[0], []).append(place[1])
-        remains: dict[str, list[str]] = {}
-        for service, ids in found.items():
+            if (record := self._keys.service_of(key)) is not None:
+                records.setdefault(record[0], []).append(record[1])
+        orphaned: dict[str, list[str]] = {}
+        for service, ids in records.items():
             try:
                 scores = await self._reader.scores(self._keys.of(service))
             except StoreError:
-                continue  # it is told where the service is looked at
-            if lost := [id for id in ids if id not in scores]:
-                remains[service] = lost
-            elif service not in services:
-                remains[service] = []
-        return remains
+                continue  # the sweep of the service reports it
+            orphans = [id for id in ids if id not in scores]
+            if orphans or service not in services:
+                orphaned[service] = orphans
+        return orphaned
 
-    async def _service(self, name: str, remains: Iterable[str], swept: CleanupReport) -> None:
+    async def _sweep_service(self, name: str, orphans: list[str], report: CleanupReport) -> None:
         try:
             keys = self._keys.of(name)
-            swept.services += 1
-            empty = await self._expire(keys, list(remains), swept)
-            if self._keys.cluster:
-                if empty:
-                    await drop_service(self._connection, self._keys, name)
-                else:
-                    await self._connection.call(
-                        "SADD", self._keys.services, name, what=f"cleanup of {name}", writes=True
-                    )
+            report.services += 1
+            empty = await self._expire(keys, orphans, report)
+            if self._keys.cluster and empty:
+                await drop_service(self._connection, self._keys, name)
+            elif self._keys.cluster:
+                what = f"cleanup of {name}"
+                await list_service(self._connection, self._keys, name, what=what)
         except InvalidName as error:
-            swept.problems.append(f"{self._keys.services} holds what is no service: {error}")
+            report.problems.append(f"{self._keys.services} holds an invalid name: {error}")
         except StoreError as error:
             if isinstance(error, Unavailable | OutcomeUnknown):
-                self._be_calm("did not answer", name)
-            swept.problems.append(str(error))
-            log.warning("%s", error)  # which says of what service
+                self._pause("did not answer", name)
+            report.problems.append(str(error))
+            log.warning("%s", error)  # it names the service
 
-    async def _expire(self, keys: ServiceKeys, remains: list[str], swept: CleanupReport) -> bool:
-        """Take out who is overdue, in batches; whether nobody is left."""
+    async def _expire(self, keys: ServiceKeys, orphans: list[str], report: CleanupReport) -> bool:
+        """Evict overdue instances, in batches. Returns whether the service is empty."""
         now, timeout = await self._now(keys), round(self.settings.global_timeout * 1000)
         oldest = now - timeout
-        if time.monotonic() < self._calm_until(keys.name):
-            swept.problems.append(f"{keys.name}: after a break nobody is taken out for a while")
+        if time.monotonic() < self._resumes_at(keys.name):
+            report.problems.append(f"{keys.name}: eviction is paused for a while after a break")
             return False
-        for first in range(0, len(remains), _BATCH):
-            await self._call(keys, remains[first : first + _BATCH], swept, oldest)
-        await self._lower(keys, now + timeout, swept, oldest)
-        await self._look_at(keys, ("-inf", f"({oldest}"), swept, oldest)
+        for first in range(0, len(orphans), _BATCH):
+            await self._run_script(keys, orphans[first : first + _BATCH], report, oldest)
+        await self._lower(keys, now + timeout, report, oldest)
+        await self._sweep_range(keys, ("-inf", f"({oldest}"), report, oldest)
         left = await self._connection.call(
             "EXISTS", keys.heartbeats, what=f"cleanup of {keys.name}"
         )
         return not left
 
     async def _lower(
-        self, keys: ServiceKeys, newest: int, swept: CleanupReport, oldest: int
+        self, keys: ServiceKeys, newest: int, report: CleanupReport, oldest: int
     ) -> None:
-        """Lower the heartbeats later than `newest` to now. A beat never lowers one: after a step of
-        Redis' clock back, an instance that died would stay for as long as that step."""
+        """Lower heartbeats later than `newest` to now. New heartbeats never lower one, so if Redis'
+        clock stepped back, a dead instance would stay for as long as the step."""
         scores = (f"({newest}", "+inf")
         if not await self._ids(keys, scores, 0):
             return
-        before = len(swept.lowered)
-        await self._look_at(keys, scores, swept, oldest)
-        if count := len(swept.lowered) - before:
+        before = len(report.lowered)
+        await self._sweep_range(keys, scores, report, oldest)
+        if count := len(report.lowered) - before:
             log.warning(
-                "%s: Redis' clock stepped back: the heartbeats of %d instances lay more than %s "
+                "%s: Redis' clock stepped back: the heartbeats of %d instances were more than %s "
                 "ahead of it, and were lowered to its time",
-                *(keys.name, count, self._timeout),
+                keys.name,
+                count,
+                self._timeout,
             )
 
-    async def _look_at(
-        self, keys: ServiceKeys, scores: tuple[str, str], swept: CleanupReport, oldest: int
+    async def _sweep_range(
+        self, keys: ServiceKeys, scores: tuple[str, str], report: CleanupReport, oldest: int
     ) -> None:
-        """Let the script decide about those with such heartbeats, in batches."""
+        """Run the script for the instances with heartbeats in a range, in batches."""
         offset = 0
         while True:
             ids = await self._ids(keys, scores, offset)
-            gone, braked = await self._call(keys, ids, swept, oldest)
-            offset += len(ids) - gone
-            if len(ids) < _BATCH or (braked and not gone):
+            changed, braked = await self._run_script(keys, ids, report, oldest)
+            offset += len(ids) - changed
+            if len(ids) < _BATCH or (braked and not changed):
                 return
 
     async def _ids(self, keys: ServiceKeys, scores: tuple[str, str], offset: int) -> list[str]:
-        told = await self._connection.call(
-            *("ZRANGEBYSCORE", keys.heartbeats, *scores, "LIMIT", offset, _BATCH),
-            what=f"cleanup of {keys.name}",
+        limit = ("LIMIT", offset, _BATCH)
+        reply = await self._connection.call(
+            "ZRANGEBYSCORE", keys.heartbeats, *scores, *limit, what=f"cleanup of {keys.name}"
         )
-        return [_text(id) for id in told]
+        return [_text(id) for id in reply]
 
-    async def _call(
-        self, keys: ServiceKeys, ids: list[str], swept: CleanupReport, oldest: int
+    async def _run_script(
+        self, keys: ServiceKeys, ids: list[str], report: CleanupReport, oldest: int
     ) -> tuple[int, bool]:
-        """How many of these no longer have such a heartbeat, and whether the brake holds. Who beat
-        at `oldest`, in ms, or later, stays."""
+        """Evict instances with a heartbeat before `oldest`, in ms. Returns the number of instances
+        that left the range, and whether the brake holds."""
         settings, tier1 = self.settings, [] if self._keys.cluster else [self._keys.services]
         reply: Any = await self._connection.run(
             CLEANUP,
             [
-                *(keys.heartbeats, keys.brake, keys.evictions, keys.persistent),
+                keys.heartbeats,
+                keys.brake,
+                keys.evictions,
+                keys.persistent,
                 *tier1,
                 *(_bytes(keys.instance(id)) for id in ids),
             ],
             [
-                *(keys.changes, len(tier1), keys.name, oldest),
+                keys.changes,
+                len(tier1),
+                keys.name,
+                oldest,
                 int(settings.global_timeout * 1000),
                 int(settings.interval * 1000),
                 int(settings.brake_release * 1000),
@@ -270,29 +278,30 @@ class RedisEvictions(Evictions):
             what=f"cleanup of {keys.name}",
         )
         now, state, silent, total, *outcomes = reply
-        braked = self._brake(keys.name, state.decode(), Brake(silent, total, int(now), 0), swept)
-        gone = 0
+        brake = Brake(silent, total, int(now), 0)
+        braked = self._report_brake(keys.name, state.decode(), brake, report)
+        changed = 0
         for outcome, id in outcomes:
-            gone += self._outcome(keys.name, outcome.decode(), _shown(_text(id)), swept)
-        return gone, braked
+            changed += self._report(keys.name, outcome.decode(), _shown(_text(id)), report)
+        return changed, braked
 
-    def _outcome(self, service: str, outcome: str, id: str, swept: CleanupReport) -> bool:
-        """Record what was done to an instance; whether it no longer has that heartbeat."""
+    def _report(self, service: str, outcome: str, id: str, report: CleanupReport) -> bool:
+        """Report an outcome. Returns whether the instance left the range."""
         if outcome == "removed":
-            swept.removed.append((service, id))
+            report.removed.append((service, id))
             REMOVED.labels(service).inc()
-            log.info("%s %s: taken out, no heartbeat for %s", service, id, self._timeout)
+            log.info("%s %s: evicted, no heartbeat for %s", service, id, self._timeout)
         elif outcome == "unhealthy":
-            swept.unhealthy.append((service, id))
+            report.unhealthy.append((service, id))
             log.warning("%s %s: unhealthy, no heartbeat for %s", service, id, self._timeout)
             return False
         elif outcome == "orphan":
-            swept.orphans.append((service, id))
-            log.info("%s %s: half a record was cleared away", service, id)
+            report.orphans.append((service, id))
+            log.info("%s %s: an incomplete record was deleted", service, id)
         elif outcome == "lowered":
-            swept.lowered.append((service, id))
+            report.lowered.append((service, id))
         else:
-            swept.problems.append(f"{service} {id}: {outcome}")
+            report.problems.append(f"{service} {id}: {outcome}")
             log.warning("cleanup of %s %s: %s", service, id, outcome)
             return False
         return True
@@ -301,27 +310,28 @@ class RedisEvictions(Evictions):
     def _timeout(self) -> str:
         return show(self.settings.global_timeout)
 
-    def _brake(self, service: str, state: str, brake: Brake, swept: CleanupReport) -> bool:
-        """Tell of a change of the brake, once; whether it holds."""
+    def _report_brake(self, service: str, state: str, brake: Brake, report: CleanupReport) -> bool:
+        """Report a change of the brake once. Returns whether it holds."""
         holds = state in ("tripped", "holding")
         BRAKE.labels(service).set(holds)
         if holds:
-            swept.brakes[service] = brake
+            report.brakes[service] = brake
             if service not in self._braked:
                 log.warning("%s: the brake holds: %s", service, brake)
             self._braked.add(service)
         elif service in self._braked:
             self._braked.discard(service)
-            why = {"recovered": "they beat again", "timed out": "its time is over"}.get(
-                state, "an operator released it"
-            )
+            why = {
+                "recovered": "the instances sent heartbeats again",
+                "timed out": "its release time was reached",
+            }.get(state, "an operator released it")
             log.warning("%s: the brake is off: %s", service, why)
         return holds
 
     async def brakes(self) -> dict[str, Brake]:
         names = await self._connection.call("SMEMBERS", self._keys.services, what="list of brakes")
-        services = sorted(name for name in map(_text, names) if _is_service(name))
-        states = await of_each(
+        services = sorted(name for name in map(_text, names) if is_service(name))
+        states = await read_each(
             services, lambda name: self._reader.state(self._keys.of(name)), log=log
         )
         return {name: state.brake for name, state in states.items() if state.brake}
@@ -338,16 +348,8 @@ class RedisEvictions(Evictions):
         return bool(released)
 
 
-def _is_service(name: str) -> bool:
-    try:
-        check_service(name)
-    except InvalidName:
-        return False
-    return True
-
-
 def _text(name: bytes) -> str:
-    """What is in Redis, as text: also what is none, so that it can be taken out."""
+    """A name in Redis as text. Keeps invalid UTF-8, so that the key can be deleted."""
     return name.decode(errors="surrogateescape")
 
 
@@ -360,5 +362,5 @@ def _shown(name: str) -> str:
 
 
 def _escaped(prefix: str) -> str:
-    """A prefix with what has a meaning in a pattern taken literally."""
+    """A prefix with the special characters of patterns escaped."""
     return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in prefix)

@@ -1,8 +1,8 @@
-"""A cluster: which node holds which slot, and calls that go to the right one.
+"""A client of a Redis Cluster: finds the node that holds a slot and sends calls to it.
 
-A node that is down or silent costs those whose keys lie on it, and nobody else. The driver's own
-client closes all its connections where one of them fails, and finds the cluster again through
-whichever node comes first.
+A node that is down or silent affects only the services on it. The cluster client of the driver
+closes all its connections when one of them fails, and rediscovers the cluster through an arbitrary
+node.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mooring.tasks import Tasks
 
 Node: TypeAlias = tuple[str, int]
 
-_LOOK_WITHIN = 1.0
-"""Seconds that one node has to say who holds what."""
+_DISCOVERY_TIMEOUT = 1.0
+"""Seconds that one node has to report the slots."""
 
-_LOOK_AFTER = 60.0
-"""Seconds after which it is looked again: of nodes that came meanwhile nobody else tells."""
+_REDISCOVERY = 60.0
+"""Seconds between discoveries: nothing else reports new nodes."""
 
 
 class ClusterClient:
@@ -37,17 +37,16 @@ class ClusterClient:
         self._clients: dict[Node, Redis] = {}
         self._ranges: list[tuple[int, int, Node]] = []
         self._moved: dict[int, Node] = {}
-        """Slots that were said to be elsewhere since the last look."""
+        """Slots that moved since the last discovery."""
         self._known: set[Node] = set()
-        """All that were named at the last look, replicas too: the masters may have gone since."""
+        """All nodes of the last discovery, with replicas: the masters may be gone since."""
         self._suspects: set[Node] = set()
         self._lanes: dict[Node, asyncio.Semaphore] = {}
-        self._looking = asyncio.Lock()
-        self._looks = 0
-        self._looked = 0.0
-        """When it was last looked, on the monotonic clock."""
+        self._discovering = asyncio.Lock()
+        self._discoveries = 0
+        self._discovered_at = 0.0
         self._tasks = Tasks()
-        self._renewing: asyncio.Task[object] | None = None
+        self._rediscovery: asyncio.Task[object] | None = None
 
     def client(self, node: Node) -> Redis:
         if node not in self._clients:
@@ -56,7 +55,7 @@ class ClusterClient:
         return self._clients[node]
 
     def node_of(self, call: RedisCall) -> Node | None:
-        """Who holds the keys of a call, as far as is known; anybody for one without keys."""
+        """The node that holds the keys of a call, if known; any node for a call without keys."""
         if not call.keys:
             return random.choice(self._ranges)[2] if self._ranges else None
         key = call.keys[0]
@@ -66,11 +65,11 @@ class ClusterClient:
         return next((node for first, last, node in self._ranges if first <= slot <= last), None)
 
     async def send(self, calls: Sequence[RedisCall]) -> list[Any]:
-        """The reply to each, or the error in its place."""
+        """Returns the reply or the error of each call."""
         if any(self._is_doubtful(self.node_of(call)) for call in calls):
-            await self._look()
-        elif self._moved or time.monotonic() - self._looked > _LOOK_AFTER:
-            self._renew()
+            await self._discover()
+        elif self._moved or time.monotonic() - self._discovered_at > _REDISCOVERY:
+            self._rediscover()
         placed: dict[Node | None, list[int]] = {}
         for index, call in enumerate(calls):
             placed.setdefault(self.node_of(call), []).append(index)
@@ -83,21 +82,22 @@ class ClusterClient:
                 results[index] = result
         return results
 
-    def _renew(self) -> None:
-        """Look again beside the calls, none of which needs it."""
-        if self._renewing is None or self._renewing.done():
-            self._renewing = self._tasks.start(self._look_if_possible(), name="look at the cluster")
+    def _rediscover(self) -> None:
+        """Discover in the background, while no call depends on it."""
+        if self._rediscovery is None or self._rediscovery.done():
+            work = self._discover_if_possible()
+            self._rediscovery = self._tasks.start(work, name="discovery of the cluster")
 
-    async def _look_if_possible(self) -> None:
+    async def _discover_if_possible(self) -> None:
         with contextlib.suppress(driver.ConnectionError):
-            await self._look()
+            await self._discover()
 
     def _is_doubtful(self, node: Node | None) -> bool:
         return node is None or node in self._suspects
 
     async def _send_to(self, node: Node | None, calls: list[RedisCall]) -> list[Any]:
         if node is None:
-            return [driver.ClusterDownError("CLUSTERDOWN nobody holds this slot")] * len(calls)
+            return [driver.ClusterDownError("CLUSTERDOWN no node holds this slot")] * len(calls)
         try:
             async with self._lanes.setdefault(node, asyncio.Semaphore(LANES)):
                 results = await send(self.client(node), calls)
@@ -105,15 +105,16 @@ class ClusterClient:
             self._suspects.add(node)
             return [error] * len(calls)
         except asyncio.CancelledError:
-            self._suspects.add(node)  # its time was over
+            self._suspects.add(node)  # the caller's timeout expired
             raise
         return [
-            await self._follow(call, result) if isinstance(result, driver.AskError) else result
+            await self._redirect(call, result) if isinstance(result, driver.AskError) else result
             for call, result in zip(calls, results, strict=True)
         ]
 
-    async def _follow(self, call: RedisCall, error: driver.AskError) -> Any:
-        """To where a slot has moved (`MovedError` is an `AskError`), or is just moving."""
+    async def _redirect(self, call: RedisCall, error: driver.AskError) -> Any:
+        """Send a call to the node that its slot moved to (`MovedError` is an `AskError`), or is
+        moving to."""
         node: Node = (error.host, error.port)
         asking: tuple[str, ...] = ("ASKING",)
         if isinstance(error, driver.MovedError):
@@ -125,13 +126,13 @@ class ClusterClient:
             self._suspects.add(node)
             return problem
 
-    async def _look(self) -> None:
-        """Ask who holds what: those first of whom nothing bad is known, and of them those who were
-        just said to hold something, who know it before the others do."""
-        looks = self._looks
-        async with self._looking:
-            if looks != self._looks:
-                return  # somebody else just did
+    async def _discover(self) -> None:
+        """Ask a node for the slots: first one without problems, and of those first a node that a
+        slot has just moved to, because it learned that before the others."""
+        discoveries = self._discoveries
+        async with self._discovering:
+            if discoveries != self._discoveries:
+                return  # a concurrent call did it
             holders = {*self._moved.values()}
             nodes = [*{*self._seeds, *self._known, *holders}]
             random.shuffle(nodes)
@@ -139,37 +140,37 @@ class ClusterClient:
             problem: Exception | None = None
             for node in nodes:
                 try:
-                    async with asyncio.timeout(_LOOK_WITHIN):
-                        call = plain("CLUSTER", "SLOTS", what="look at the cluster")
-                        (told,) = await send(self.client(node), [call])
-                    if isinstance(told, Exception):
-                        raise told
-                    self._take(told, node)
+                    async with asyncio.timeout(_DISCOVERY_TIMEOUT):
+                        call = plain("CLUSTER", "SLOTS", what="discovery of the cluster")
+                        (reply,) = await send(self.client(node), [call])
+                    if isinstance(reply, Exception):
+                        raise reply
+                    self._update(reply, node)
                     return
                 except LOST as error:
                     problem = error
                     self._suspects.add(node)
             raise driver.ConnectionError(f"no node of the cluster answers: {problem}") from problem
 
-    def _take(self, told: list[list[Any]], asked: Node) -> None:
-        named = [
+    def _update(self, slots: list[list[Any]], asked: Node) -> None:
+        ranges = [
             (first, last, [(node[0].decode() or asked[0], int(node[1])) for node in nodes])
-            for first, last, *nodes in told
+            for first, last, *nodes in slots
         ]
-        self._ranges = [(first, last, nodes[0]) for first, last, nodes in named]
-        self._known = {node for _, _, nodes in named for node in nodes}
+        self._ranges = [(first, last, nodes[0]) for first, last, nodes in ranges]
+        self._known = {node for _, _, nodes in ranges for node in nodes}
         self._moved.clear()
         self._suspects.clear()
-        self._looks += 1
-        self._looked = time.monotonic()
+        self._discoveries += 1
+        self._discovered_at = time.monotonic()
 
     async def masters(self) -> list[Node]:
-        """As they are by now."""
-        await self._look()
+        """The current masters."""
+        await self._discover()
         return [*{node for _, _, node in self._ranges}]
 
     async def scan_iter(self, pattern: str, *, count: int) -> AsyncIterator[bytes]:
-        """Keys of all nodes. Where one fails, those of the others come before the error."""
+        """Keys of all nodes. If a node fails, the keys of the others come before the error."""
         problem: Exception | None = None
         for node in await self.masters():
             try:

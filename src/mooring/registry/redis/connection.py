@@ -1,8 +1,8 @@
-"""A Redis: one server, a master that sentinels guard, or a cluster. Calls of one turn of the event
-loop go out together.
+"""A connection to one Redis server, to a master behind sentinels, or to a cluster. Calls of one
+iteration of the event loop are sent together.
 
-Every call here may be repeated: the scripts give the same end whether they run once or twice. So
-each is tried until its time is over, at whoever is the master by then.
+Every call may be repeated: the scripts are idempotent. So each is retried until its timeout, on the
+current master.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from mooring.tasks import Backoff, Tasks
 log = logging.getLogger(__name__)
 
 _BATCH = 500
-"""Commands that go out together at the most."""
+"""The most commands that are sent together."""
 _SHORTEST_TRY = 0.5
-"""Seconds that every try gets: if the last one were cut short, its timeout would hide why the
-earlier ones failed."""
+"""Seconds of every attempt: if the last were cut short, its timeout would hide why earlier ones
+failed."""
 
-_SENTINEL_WITHIN = 0.5
-"""Seconds that a sentinel has to say who is the master."""
+_SENTINEL_TIMEOUT = 0.5
+"""Seconds that a sentinel has to report the master."""
 
 
 class Connection:
-    """Must be made in a running event loop. It connects when it is first used."""
+    """Create it in a running event loop. It connects at its first use."""
 
     def __init__(self, settings: RedisConnectionSettings, *, url: str) -> None:
         self.url = url
@@ -63,7 +63,8 @@ class Connection:
         self._clocks: dict[str, ServerClock] = {}
 
     def clock(self, service: str) -> ServerClock:
-        """The clock of the server that holds a service. On a cluster each may have another."""
+        """The clock of the server that holds a service. The nodes of a cluster may have different
+        clocks."""
         return self._clocks.setdefault(service if self.cluster else "", ServerClock())
 
     def _open(self) -> Redis | ClusterClient:
@@ -72,12 +73,18 @@ class Connection:
         if settings.kind == "cluster":
             return ClusterClient(hosts, options)
         if settings.kind == "sentinel":
-            asking = {**_without_db(options), "username": None, "credential_provider": None}
-            asking["password"] = settings.sentinel_password or None
-            # They are asked in turn: one that is silent must leave time for the others, and more.
-            patience = min(settings.timeout / (len(hosts) + 1), _SENTINEL_WITHIN)
-            asking["socket_timeout"] = asking["socket_connect_timeout"] = patience
-            sentinel = Sentinel(hosts, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
+            # Sentinels are queried in turn: a silent one must leave time for the others.
+            timeout = min(settings.timeout / (len(hosts) + 1), _SENTINEL_TIMEOUT)
+            login = {
+                **options,
+                "username": None,
+                "password": settings.sentinel_password or None,
+                "credential_provider": None,
+                "socket_timeout": timeout,
+                "socket_connect_timeout": timeout,
+            }
+            del login["db"]
+            sentinel = Sentinel(hosts, sentinel_kwargs=login, **options)  # type: ignore[no-untyped-call]
             self._sentinels = list(sentinel.sentinels)
             client: Redis = sentinel.master_for(settings.master)
             return client
@@ -87,11 +94,11 @@ class Connection:
     async def run(
         self, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
     ) -> Any:
-        """Run a script; `what` names it in errors. Raises what a store raises."""
+        """Run a script; `what` names the call in errors. Raises `StoreError`."""
         return await self._send(scripted(script, keys, arguments, what=what))
 
     async def call(self, *command: Argument, what: str, writes: bool = False) -> Any:
-        """One plain command."""
+        """Run a command."""
         return await self._send(plain(*command, what=what, writes=writes))
 
     def _send(self, call: RedisCall) -> asyncio.Future[Any]:
@@ -105,14 +112,14 @@ class Connection:
     def _flush(self) -> None:
         calls, self._waiting = self._waiting, []
         if self._closed:
-            return self._let_go(calls, self._was_closed())
-        for together in self._together(calls):
-            for first in range(0, len(together), _BATCH):
-                batch = together[first : first + _BATCH]
+            return self._fail_all(calls, self._was_closed())
+        for group in self._grouped(calls):
+            for first in range(0, len(group), _BATCH):
+                batch = group[first : first + _BATCH]
                 self._tasks.start(self._answer(batch), name=f"calls to {self.where}")
 
-    def _together(self, calls: list[RedisCall]) -> Iterable[list[RedisCall]]:
-        """Calls that wait for one another: those to the same node of a cluster."""
+    def _grouped(self, calls: list[RedisCall]) -> Iterable[list[RedisCall]]:
+        """Calls by node of a cluster, so that no call waits for another node."""
         if not isinstance(self._client, ClusterClient):
             return [calls]
         nodes: dict[object, list[RedisCall]] = {}
@@ -121,65 +128,64 @@ class Connection:
         return nodes.values()
 
     async def _answer(self, calls: list[RedisCall]) -> None:
-        """Send calls until each has its answer."""
+        """Send calls until each has a reply or an error."""
         try:
             await self._answer_within(calls)
         except Exception as error:
-            # A mistake of ours: those who asked hear that it failed, and not that this is the end.
-            self._let_go(
-                calls, StoreError(f"{self.where}: not sent, or not understood: {describe(error)}")
-            )
+            # A bug: the callers get an error that does not claim that the connection is closed.
+            problem = f"{self.where}: the calls failed unexpectedly: {describe(error)}"
+            self._fail_all(calls, StoreError(problem))
             raise
         finally:
-            self._let_go(calls, self._was_closed())
+            self._fail_all(calls, self._was_closed())
 
     def _was_closed(self) -> Closed:
         return Closed(f"{self.url} was closed meanwhile")
 
-    def _let_go(self, calls: list[RedisCall], why: StoreError) -> None:
+    def _fail_all(self, calls: list[RedisCall], error: StoreError) -> None:
         for call in calls:
             if not call.answer.done():
-                call.answer.set_exception(why)
-                call.answer.exception()  # who asked may have gone, and nobody else shall hear of it
+                call.answer.set_exception(error)
+                call.answer.exception()  # mark it as retrieved: the caller may have been cancelled
 
     async def _answer_within(self, calls: list[RedisCall]) -> None:
         deadline = time.monotonic() + self.timeout
         backoff = Backoff()
         while calls := [call for call in calls if not call.answer.done()]:
-            left: list[RedisCall] = []
+            retries: list[RedisCall] = []
             pause = False
             for call, result in zip(calls, await self._execute(calls, deadline), strict=True):
                 if not isinstance(result, BaseException):
-                    call.hears(result)
+                    call.set_reply(result)
                     continue
                 verdict = judge(result)
                 if verdict == "script" and call.script is not None:
-                    left.append(call.whole(call.script))
+                    retries.append(call.with_text(call.script))
                 elif verdict == "final" or time.monotonic() >= deadline:
                     self._fail(call, result, await self._wrong_keys(call, result, deadline))
                 else:
-                    left.append(call)
+                    retries.append(call)
                     pause = True
                     if verdict == "elsewhere":
-                        await self._look_for_the_master()
+                        await self._reconnect()
             if pause:
                 await asyncio.sleep(min(backoff.next(), max(deadline - time.monotonic(), 0.0)))
-            calls = left
+            calls = retries
 
     async def _wrong_keys(
         self, call: RedisCall, error: BaseException, deadline: float
     ) -> list[str]:
-        """Which of a call's keys hold something else than they should, where that is the error."""
+        """The keys of a call with the wrong type, if that is the error."""
         if code_of(error) != "WRONGTYPE":
             return []
-        asked = [plain("TYPE", key, what=call.what) for key in call.keys]
+        queries = [plain("TYPE", key, what=call.what) for key in call.keys]
         keys = [
             key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
             for key in call.keys
         ]
         kinds = [
             kind.decode() if isinstance(kind, bytes) else "none"
-            for kind in await self._execute(asked, deadline)
+            for kind in await self._execute(queries, deadline)
         ]
         return [
             f"{key} is a {kind} and should be a {kind_of(key)}"
@@ -196,7 +202,7 @@ class Connection:
             call.answer.set_exception(problem)
 
     async def _execute(self, calls: list[RedisCall], deadline: float) -> Sequence[Any]:
-        """The answer to each, or the error in its place."""
+        """Returns the reply or the error of each call."""
         left = max(deadline - time.monotonic(), min(_SHORTEST_TRY, self.timeout))
         try:
             async with asyncio.timeout(left):
@@ -208,43 +214,43 @@ class Connection:
             return [driver.TimeoutError(f"no answer within {self.timeout:g} s")] * len(calls)
         except LOST as error:
             if isinstance(error, AttributeError | RuntimeError):
-                # The driver's way of finding that a connection was closed under its hands.
+                # The driver raises these for a connection that was closed during a call.
                 error = driver.ConnectionError(f"the connection was lost: {describe(error)}")
             return [error] * len(calls)
 
-    async def _look_for_the_master(self) -> None:
-        """Let go of what may be connected to who was the master once."""
+    async def _reconnect(self) -> None:
+        """Close the idle connections: they may lead to a former master."""
         if isinstance(self._client, Redis):
             with contextlib.suppress(driver.RedisError, OSError):
                 await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def listener(self) -> Redis:
-        """A client for a connection of its own to listen on; any node of a cluster will do."""
+        """A client to subscribe with, on a cluster to any node."""
         if isinstance(self._client, Redis):
             return self._client
         host, port = random.choice(await self._client.masters())
         return Redis(host=host, port=port, **self._options)
 
     async def scan(self, pattern: str, *, what: str = "search for keys") -> list[str]:
-        """The keys that match, wherever they lie. It goes over the whole Redis, in small steps."""
-        found, problem = await self.scan_what_answers(pattern, what=what)
+        """The keys that match, on all nodes. Scans the whole Redis, in small steps."""
+        keys, problem = await self.scan_available(pattern, what=what)
         if problem is not None:
             raise problem
-        return found
+        return keys
 
-    async def scan_what_answers(
+    async def scan_available(
         self, pattern: str, *, what: str
     ) -> tuple[list[str], StoreError | None]:
-        """The same of those nodes that answer, and why others did not."""
-        found: list[str] = []
+        """The keys that match on the available nodes, and the error of the others."""
+        keys: list[str] = []
         try:
             async for key in self._client.scan_iter(pattern, count=1000):
-                found.append(key.decode(errors="surrogateescape"))  # noqa: PERF401 - some may come
+                keys.append(key.decode(errors="surrogateescape"))  # noqa: PERF401 - before an error
         except LOST as error:
             problem = translate(error, what=what, where=self.where, writes=False)
             problem.__cause__ = error
-            return found, problem
-        return found, None
+            return keys, problem
+        return keys, None
 
     async def aclose(self) -> None:
         if self._closed:
@@ -261,7 +267,7 @@ def _split(host: str) -> tuple[str, int]:
 
 
 def options_of(settings: RedisConnectionSettings) -> dict[str, Any]:
-    """What clients of this driver are made with."""
+    """The arguments of a client of the driver."""
     options: dict[str, Any] = {
         "db": settings.database,
         "username": None if settings.password_file else settings.user or None,
@@ -270,7 +276,7 @@ def options_of(settings: RedisConnectionSettings) -> dict[str, Any]:
         "socket_timeout": settings.timeout,
         "socket_connect_timeout": min(settings.timeout, 2.0),
         "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),  # `_answer` tries again, and knows when not to
+        "retry": Retry(NoBackoff(), 0),  # `_answer` decides about retries
     }
     if (tls := settings.tls) is not None:
         options |= {
@@ -294,8 +300,8 @@ class _PasswordFile(CredentialProvider):
         try:
             password = read_password(file)
         except OSError as error:
-            # The driver closes the connection for its own errors only. After others it would use
-            # the connection without a login: as the default user.
+            # The driver closes the connection for its own errors only. After any other error it
+            # would use the connection without a login, as the default user.
             raise driver.AuthenticationError(
                 f"password_file={file} cannot be read: {error.strerror}; the next call reads it "
                 "again"
@@ -304,7 +310,3 @@ class _PasswordFile(CredentialProvider):
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
         return self.get_credentials()
-
-
-def _without_db(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "db"}

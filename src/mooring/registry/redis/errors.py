@@ -1,4 +1,4 @@
-"""What an error of the driver means: whether to try again, and our word for it. Pure."""
+"""Translates the errors of the driver, and decides whether to retry. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, StoreError,
 from mooring.formatting import describe
 
 LOST = (redis.RedisError, redis.RedisClusterException, OSError, RuntimeError, AttributeError)
-"""What the driver raises for a connection that is no more. The last two are its ways of finding one
-that was closed under its hands: by uvloop's transport, or by a pool that was told to."""
+"""What the driver raises for a lost connection. It raises the last two if a connection was closed
+during a call, by uvloop's transport or by its pool."""
 
 Verdict = Literal["script", "again", "elsewhere", "final"]
-"""`script`: send it whole. `again`: it may pass in a moment. `elsewhere`: the same, after a look at
-who is the master by now. `final`: the answer to the request itself."""
+"""`script`: send the text of the script. `again`: retry. `elsewhere`: reconnect to the current
+master and retry. `final`: do not retry."""
 
 _AGAIN = re.compile(r"^(LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MISCONF)\b")
 _ELSEWHERE = re.compile(r"^(READONLY|NOREPLICAS|MASTERDOWN|MOVED|ASK|UNKILLABLE)\b")
-# Within a script 6.2 says where, and then what; later ones say what, and then where.
+# For an error in a script, Redis 6.2 writes the place before the error, later versions after it.
 _WHERE_FIRST = re.compile(r"^(?:Error running script[^@]*)?(?:@\w+: ?\d+: )*-?")
 _WHERE_LAST = re.compile(r" script: (?:\w+, )?on @\w+:\d+$")
 _FORBIDDEN = re.compile(r"The user executing the script can't|ACL failure in script")
@@ -34,7 +34,7 @@ _KINDS = {
     "removed": "zset",
     "evictions": "string",
 }
-"""What a key of the registry is, by the end of its name; the others are hashes."""
+"""The types of the registry's keys by the end of their names; all other keys are hashes."""
 _NEVER_SENT = re.compile(
     r"Error -?\d+ connecting to|No master found|Connect call failed|Timeout connecting|"
     r"Error connecting|no node of the cluster answers|Name or service not known"
@@ -43,7 +43,7 @@ _CONNECTING = re.compile(r"Error (.*?) ?connecting to (\S+?)\.?(?: (.*))?$")
 
 
 def code_of(error: BaseException) -> str:
-    """Redis' own word in front of its message: `READONLY`. The driver takes some of them off."""
+    """The code in front of Redis' message, like `READONLY`. The driver strips some of them."""
     text = str(error)
     known = {
         redis.ReadOnlyError: "READONLY",
@@ -65,7 +65,7 @@ def code_of(error: BaseException) -> str:
 
 
 def kind_of(key: str) -> str:
-    """What Redis' TYPE should say of a key of ours."""
+    """The type that a key of the registry should have, as TYPE reports it."""
     return _KINDS.get(key.rpartition(":")[2] if ":instance:" not in key else "", "hash")
 
 
@@ -73,7 +73,7 @@ def judge(error: BaseException) -> Verdict:
     code = code_of(error)
     if code == "NOSCRIPT":
         return "script"
-    if _AGAIN.match(code) or isinstance(error, redis.AskError):  # a slot on the move
+    if _AGAIN.match(code) or isinstance(error, redis.AskError):  # a slot that moves
         return "again"
     if _ELSEWHERE.match(code):
         return "elsewhere"
@@ -87,7 +87,7 @@ def judge(error: BaseException) -> Verdict:
 
 
 def refused(text: str, *, what: str, key: str) -> StoreError:
-    """Our error for what a script says of one record among many."""
+    """The error for one of the records that a script processed."""
     wrong = [f"{key} should be a {kind_of(key)}"]
     return translate(redis.ResponseError(text), what=what, where="Redis", writes=True, wrong=wrong)
 
@@ -95,8 +95,7 @@ def refused(text: str, *, what: str, key: str) -> StoreError:
 def translate(
     error: BaseException, *, what: str, where: str, writes: bool, wrong: Sequence[str] = ()
 ) -> StoreError:
-    """Our error for one that nothing could be done about; `wrong` says which keys hold something
-    else than they should, where that is known."""
+    """The error that the caller gets. `wrong` describes the keys with wrong types, if known."""
     text, code = in_words(error), code_of(error)
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
         return AccessDenied(f"{what}: the login at {where} failed: {text}")
@@ -107,31 +106,31 @@ def translate(
             f"{what}: {where} is out of memory and refuses writes: raise its maxmemory or free some"
         )
     if code == "WRONGTYPE":
-        which = ", ".join(wrong) or "look with TYPE at the keys of this service"
+        which = ", ".join(wrong) or "check the keys of this service with TYPE"
         return StoreError(
-            f"{what}: a key of the registry at {where} holds something else (WRONGTYPE): {which}; "
+            f"{what}: a key of the registry at {where} has the wrong type (WRONGTYPE): {which}; "
             "delete it, or choose another prefix"
         )
     if isinstance(error, redis.AskError | redis.ClusterCrossSlotError):
         return Unavailable(
-            f"{what}: {where} belongs to a cluster and does not hold this: write the URL as "
+            f"{what}: {where} belongs to a cluster and does not hold this key: write the URL as "
             "redis+cluster://"
         )
     if judge(error) == "final":
         return StoreError(f"{what}: {where} answered: {text}")
     lost = isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
     if writes and lost and not code and not _NEVER_SENT.search(str(error)):
-        return OutcomeUnknown(f"{what}: no answer of {where} ({text}): it may have happened or not")
+        return OutcomeUnknown(f"{what}: no answer from {where} ({text}): it may have been done")
     return Unavailable(f"{what}: {where} is not available: {text}")
 
 
 def in_words(error: BaseException) -> str:
-    """What the driver reports, without its notation."""
+    """The message of the driver, without its notation."""
     return _shortened(_CONNECTING.sub(_not_connected, describe(error).rstrip(".")))
 
 
-def _not_connected(said: re.Match[str]) -> str:
-    number, address, reason = said[1], said[2], said[3] or said[1]
+def _not_connected(match: re.Match[str]) -> str:
+    number, address, reason = match[1], match[2], match[3] or match[1]
     if re.search(rf"\b{errno.ECONNREFUSED}\b", f"{number} {reason}"):
         return (
             f"nothing listens at {address} (connection refused): is the server up, is the port "
@@ -143,7 +142,7 @@ def _not_connected(said: re.Match[str]) -> str:
 
 
 def _shortened(text: str) -> str:
-    line = re.sub(r" : <.*", "", text.split("\n")[0])  # a client as the driver shows it
+    line = re.sub(r" : <.*", "", text.split("\n")[0])  # the driver appends the client
     line = _WHERE_FIRST.sub("", line.strip()).rstrip(".")
     line = _WHERE_LAST.sub("", line).rstrip(".")
     return line if len(line) <= 200 else f"{line[:199]}…"

@@ -1,20 +1,24 @@
-"""The keys of the registry on Redis: every reader, writer and script has them from here.
+"""The layout on Redis: keys, and an instance as the fields of a hash. Pure.
 
     {p}:services                     Set    tier 1: the services that have instances
     {p}:services:{svc}:heartbeats    ZSet   tier 2: instances by their last heartbeat, in ms
-    {p}:services:{svc}:instance:{id} Hash   tier 3: all about one instance
-    {p}:services:{svc}:config        Hash   the operator's word: by id, of the service under ""
-    {p}:services:{svc}:removed       ZSet   who was taken out, or left, by when that is forgotten
-    {p}:services:{svc}:persistent    ZSet   as tier 2, of those that stay when they are silent
-    {p}:services:{svc}:brake         Hash   there while expiry is paused, or was just released
-    {p}:services:{svc}:evictions     String how many expired within the present interval
+    {p}:services:{svc}:instance:{id} Hash   tier 3: one instance
+    {p}:services:{svc}:config        Hash   operator overrides: by id, of the service under ""
+    {p}:services:{svc}:removed       ZSet   instances that left, by when Redis forgets that
+    {p}:services:{svc}:persistent    ZSet   as tier 2, for instances that are never evicted
+    {p}:services:{svc}:brake         Hash   exists while the brake holds or was just released
+    {p}:services:{svc}:evictions     String evictions within the current interval
     {p}:services:{svc}:changes       channel
-    {p}:alerts                       String what the webhook was told
+    {p}:alerts                       String what the webhook last reported
     {p}:alerts:leader                String the server that calls the webhook, for its lease
     {p}:info                         Hash   descriptions: of services by name, of groups with a "/"
 
-`{p}` is `[namespace:]prefix`. On a cluster the service stands in braces, so that all keys of one
-service lie in one slot, and `{p}:alerts` does for the same reason.
+`{p}` is `[namespace:]prefix`. On a cluster the service is in braces, so that all keys of a service
+share a slot; the keys of the alerts share one for the same reason.
+
+The flattened `metadata_*` fields are for other programs. This module reads `metadataJson` and
+`metricsJson`, which keep the types. A record without them was written by another program, and its
+`metadata_*` fields are its metadata. The scripts write the times, by the clock of the server.
 """
 
 from __future__ import annotations
@@ -48,11 +52,11 @@ class RedisKeys:
         self.leader = f"{self.alerts}:leader"
 
     def of(self, service: str) -> ServiceKeys:
-        """Those of one service. Raises `InvalidName` for one that cannot be here."""
+        """The keys of a service. Raises `InvalidName`."""
         return ServiceKeys(self, check_service(service))
 
     def service_of(self, instance_key: str) -> tuple[str, str] | None:
-        """Service and id of an instance's key; None where it is no such key."""
+        """The service and id of the key of an instance; None for any other key."""
         start = f"{self.services}:"
         if not instance_key.startswith(start):
             return None
@@ -86,16 +90,24 @@ class ServiceKeys:
 
 
 def check_service(service: str) -> str:
-    """The same name, or `InvalidName`: as everywhere, and without what tells keys apart."""
+    """Returns the name. Raises `InvalidName`, also for a name with braces."""
     group, name = split_service(service)
     check_part("group", group)
     check_part("service", name)
     if "{" in service or "}" in service:
         raise InvalidName(
-            f"the service {quoted(service)} contains a brace, which would choose a slot on a "
+            f"the service {quoted(service)} contains a brace, which would select a slot on a "
             "cluster"
         )
     return service
+
+
+def is_service(name: str) -> bool:
+    try:
+        check_service(name)
+    except InvalidName:
+        return False
+    return True
 
 
 FLAT = "metadata_"
@@ -118,15 +130,15 @@ READ = (
     "metadataJson",
     "metricsJson",
 )
-"""The fields that are read, in the order in which the list script gives them."""
+"""The fields to read, in the order of the replies of the list script."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def encode(instance: Instance) -> dict[str, str]:
-    """All fields but the times, which the server sets."""
+    """All fields except the times, which the server sets."""
     status = instance.status
-    told: dict[str, str] = {
+    fields: dict[str, str] = {
         "host": instance.host,
         "port": str(instance.port),
         "protocol": instance.protocol,
@@ -140,12 +152,12 @@ def encode(instance: Instance) -> dict[str, str]:
         "incarnation": instance.incarnation,
     }
     if instance.ports:
-        told["portsJson"] = _json(instance.ports)
-    told["metadataJson"] = _json(instance.metadata)
-    told["metricsJson"] = _json(status.metrics)
-    told.update(flattened(instance.metadata))
-    told.update(flattened(status.metrics))
-    return told
+        fields["portsJson"] = _json(instance.ports)
+    fields["metadataJson"] = _json(instance.metadata)
+    fields["metricsJson"] = _json(status.metrics)
+    fields.update(flattened(instance.metadata))
+    fields.update(flattened(status.metrics))
+    return fields
 
 
 def flattened(tree: Mapping[str, JSON]) -> dict[str, str]:
@@ -157,7 +169,7 @@ def _flatten(path: str, tree: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
     for name, value in tree.items():
         if isinstance(value, str):
             yield f"{path}{name}", value
-        elif isinstance(value, float | int):  # before the dear question of whether it is a mapping
+        elif isinstance(value, float | int):  # before the slower test for a mapping
             yield f"{path}{name}", _json(value)
         elif isinstance(value, Mapping):
             yield from _flatten(f"{path}{name}_", value)
@@ -166,13 +178,13 @@ def _flatten(path: str, tree: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
 
 
 def size(fields: Mapping[str, str]) -> int:
-    """Bytes of what the instance may say freely."""
+    """The bytes of metadata and metrics."""
     return len(fields["metadataJson"].encode()) + len(fields["metricsJson"].encode())
 
 
 def decode(service: str, id: str, fields: Mapping[str, str]) -> Instance:
-    """The instance that these fields make. Raises `Malformed`, or `InvalidRequest` where the model
-    does not allow what they say."""
+    """The instance with these fields. Raises `Malformed`, or `InvalidRequest` for values that the
+    model rejects."""
     metadata = _object(fields, "metadataJson")
     if metadata is None:
         metadata = {
@@ -181,7 +193,7 @@ def decode(service: str, id: str, fields: Mapping[str, str]) -> Instance:
             if name.startswith(FLAT)
         }
     elif not all(isinstance(value, str) for value in metadata.values()):
-        # Somebody else's: what is no text is shown as it stands in the JSON.
+        # Another program wrote it: show values other than strings as JSON.
         metadata = {n: v if isinstance(v, str) else _json(v) for n, v in metadata.items()}
     status = Status(
         state=_state(fields),
@@ -198,7 +210,7 @@ def decode(service: str, id: str, fields: Mapping[str, str]) -> Instance:
         version=fields.get("version", "0.0.0"),
         zone=fields.get("zone", ""),
         weight=_number(fields, "weight", 1.0),
-        metadata=RecordedMetadata(cast("Mapping[str, str]", metadata)),  # which the model checks
+        metadata=RecordedMetadata(cast("Mapping[str, str]", metadata)),  # the model checks it
         ports=cast("Mapping[str, int]", _object(fields, "portsJson") or {}),
         id=id,
         incarnation=fields.get("incarnation", ""),
@@ -218,9 +230,9 @@ def from_reply(reply: Sequence[bytes | None]) -> dict[str, str]:
 
 
 def from_pairs(reply: Sequence[bytes]) -> dict[str, str]:
-    """The fields of a reply that has names and values in turn."""
-    told = [part.decode(errors="backslashreplace") for part in reply]
-    return dict(zip(told[::2], told[1::2], strict=True))
+    """The fields of a reply of alternating names and values."""
+    parts = [part.decode(errors="backslashreplace") for part in reply]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _json(value: object) -> str:
@@ -232,36 +244,36 @@ def _bool(value: bool) -> str:
 
 
 def _flag(fields: Mapping[str, str], name: str) -> bool:
-    told = fields.get(name, "true")
-    if told == "true":
+    text = fields.get(name, "true")
+    if text == "true":
         return True
-    told = told.lower()
-    if told not in ("true", "false", "1", "0"):
-        raise Malformed(f"has a wrong {quoted(name)}: {quoted(told)} is neither true nor false")
-    return told in ("true", "1")
+    text = text.lower()
+    if text not in ("true", "false", "1", "0"):
+        raise Malformed(f"has a wrong {quoted(name)}: {quoted(text)} is neither true nor false")
+    return text in ("true", "1")
 
 
 def _number(fields: Mapping[str, str], name: str, default: float) -> float:
-    told = fields.get(name, "")
+    text = fields.get(name, "")
     try:
-        return float(told) if told else default
+        return float(text) if text else default
     except ValueError:
-        raise Malformed(f"has a wrong {quoted(name)}: {quoted(told)} is no number") from None
+        raise Malformed(f"has a wrong {quoted(name)}: {quoted(text)} is not a number") from None
 
 
 def _port(fields: Mapping[str, str]) -> int:
     number = _number(fields, "port", 0.0)
-    if not number.is_integer():  # nor is infinity, which is what too many digits make
-        raise Malformed(f"has a wrong 'port': {number} is no port")
+    if not number.is_integer():  # infinity, for too many digits, is not an integer either
+        raise Malformed(f"has a wrong 'port': {number} is not a port")
     return int(number)
 
 
 def _state(fields: Mapping[str, str]) -> State:
-    told = fields.get("state", "up")
-    if told == "up":
+    text = fields.get("state", "up")
+    if text == "up":
         return "up"
     try:
-        state: State = msgspec.convert(told, State)
+        state: State = msgspec.convert(text, State)
     except msgspec.ValidationError as error:
         raise Malformed(f"has an invalid value: {in_words(error, 'state')}") from error
     return state
@@ -276,7 +288,7 @@ def _time(fields: Mapping[str, str], name: str) -> datetime.datetime | None:
             else None
         )
     except (OverflowError, ValueError, OSError) as error:
-        raise Malformed(f"has a wrong {quoted(name)}: {milliseconds} is no time") from error
+        raise Malformed(f"has a wrong {quoted(name)}: {milliseconds} is not a time") from error
 
 
 def _object(fields: Mapping[str, str], name: str) -> dict[str, JSON] | None:

@@ -1,4 +1,5 @@
-"""One service on Redis while this process uses it, and the batches in which heartbeats are sent."""
+"""A service on Redis while this process has registrations in it: the scripts that write it, batches
+of heartbeats, and operator overrides."""
 
 from __future__ import annotations
 
@@ -21,33 +22,44 @@ from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-_MOST, _MOST_TOLD = 200, 400_000
-"""Beats in one call, and characters of metadata that they bring: so many that it stays far below
+_BATCH, _BATCH_CHARACTERS = 200, 400_000
+"""Heartbeats per call, and characters of their metadata, so that a call takes far less than
 10 ms."""
+
+RECONCILE = 30.0
+"""Seconds between two reads of the operator overrides, besides those after a message."""
+
+KEPT = 86_400_000
+"""Milliseconds for which Redis remembers an instance that an operator deregistered."""
+_KEPT_OWN = 120_000
+"""Milliseconds for which Redis remembers an instance that deregistered itself: longer than an
+earlier registration can be in transit."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Beat(NamedTuple):
     id: str
     incarnation: str
     registered: str
-    """When this incarnation registered, as the server said."""
+    """When this incarnation registered, as reported by the server."""
     healthy: bool | None
-    """None: as it is."""
+    """None: unchanged."""
     head: str
     fields: Mapping[str, str] = {}
-    """Empty: the sign of life alone."""
+    """Empty for a heartbeat without data."""
 
     def arguments(self) -> list[Argument]:
         healthy = "" if self.healthy is None else "true" if self.healthy else "false"
-        who: list[Argument] = [self.id, self.incarnation, self.registered, healthy]
+        identity: list[Argument] = [self.id, self.incarnation, self.registered, healthy]
         if not self.fields:
-            return [*who, 0]
-        told = [part for pair in self.fields.items() for part in pair]
-        return [*who, 1 + len(told), self.head, *told]
+            return [*identity, 0]
+        pairs = [part for pair in self.fields.items() for part in pair]
+        return [*identity, 1 + len(pairs), self.head, *pairs]
 
     @property
     def size(self) -> int:
-        """Characters of what it brings beside the sign of life."""
+        """Characters of the data."""
         if not self.fields:
             return 0
         return len(self.head) + sum(len(name) + len(value) for name, value in self.fields.items())
@@ -62,7 +74,7 @@ class HeartbeatBatches:
         self._listing: asyncio.Task[object] | None = None
 
     async def beat(self, beat: Beat) -> str:
-        """`ok`, `gone`, `superseded`, or what is wrong with the record."""
+        """Returns `ok`, `gone`, `superseded`, or the error of the record."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append((beat, answer))
         if not self._sending:
@@ -71,56 +83,52 @@ class HeartbeatBatches:
         return await answer
 
     async def _send(self) -> None:
-        waiting: list[tuple[Beat, asyncio.Future[str]]] = []
+        batch: list[tuple[Beat, asyncio.Future[str]]] = []
         try:
             while self._waiting:
-                count = batch([beat for beat, _ in self._waiting[:_MOST]])
-                waiting, self._waiting = self._waiting[:count], self._waiting[count:]
+                count = batch_size([beat for beat, _ in self._waiting[:_BATCH]])
+                batch, self._waiting = self._waiting[:count], self._waiting[count:]
+                beats = [beat for beat, _ in batch]
                 try:
-                    results = await send(
-                        self._connection, self._keys, self._service, [beat for beat, _ in waiting]
-                    )
-                except Exception as error:  # noqa: BLE001 - those who wait must hear of it
-                    for _, answer in waiting:
+                    results = await send(self._connection, self._keys, self._service, beats)
+                except Exception as error:  # noqa: BLE001 - the callers get it
+                    for _, answer in batch:
                         if not answer.done():
                             answer.set_exception(error)
                 else:
-                    for (_, answer), result in zip(waiting, results, strict=True):
+                    for (_, answer), result in zip(batch, results, strict=True):
                         if not answer.done():
                             answer.set_result(result)
                     if "ok" in results and self._keys.cluster:
                         self._list()
         finally:
             self._sending = False
-            for _, answer in (*waiting, *self._waiting):
+            for _, answer in (*batch, *self._waiting):
                 answer.cancel()
 
     def _list(self) -> None:
-        """On a cluster tier 1 lies elsewhere: it is put right beside the beats, by whoever has a
-        record, and nobody waits for it: it may be on a node that is down."""
+        """On a cluster the scripts cannot reach tier 1: repair it in the background, because its
+        node may be down."""
         if self._listing is None or self._listing.done():
             name = f"list of services for {self._service.name}"
-            self._listing = self._tasks.start(self._put_on_the_list(), name=name)
+            self._listing = self._tasks.start(self._list_service(), name=name)
 
-    async def _put_on_the_list(self) -> None:
-        what, service = "list of services", self._service.name
+    async def _list_service(self) -> None:
         try:
-            await self._connection.call(
-                "SADD", self._keys.services, service, what=what, writes=True
-            )
+            await list_service(self._connection, self._keys, self._service.name)
         except StoreError as error:
-            log.debug("%s: %s", service, error)  # the next beat tries again
+            log.debug("%s: %s", self._service.name, error)  # the next heartbeat retries
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
 
-def batch(beats: Sequence[Beat]) -> int:
-    """How many of some beats go in one call: one at least."""
-    told = 0
+def batch_size(beats: Sequence[Beat]) -> int:
+    """The number of heartbeats in the next call; at least one."""
+    characters = 0
     for count, beat in enumerate(beats):
-        told += beat.size
-        if count and told > _MOST_TOLD:
+        characters += beat.size
+        if count and characters > _BATCH_CHARACTERS:
             return count
     return len(beats)
 
@@ -128,16 +136,20 @@ def batch(beats: Sequence[Beat]) -> int:
 async def send(
     connection: Connection, keys: RedisKeys, service: ServiceKeys, beats: list[Beat]
 ) -> list[str]:
-    """Any number of beats in one call; of each, as `HeartbeatBatches.beat` gives it."""
+    """Send heartbeats in one call. Returns for each what `HeartbeatBatches.beat` returns."""
     tier1 = [] if keys.cluster else [keys.services]
     reply = await connection.run(
         HEARTBEAT,
         [
-            *(service.heartbeats, service.persistent, *tier1),
+            service.heartbeats,
+            service.persistent,
+            *tier1,
             *(service.instance(beat.id) for beat in beats),
         ],
         [
-            *(service.changes, 0 if keys.cluster else 1, service.name),
+            service.changes,
+            len(tier1),
+            service.name,
             *(argument for beat in beats for argument in beat.arguments()),
         ],
         what=f"heartbeat of {service.name}",
@@ -145,114 +157,99 @@ async def send(
     return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]
 
 
-RECONCILE = 30.0
-"""Seconds between reads of the operator's word, beside those that a message asks for."""
-
-KEPT = 86_400_000
-"""Milliseconds that it is remembered whom an operator took out."""
-KEPT_OWN = 120_000
-"""The same of who left by itself: longer than a registration sent before can be under way."""
-
-_encode = msgspec.json.Encoder().encode
-
-
 class LiveRecord(Protocol):
-    """An instance that is registered here."""
+    """The record of an instance that is registered here."""
 
     id: str
 
-    def configured(self) -> None: ...
-    async def look(self) -> None: ...
+    def notify(self) -> None:
+        """The operator overrides changed."""
+
+    async def verify(self) -> None:
+        """Check that the record still exists."""
 
 
 class LiveService:
-    """What the registrations of one service share: the channel, the operator's word, the beats."""
+    """What the registrations of one service share: channel, operator overrides and heartbeats."""
 
     def __init__(
         self,
         connection: Connection,
         keys: RedisKeys,
-        changes: ChangeChannels,
+        channels: ChangeChannels,
         service: str,
         *,
         timeout: float,
     ) -> None:
-        self.name = service
+        self.name, self.timeout = service, timeout
+        self.keys = keys.of(service)
         self.config: Mapping[str, Config] = {}
-        self._connection, self._all_keys, self._changes = connection, keys, changes
-        self._keys = keys.of(service)
-        self.timeout = timeout
-        self._members: list[LiveRecord] = []
-        self.beating = HeartbeatBatches(connection, keys, self._keys)
+        self.heartbeats = HeartbeatBatches(connection, keys, self.keys)
+        self._connection, self._all_keys, self._channels = connection, keys, channels
+        self._records: list[LiveRecord] = []
         self._reader = Reader(connection, keys)
         self._tasks = Tasks()
-        self._heard = False
-        self._end: Callable[[], None] | None = None
-        self._due = asyncio.Event()
+        self._subscribed = False
+        self._unsubscribe: Callable[[], None] | None = None
+        self._config_due = asyncio.Event()
 
-    def head(self, id: str, instance: Instance | None = None) -> str:
-        """The beginning of a message about an instance, in which the scripts put what happened."""
-        return message_head(self.name, id, instance)
-
-    def key_of(self, id: str) -> str:
-        """The key of an instance's record."""
-        return self._keys.instance(id)
-
-    def join(self, member: LiveRecord) -> None:
-        self._members.append(member)
-        if self._end is None:
-            self._end = self._changes.listen(self.name, self._hear)
+    def join(self, record: LiveRecord) -> None:
+        self._records.append(record)
+        if self._unsubscribe is None:
+            self._unsubscribe = self._channels.subscribe(self.name, self._on_message)
             self._tasks.start(self._follow_config(), name=f"configuration of {self.name}")
 
-    def leave(self, member: LiveRecord) -> None:
-        self._members.remove(member)
+    def leave(self, record: LiveRecord) -> None:
+        self._records.remove(record)
 
     @property
     def empty(self) -> bool:
-        return not self._members
+        return not self._records
 
-    def _hear(self, message: ChangeMessage | None) -> None:
+    def _on_message(self, message: ChangeMessage | None) -> None:
         if message is None:
-            if self._heard:  # there was a break
-                for member in self._members:
-                    self._tasks.start(member.look(), name=f"a look at {self.name}")
-            self._heard = True
-            self._due.set()
-            return
-        if message.action == "updated":
-            self._due.set()
-        if message.action == "removed":
-            for member in self._members:
-                if member.id == message.instance_id:  # it, or who had its place before
-                    self._tasks.start(member.look(), name=f"a look at {self.name}")
+            if self._subscribed:  # there was a break
+                for record in self._records:
+                    self._verify(record)
+            self._subscribed = True
+            self._config_due.set()
+        elif message.action == "updated":
+            self._config_due.set()
+        elif message.action == "removed":
+            for record in self._records:
+                if record.id == message.instance_id:  # or its predecessor
+                    self._verify(record)
+
+    def _verify(self, record: LiveRecord) -> None:
+        self._tasks.start(record.verify(), name=f"check of a record of {self.name}")
 
     async def _follow_config(self) -> None:
-        trouble = ""
+        problem = ""
         while True:
             try:
                 async with asyncio.timeout(RECONCILE):
-                    await self._due.wait()
+                    await self._config_due.wait()
             except TimeoutError:
                 pass
-            self._due.clear()
+            self._config_due.clear()
             try:
-                state = await self._reader.state(self._keys)
+                state = await self._reader.state(self.keys)
             except StoreError as error:
-                # Of a Redis that is away the beats tell.
-                if not isinstance(error, Unavailable | OutcomeUnknown) and str(error) != trouble:
-                    trouble = str(error)
-                    log.warning("%s: the operator's word is not heard: %s", self.name, trouble)
+                # If Redis is unavailable, the heartbeats report it.
+                if not isinstance(error, Unavailable | OutcomeUnknown) and str(error) != problem:
+                    problem = str(error)
+                    log.warning("%s: operator overrides cannot be read: %s", self.name, problem)
                 continue
-            trouble = ""
+            problem = ""
             if state.config != self.config:
                 self.config = state.config
-                for member in tuple(self._members):
-                    member.configured()
+                for record in tuple(self._records):
+                    record.notify()
 
     async def register(
         self,
         instance: Instance,
-        told: Mapping[str, str],
+        fields: Mapping[str, str],
         *,
         place: str,
         head: str,
@@ -261,16 +258,15 @@ class LiveService:
         tried: float = 0.0,
         returns: bool = False,
     ) -> str:
-        """Write the record; when this incarnation registered. `tried`: so many seconds ago it may
-        have been written already. `returns`: also where it had left from that place. Raises
-        `Superseded`, `Removed`."""
+        """Write the record. Returns when this incarnation registered. `tried`: the seconds since an
+        earlier attempt, which may have succeeded. `returns`: register again even after the instance
+        left that place. Raises `Superseded`, `Removed`."""
         mode = "fresh" if fresh else "back" if returns else "repair"
         if fresh and tried:
             mode, registered = "again", str(int(tried * 1000))
-        keys, what = self._keys, f"registration of {self.name} {instance.id}"
+        what = f"registration of {self.name} {instance.id}"
         if self._all_keys.cluster:
-            services = self._all_keys.services
-            await self._connection.call("SADD", services, self.name, what=what, writes=True)
+            await list_service(self._connection, self._all_keys, self.name, what=what)
         reply: Any = await self._connection.run(
             REGISTER,
             self._tiers(instance.id),
@@ -281,66 +277,78 @@ class LiveService:
                 place,
                 registered,
                 int(self.timeout * 1000),
-                keys.changes,
+                self.keys.changes,
                 head,
                 "true" if instance.status.healthy else "false",
                 self.name,
-                *(part for pair in told.items() for part in pair),
+                *(part for pair in fields.items() for part in pair),
             ],
             what=what,
         )
         if reply[0] == b"ok":
-            when: str = reply[1].decode()
-            return when
+            registered_at: str = reply[1].decode()
+            return registered_at
         if reply[0] == b"removed":
             raise removed(self.name, instance.id)
         raise superseded(self.name, instance.id)
 
     def _tiers(self, id: str) -> list[str]:
-        keys = self._keys
+        keys = self.keys
         tiers = [keys.heartbeats, keys.instance(id), keys.removed, keys.persistent]
         return tiers if self._all_keys.cluster else [*tiers, self._all_keys.services]
 
     async def deregister(self, id: str, incarnation: str, *, head: str, place: str = "") -> bool:
-        """Take it out, if it is this incarnation's; without one, as an operator. Nothing that was
-        sent before from the same `place` brings it back."""
-        what = f"deregistration of {self.name} {id}"
+        """Delete the record of this incarnation; without one, as an operator, of any. An earlier
+        registration from the same `place` that arrives later does not restore it. Returns whether
+        it was registered."""
         reply: Any = await self._connection.run(
             DEREGISTER,
             self._tiers(id),
             [
-                *(id, incarnation, place, KEPT_OWN if incarnation else KEPT),
-                *(self._keys.changes, head, self.name),
+                id,
+                incarnation,
+                place,
+                _KEPT_OWN if incarnation else KEPT,
+                self.keys.changes,
+                head,
+                self.name,
             ],
-            what=what,
+            what=f"deregistration of {self.name} {id}",
         )
-        there, empty = reply
+        existed, empty = reply
         if empty and self._all_keys.cluster:
             await drop_service(self._connection, self._all_keys, self.name)
-        return bool(there)
+        return bool(existed)
 
     async def aclose(self) -> None:
-        if self._end is not None:
-            self._end()
-            self._end = None
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
         await self._tasks.aclose()
-        await self.beating.aclose()
+        await self.heartbeats.aclose()
+
+
+async def list_service(
+    connection: Connection, keys: RedisKeys, service: str, *, what: str = "list of services"
+) -> None:
+    """Add a service to tier 1 on a cluster, where the scripts cannot reach it."""
+    await connection.call("SADD", keys.services, service, what=what, writes=True)
 
 
 async def drop_service(connection: Connection, keys: RedisKeys, service: str) -> None:
-    """Take a service without instances out of tier 1 on a cluster, where no script reaches it. Who
-    registers meanwhile puts it back, and if that came first, it is put back here."""
+    """Remove a service without instances from tier 1 on a cluster. An instance that registers later
+    adds it again; if one registered just before, this does."""
     what = f"removal of {service} from the list of services"
     await connection.call("SREM", keys.services, service, what=what, writes=True)
     if await connection.call("EXISTS", keys.of(service).heartbeats, what=what):
-        await connection.call("SADD", keys.services, service, what=what, writes=True)
+        await list_service(connection, keys, service, what=what)
 
 
 def message_head(service: str, id: str, instance: Instance | None = None) -> str:
-    """The JSON of a message without its end: the scripts add what happened, and when."""
-    told: dict[str, object] = {"serviceName": service, "instanceId": id, "instance": None}
+    """The JSON of a change message without its end: the scripts append the action and the time."""
+    fields: dict[str, object] = {"serviceName": service, "instanceId": id, "instance": None}
     if instance is not None:
-        told["instance"] = {
+        fields["instance"] = {
             "host": instance.host,
             "port": instance.port,
             "protocol": instance.protocol,
@@ -351,4 +359,4 @@ def message_head(service: str, id: str, instance: Instance | None = None) -> str
             "enabled": instance.enabled,
             "metadata": instance.metadata,
         }
-    return _encode(told).decode()[:-1]
+    return _encode(fields).decode()[:-1]

@@ -1,7 +1,7 @@
 """Which instances a consumer counts as alive. Pure: the scripts decide about eviction.
 
 A consumer leaves out instances without a heartbeat within its own timeout, unless the brake holds.
-Time in which Redis stood still does not count. A consumer that has just begun to read Redis' clock
+Time in which Redis was stopped does not count. A consumer that has just begun to read Redis' clock
 does not leave out all instances of a service either: the clock may have stepped before. Every
 eviction and deregistration is announced at the same moment. An instance that is missing without an
 announcement is therefore kept: a failover may have lost its record, and its next heartbeat brings
@@ -17,19 +17,19 @@ from mooring.model import Instance
 from mooring.registry.contract import Brake
 
 _STEPS = 16
-"""Steps of a clock that are remembered."""
+"""Clock steps that are remembered."""
 _TOLERANCE = 500.0
-"""Milliseconds: a smaller step makes no difference to anybody."""
+"""Milliseconds. Smaller steps of the clock are ignored."""
 
 
-def brake_of(told: Mapping[str, str]) -> Brake | None:
-    """The brake that holds, as its hash tells it; None where none does."""
-    if told.get("state") != "holding":
+def brake_of(fields: Mapping[str, str]) -> Brake | None:
+    """The brake that a hash describes; None if it does not hold."""
+    if fields.get("state") != "holding":
         return None
 
     def number(name: str) -> int:
         try:
-            return max(int(float(told.get(name, "0"))), 0)
+            return max(int(float(fields.get(name, "0"))), 0)
         except (ValueError, OverflowError):
             return 0
 
@@ -37,7 +37,7 @@ def brake_of(told: Mapping[str, str]) -> Brake | None:
 
 
 class ServerClock:
-    """The wall clock of a Redis, watched with the monotonic clock of this process.
+    """The wall clock of a Redis, compared with the monotonic clock of this process.
 
     Heartbeats carry the time of that clock. If it steps forward, every heartbeat looks older than
     it is until the next one: `silence` leaves the step out.
@@ -45,16 +45,16 @@ class ServerClock:
 
     def __init__(self) -> None:
         self.since = 0.0
-        """When it was first read, on the monotonic clock: a step before that is not known."""
+        """When it was first read, on the monotonic clock. Earlier steps are unknown."""
         self._last: tuple[int, float, float] | None = None
-        """The last reading, and when it was asked for and answered."""
+        """The last reading, and when it was requested and received."""
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=_STEPS)
         """Steps forward: the latest time before the step and its size, in ms, and when it was
         noticed."""
 
     def read(self, now: int, *, asked: float, answered: float) -> float:
-        """Take a reading, in ms. Returns the seconds that the clock stepped since the last one,
-        below 0 for a step back. A difference that a slow answer explains is none."""
+        """Add a reading, in ms. Returns the seconds that the clock stepped since the last one,
+        negative for a step back. A difference that a slow answer explains is not a step."""
         last, self._last = self._last, (now, asked, answered)
         if last is None:
             self.since = answered
@@ -66,12 +66,12 @@ class ServerClock:
             self._steps.append((before + most, passed - least, answered))
             return (passed - least) / 1000
         if passed < least - _TOLERANCE:
-            self._steps.clear()  # they have been taken back, or heartbeats are of a later time
+            self._steps.clear()  # they were reverted, or heartbeats carry a later time
             return (passed - least) / 1000
         return 0.0
 
     def stepped(self, since: float) -> float:
-        """Seconds that it stepped forward, as noticed since a moment of the monotonic clock."""
+        """Seconds of all steps forward noticed since a time of the monotonic clock."""
         return sum(step for _, step, noticed in self._steps if noticed > since) / 1000
 
     def silence(self, score: float, now: int) -> float:
@@ -81,28 +81,28 @@ class ServerClock:
 
 
 def overdue(scores: Mapping[str, float], now: int, timeout: float, clock: ServerClock) -> set[str]:
-    """Those whose last heartbeat is older than `timeout` seconds."""
+    """The instances with a last heartbeat older than `timeout` seconds."""
     oldest = now - timeout * 1000
     return {
         id for id, score in scores.items() if score < oldest and clock.silence(score, now) > timeout
     }
 
 
-def standing(
+def visible(
     listed: Mapping[str, Instance],
     late: Set[str],
     *,
-    held: Mapping[str, Instance],
+    before: Mapping[str, Instance],
     braked: bool,
-    grace: bool,
-    missed: Iterable[str],
+    grace: bool = False,
+    kept: Iterable[str] = (),
 ) -> dict[str, Instance]:
-    """The instances to show: `listed` are in Redis, `late` those of them that are overdue, `held`
-    was shown before, and `missed` are those of them that are kept though they are not listed."""
+    """The instances to show. `listed` are in Redis, `late` of them are overdue, `before` were shown
+    before, and `kept` of those are shown although they are not listed."""
     shown = {
         id: instance
         for id, instance in listed.items()
-        if braked or id not in late or not instance.ephemeral or (grace and id in held)
+        if braked or id not in late or not instance.ephemeral or (grace and id in before)
     }
-    shown.update((id, held[id]) for id in missed)
+    shown.update((id, before[id]) for id in kept)
     return shown

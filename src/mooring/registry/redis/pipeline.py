@@ -46,10 +46,10 @@ STATE = _load("state")
 Argument: TypeAlias = str | bytes | int | float
 
 LANES = 16
-"""Batches on their way to a server at the most: each has a connection, and a Redis that stood still
-shall not find hundreds of them."""
+"""Concurrent batches to a server. Each uses a connection, and a Redis that was stopped must not
+have hundreds to serve."""
 
-_pack: Any = hiredis.pack_command  # whose types know tuples of one alone
+_pack: Any = hiredis.pack_command  # its type stub accepts tuples of one element only
 
 
 class RedisCall(NamedTuple):
@@ -60,20 +60,19 @@ class RedisCall(NamedTuple):
     writes: bool
     answer: asyncio.Future[Any]
     packed: bytes
-    """As it goes out: what cannot is refused before it waits among others."""
+    """The command as sent. Packing it first rejects an invalid command before it joins others."""
 
-    def hears(self, reply: Any) -> None:
+    def set_reply(self, reply: Any) -> None:
         if not self.answer.done():
             self.answer.set_result(reply)
 
-    def whole(self, script: Script) -> RedisCall:
-        """The same with the script's text, for a Redis that does not know it by its digest."""
+    def with_text(self, script: Script) -> RedisCall:
+        """The call with the text of its script, for a Redis that does not know its digest."""
         command = ("EVAL", script.text, *self.command[2:])
         return self._replace(command=command, packed=_packed(command, self.what))
 
     @property
     def keys(self) -> tuple[Argument, ...]:
-        """The keys that it names."""
         if self.script is None:
             return self.command[1:2]
         return self.command[3 : 3 + int(self.command[2])]
@@ -82,13 +81,14 @@ class RedisCall(NamedTuple):
 def scripted(
     script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
 ) -> RedisCall:
-    """A script, by its digest. Raises `InvalidRequest` for what cannot be sent, as does `plain`."""
+    """A call of a script by its digest. Raises `InvalidRequest` if it cannot be encoded, as does
+    `plain`."""
     command = ("EVALSHA", script.digest, len(keys), *keys, *arguments)
     return _call(command, script, what, writes=script.name not in ("list", "state"))
 
 
 def plain(*command: Argument, what: str, writes: bool = False) -> RedisCall:
-    """A command that is no script."""
+    """A call of a command other than a script."""
     return _call(command, None, what, writes=writes)
 
 
@@ -105,25 +105,27 @@ def _packed(command: tuple[Argument, ...], what: str) -> bytes:
         packed: bytes = _pack(command)
         return packed
     except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise InvalidRequest(f"{what}: {quoted(half)} is not UTF-8: it cannot be sent") from error
+        surrogate = error.object[error.start]
+        raise InvalidRequest(
+            f"{what}: {quoted(surrogate)} is not UTF-8: it cannot be sent"
+        ) from error
 
 
 async def send(
     client: Redis, calls: Sequence[RedisCall], *, before_each: tuple[Argument, ...] = ()
 ) -> list[Any]:
-    """Send calls together. The reply to each, as it came, or the error in its place; who waits for
-    one hears it while others are still on their way. A command `before_each` is left unheard.
+    """Send calls together. Returns the reply or the error of each; each caller gets its reply as
+    soon as it arrives. The replies to the command `before_each` are ignored.
 
-    In the driver's own way a command takes three times as long: it packs in Python, and has a time
-    limit for each part of each command, where there is one here for all.
+    The driver's own API takes three times as long for a command: it packs in Python, and sets a
+    timeout for each part of each command. Here one timeout, of the caller, covers all of them.
     """
     pool: Any = client.connection_pool
     connection = await pool.get_connection()
-    limit, connection.socket_timeout = connection.socket_timeout, None
+    timeout, connection.socket_timeout = connection.socket_timeout, None
     first = _pack(before_each) if before_each else b""
     try:
-        # The connection closes itself where one of these fails or is cancelled.
+        # The connection closes itself if one of these fails or is cancelled.
         packed = b"".join([first + call.packed for call in calls])
         await connection.send_packed_command(packed, check_health=False)
         replies = []
@@ -134,7 +136,7 @@ async def send(
             replies.append(await _reply(connection, call))
         return replies
     finally:
-        connection.socket_timeout = limit
+        connection.socket_timeout = timeout
         await pool.release(connection)
 
 
@@ -143,5 +145,5 @@ async def _reply(connection: Any, call: RedisCall) -> Any:
         reply = await connection.read_response()
     except driver.ResponseError as error:
         return error
-    call.hears(reply)
+    call.set_reply(reply)
     return reply

@@ -1,7 +1,7 @@
-"""The change channels: one connection that hears those of all services that somebody here follows.
+"""The change channels: one connection that subscribes to those of all followed services.
 
-Messages are hints, since pub/sub loses what is sent while nobody listens. Whoever listens is told
-when a channel begins to be heard, also after each break, and reads then for itself.
+Messages are hints, because pub/sub does not deliver to absent subscribers. A listener is notified
+when a subscription begins, also after each break, and reads the state then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from redis import exceptions as driver
@@ -26,16 +26,16 @@ from mooring.tasks import Backoff, Tasks
 log = logging.getLogger(__name__)
 
 PING = 1.5
-"""Seconds of silence after which the server is asked for a sign of life."""
+"""Seconds of silence after which the connection sends a PING."""
 
 STALL = 1.0
-"""Seconds without an answer after which Redis stood still, and beats may be missing for it."""
-
-Action = Literal["added", "removed", "updated", "health_recovery", "health_failure"]
+"""Seconds without an answer after which Redis counts as stopped: heartbeats may be missing because
+of that."""
 
 
 class ChangeMessage(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """What happened, as it is told. `instance_id` is empty where it concerns the service."""
+    """A change of an instance; `instance_id` is empty for a change of the service. The action is
+    `added`, `removed`, `updated`, `health_recovery` or `health_failure`."""
 
     service_name: str = ""
     instance_id: str = ""
@@ -44,7 +44,7 @@ class ChangeMessage(msgspec.Struct, frozen=True, rename="camel", gc=False):
 
 
 Listener = Callable[[ChangeMessage | None], None]
-"""Called with a message, or with None when the channel begins to be heard. It must not block."""
+"""Called with a message, or with None when the subscription begins. It must not block."""
 
 _decode = msgspec.json.Decoder(ChangeMessage).decode
 
@@ -55,50 +55,50 @@ class ChangeChannels:
         self._listeners: dict[str, list[Listener]] = {}
         self._heard = 0.0
         self._wake = asyncio.Event()
-        self._hearing: set[str] = set()
+        self._subscribed: set[str] = set()
         self._tasks = Tasks()
         self._started = self._closed = False
-        self._asked = 0.0
-        """When the oldest ping was sent that has no answer yet."""
+        self._pinged = 0.0
+        """When the oldest unanswered PING was sent."""
         self._breaks = 0
-        self._deaf = False
-        """It was told that changes may not be heard here."""
+        self._forbidden = False
+        """Whether a missing permission to subscribe was logged."""
 
     @property
     def breaks(self) -> int:
-        """How often it broke off or stood still so far: a number that is another than before says
-        that who is overdue may be so for that reason."""
-        stalls = bool(self._asked) and time.monotonic() - self._asked > STALL
+        """The number of broken connections and stops so far. If it has changed, instances may be
+        overdue because of that."""
+        stalls = bool(self._pinged) and time.monotonic() - self._pinged > STALL
         return self._breaks + stalls
 
     @property
     def heard(self) -> float:
-        """When the server last said anything here, on the monotonic clock."""
+        """When the server last sent anything, on the monotonic clock."""
         return self._heard
 
     def hears(self, service: str) -> bool:
-        """Whether messages about a service arrive at present."""
-        return self._keys.of(service).changes in self._hearing
+        """Whether messages about a service arrive now."""
+        return self._keys.of(service).changes in self._subscribed
 
-    def listen(self, service: str, listener: Listener) -> Callable[[], None]:
-        """Hear of a service; what is returned ends it."""
+    def subscribe(self, service: str, listener: Listener) -> Callable[[], None]:
+        """Subscribe to a service. Returns a function that unsubscribes."""
         channel = self._keys.of(service).changes
         self._listeners.setdefault(channel, []).append(listener)
         if not self._started:
             self._started = True
             self._tasks.start(self._run(), name=f"changes at {self._connection.where}")
         self._wake.set()
-        if channel in self._hearing:
+        if channel in self._subscribed:
             listener(None)
 
-        def end() -> None:
+        def unsubscribe() -> None:
             with contextlib.suppress(KeyError, ValueError):
                 self._listeners[channel].remove(listener)
                 if not self._listeners[channel]:
                     del self._listeners[channel]
                     self._wake.set()
 
-        return end
+        return unsubscribe
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -106,15 +106,15 @@ class ChangeChannels:
             try:
                 client = await self._connection.listener()
                 pool: Any = client.connection_pool
-                connection: Any = pool.make_connection()  # not the pool's: nobody else gets it
+                connection: Any = pool.make_connection()  # outside the pool: it is not shared
                 heard = self._heard
                 try:
                     await connection.connect()
-                    await self._hear(connection)
+                    await self._listen(connection)
                 finally:
                     if self._heard > heard:
                         backoff.reset()
-                    self._hearing = set()
+                    self._subscribed = set()
                     await connection.disconnect(nowait=True)
                     if self._connection.cluster:
                         await _close(client)
@@ -122,71 +122,73 @@ class ChangeChannels:
                 log.debug("changes at %s: %s", self._connection.where, error)
             await asyncio.sleep(backoff.next())
 
-    async def _hear(self, connection: Any) -> None:
-        asked: set[str] = set()
+    async def _listen(self, connection: Any) -> None:
+        requested: set[str] = set()
         reading = Tasks()
         try:
-            task = reading.start(self._read(connection), name="hear changes")
-            # A cancellation can be lost: in Python 3.11 `asyncio.wait_for` does it, in the driver.
+            task = reading.start(self._read(connection), name="read changes")
+            # A cancellation can be lost: in Python 3.11 by `asyncio.wait_for`, in the driver.
             while not task.done() and not self._closed:
                 self._wake.clear()
-                wanted = set(self._listeners)
-                if new := wanted - asked:
+                channels = set(self._listeners)
+                if new := channels - requested:
                     await connection.send_command("SUBSCRIBE", *new)
-                if old := asked - wanted:
+                if old := requested - channels:
                     await connection.send_command("UNSUBSCRIBE", *old)
-                    self._hearing -= old
-                asked = wanted
+                    self._subscribed -= old
+                requested = channels
                 waiting = reading.start(self._wake.wait(), name="wait for listeners")
                 done, _ = await asyncio.wait(
                     [task, waiting], timeout=PING, return_when=asyncio.FIRST_COMPLETED
                 )
                 waiting.cancel()
-                if not done and asked:
-                    if self._asked and time.monotonic() - self._asked > 2 * PING:
-                        raise driver.TimeoutError("it has gone silent")
+                if not done and requested:
+                    if self._pinged and time.monotonic() - self._pinged > 2 * PING:
+                        raise driver.TimeoutError("no answer to PING")
                     await connection.send_command("PING")
-                    self._asked = self._asked or time.monotonic()
+                    self._pinged = self._pinged or time.monotonic()
         finally:
-            self._asked = 0.0
-            self._breaks += bool(self._hearing)
+            self._pinged = 0.0
+            self._breaks += bool(self._subscribed)
             await reading.aclose()
 
     async def _read(self, connection: Any) -> None:
-        """Hear until the connection breaks."""
+        """Read until the connection breaks."""
         try:
             while True:
                 reply = await connection.read_response(timeout=float("inf"), push_request=True)
-                self._breaks, self._asked = self.breaks, 0.0
+                self._breaks, self._pinged = self.breaks, 0.0
                 self._heard = time.monotonic()
-                self._take(reply)
+                self._process(reply)
         except LOST as error:
-            # At once: others may ask before this is noticed elsewhere.
-            self._breaks += bool(self._hearing)
-            if code_of(error) == "NOPERM" and not self._deaf:
-                self._deaf = True
+            # Count it at once: a feed may ask before `_listen` notices.
+            self._breaks += bool(self._subscribed)
+            if code_of(error) == "NOPERM" and not self._forbidden:
+                self._forbidden = True
                 log.warning(
-                    "changes at %s are not heard, services are looked at every few seconds: %s",
-                    *(self._connection.where, error),
+                    "no permission to subscribe to changes at %s: services are read every few "
+                    "seconds instead: %s",
+                    self._connection.where,
+                    error,
                 )
             log.debug("changes at %s: %s", self._connection.where, error)
 
-    def _take(self, reply: Any) -> None:
+    def _process(self, reply: Any) -> None:
         if not isinstance(reply, list | tuple) or len(reply) < 3:
             return  # an answer to PING
         kind, channel = reply[0], reply[1].decode() if reply[1] else ""
         if kind == b"subscribe":
-            self._hearing.add(channel)
-            self._tell(channel, None)
+            self._subscribed.add(channel)
+            self._notify(channel, None)
         elif kind == b"message":
             try:
                 message = _decode(reply[2])
             except (ValueError, RecursionError):
-                log.warning("%s: a message cannot be read: the service is looked at", channel)
+                log.warning("%s: a message cannot be read, so the service is read again", channel)
                 message = ChangeMessage()
-            self._tell(channel, message)
+            self._notify(channel, message)
 
-    def _tell(self, channel: str, message: ChangeMessage | None) -> None:
+    def _notify(self, channel: str, message: ChangeMessage | None) -> None:
         for listener in tuple(self._listeners.get(channel, ())):
             try:
                 listener(message)

@@ -1,4 +1,4 @@
-"""Reading a service: who is there, since when nothing was heard of whom, and the details."""
+"""Reads the state, the heartbeats and the instances of a service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry import json_values as values
 from mooring.registry.contract import Brake, Problem
 from mooring.registry.json_values import Malformed
-from mooring.registry.redis import layout as fields
+from mooring.registry.redis import layout
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys, ServiceKeys
 from mooring.registry.redis.liveness import ServerClock, brake_of
@@ -28,30 +28,30 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CHUNK = 100
-"""Instances whose details one script call gives at the most: it stays far below 10 ms."""
+"""Instances per script call, so that it takes far less than 10 ms."""
 
 _CALLS = 50
-"""Of these calls on their way at once: all have the time of one, and Redis keeps their replies."""
+"""Concurrent script calls: they share one time limit, and Redis buffers their replies."""
 
 _AT_ONCE = 2_500
-"""Members that are read by one command; more are read in steps, so that nobody waits for them."""
+"""Members per command. A larger set is read in steps, so that it does not block Redis."""
 
 
 class ServiceState(NamedTuple):
-    """A service but for its instances."""
+    """The state of a service, without its instances."""
 
     now: int
     """The server's time, in ms."""
     clock: ServerClock
     config: Mapping[str, Config]
-    """The operator's word by id; on the service under the empty one."""
+    """Operator overrides by id; those of the service under the empty id."""
     brake: Brake | None
     problems: tuple[Problem, ...]
 
 
 class InstanceDetails(NamedTuple):
     instances: dict[str, Instance]
-    """As they say of themselves; what is gone or cannot be read is not among them."""
+    """Without operator overrides. Deleted and unreadable instances are left out."""
     problems: dict[str, Problem]
 
 
@@ -67,77 +67,82 @@ class Reader:
             [],
             what=f"read of {service.name}",
         )
-        now, told, brake = reply
+        now, overrides, brake = reply
         clock = self._connection.clock(service.name)
         if step := clock.read(int(now), asked=asked, answered=time.monotonic()):
             log.warning(
                 "%s: the clock of Redis stepped %s by %s: %s",
-                *(self._connection.where, "forward" if step > 0 else "back", show(abs(step))),
+                self._connection.where,
+                "forward" if step > 0 else "back",
+                show(abs(step)),
                 "no instance counts as silent because of it"
                 if step > 0
-                else "an instance that died is listed until cleanup has lowered its heartbeat",
+                else "a dead instance is listed until cleanup has lowered its heartbeat",
             )
         config: dict[str, Config] = {}
         problems: list[Problem] = []
-        for id, value in fields.from_pairs(told).items():
+        for id, value in layout.from_pairs(overrides).items():
             try:
                 config[id] = values.decode_config(value.encode())
             except Malformed as error:
                 problems.append(Problem(f"{service.config} {quoted(id)}".encode(), str(error)))
-        held = brake_of(fields.from_pairs(brake))
+        held = brake_of(layout.from_pairs(brake))
         return ServiceState(int(now), clock, config, held, tuple(problems))
 
     async def scores(self, service: ServiceKeys) -> dict[str, float]:
-        """The last heartbeat of each instance, in ms on the server's clock, oldest first."""
+        """The last heartbeat of each instance, in ms of the server's clock, oldest first."""
         what = f"read of {service.name}"
-        where = service.heartbeats
+        key = service.heartbeats
         size, reply = await asyncio.gather(
-            self._connection.call("ZCARD", where, what=what),
-            self._connection.call("ZRANGE", where, 0, _AT_ONCE - 1, "WITHSCORES", what=what),
+            self._connection.call("ZCARD", key, what=what),
+            self._connection.call("ZRANGE", key, 0, _AT_ONCE - 1, "WITHSCORES", what=what),
         )
         if size <= _AT_ONCE:
             return _scores(reply)
-        # By a cursor, not by rank: a heartbeat meanwhile would move others out of the window.
-        found: dict[str, float] = {}
+        # By cursor, not by rank: a concurrent heartbeat would move others out of the window.
+        scores: dict[str, float] = {}
         cursor: bytes | str = "0"
         while True:
             cursor, part = await self._connection.call(
-                "ZSCAN", where, cursor, "COUNT", 1000, what=what
+                "ZSCAN", key, cursor, "COUNT", 1000, what=what
             )
-            found.update(_scores(part))
+            scores.update(_scores(part))
             if int(cursor) == 0:
-                return dict(sorted(found.items(), key=lambda item: item[1]))
+                return dict(sorted(scores.items(), key=lambda item: item[1]))
 
     async def departed(self, service: ServiceKeys, missing: Mapping[str, Instance]) -> set[str]:
-        """Those of some instances that are no longer there of whom it is remembered that they left,
-        or were taken out."""
+        """The missing instances that deregistered or were deregistered recently."""
         if not missing:
             return set()
-        told = await self._connection.call(
+        reply = await self._connection.call(
             "ZRANGE", service.removed, 0, -1, what=f"read of {service.name}"
         )
-        members = [member.decode(errors="backslashreplace") for member in told]
+        members = [member.decode(errors="backslashreplace") for member in reply]
         left = {tuple(member.split(" ")[:2]) for member in members}
-        return {id for id, each in missing.items() if (id, each.incarnation) in left}
+        return {id for id, old in missing.items() if (id, old.incarnation) in left}
 
     async def between(
         self, service: ServiceKeys, since: float, until: float
     ) -> list[tuple[str, float]]:
-        """Those whose last heartbeat is within a time (ms, both included), in that order."""
+        """The instances with a last heartbeat in a range (ms, inclusive), ordered by it."""
         reply = await self._connection.call(
-            *("ZRANGEBYSCORE", service.heartbeats, since, until, "WITHSCORES"),
+            "ZRANGEBYSCORE",
+            service.heartbeats,
+            since,
+            until,
+            "WITHSCORES",
             what=f"read of {service.name}",
         )
         return list(_scores(reply).items())
 
     async def details(self, service: ServiceKeys, ids: Iterable[str]) -> InstanceDetails:
-        """All that instances say of themselves. Some are made of their fields while others are
-        still on their way, so that neither Redis nor this process waits for the other."""
-        details, wanted = InstanceDetails({}, {}), list(ids)
-        chunks = [wanted[first : first + _CHUNK] for first in range(0, len(wanted), _CHUNK)]
+        """Read instances. Decodes some while others are in transit, so that neither Redis nor this
+        process waits for the other."""
+        details, remaining = InstanceDetails({}, {}), list(ids)
+        chunks = [remaining[first : first + _CHUNK] for first in range(0, len(remaining), _CHUNK)]
         for first in range(0, len(chunks), _CALLS):
-            some = chunks[first : first + _CALLS]
-            await asyncio.gather(*(self._read(details, service, chunk) for chunk in some))
+            batch = chunks[first : first + _CALLS]
+            await asyncio.gather(*(self._read(details, service, chunk) for chunk in batch))
         return details
 
     async def _read(self, details: InstanceDetails, service: ServiceKeys, ids: list[str]) -> None:
@@ -145,55 +150,55 @@ class Reader:
             reply: Any = await self._connection.run(
                 LIST,
                 [service.instance(id) for id in ids],
-                fields.READ,
+                layout.READ,
                 what=f"read of {service.name}",
             )
-            for id, told in zip(ids, reply, strict=False):
-                self._take(details, service, id, told)
+            for id, record in zip(ids, reply, strict=False):
+                self._decode(details, service, id, record)
             ids = ids[len(reply) :]
 
-    def _take(self, details: InstanceDetails, service: ServiceKeys, id: str, told: Any) -> None:
-        if told is None:
-            return  # it went meanwhile
+    def _decode(self, details: InstanceDetails, service: ServiceKeys, id: str, record: Any) -> None:
+        if record is None:
+            return  # it was deleted in the meantime
         key = service.instance(id).encode()
-        if isinstance(told, bytes | str | Exception):
-            text = told.decode() if isinstance(told, bytes) else str(told)
-            details.problems[id] = Problem(key, f"cannot be read ({text})")
+        if isinstance(record, bytes | str | Exception):
+            error = record.decode() if isinstance(record, bytes) else str(record)
+            details.problems[id] = Problem(key, f"cannot be read ({error})")
             return
         try:
-            pairs = fields.from_pairs(told[1:]) if told[0] else fields.from_reply(told[1:])
-            details.instances[id] = fields.decode(service.name, id, pairs)
+            fields = layout.from_pairs(record[1:]) if record[0] else layout.from_reply(record[1:])
+            details.instances[id] = layout.decode(service.name, id, fields)
         except InvalidRequest as error:
             details.problems[id] = Problem(key, str(error))
 
 
-async def of_each(
+async def read_each(
     names: Iterable[str], read: Callable[[str], Awaitable[T]], *, log: logging.Logger
 ) -> dict[str, T]:
-    """What is read of each service. One that cannot be read costs none of the others: it is left
-    out, and told of. Raises what a store raises where not one can be read."""
-    wanted = list(names)
-    found: dict[str, T] = {}
+    """Read several services. Leaves out those that cannot be read, with a warning in `log`. Raises
+    `StoreError` if none can."""
+    names = list(names)
+    results: dict[str, T] = {}
     failed: dict[str, StoreError] = {}
-    for name, told in zip(
-        wanted, await asyncio.gather(*map(read, wanted), return_exceptions=True), strict=True
+    for name, result in zip(
+        names, await asyncio.gather(*map(read, names), return_exceptions=True), strict=True
     ):
-        if isinstance(told, StoreError):
-            failed[name] = told
-        elif isinstance(told, BaseException):
-            raise told
+        if isinstance(result, StoreError):
+            failed[name] = result
+        elif isinstance(result, BaseException):
+            raise result
         else:
-            found[name] = told
+            results[name] = result
     if failed:
         first = next(iter(failed.values()))
-        if not found:
+        if not results:
             raise first
         log.warning("%s cannot be read and is left out: %s", ", ".join(failed), first)
-    return found
+    return results
 
 
 def with_config(instance: Instance, config: Mapping[str, Config]) -> Instance:
-    """The instance as the operator wants it."""
+    """The instance with operator overrides applied."""
     own = config.get(instance.id)
     service = config.get("", NO_CONFIG)
     if own is not None:

@@ -18,6 +18,7 @@ from mooring.registry import json_values as values
 from mooring.registry.contract import (
     InstanceFeed,
     InstanceRecord,
+    LeaderLease,
     Listing,
     Problem,
     Registry,
@@ -27,17 +28,16 @@ from mooring.registry.contract import (
     StatusReport,
 )
 from mooring.registry.kv.layouts.layout import operator_fields
-from mooring.registry.redis import layout as fields
+from mooring.registry.redis import layout
 from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import RedisKeys, check_service
-from mooring.registry.redis.leader_lease import RedisLeaderLease
+from mooring.registry.redis.layout import RedisKeys, check_service, is_service
 from mooring.registry.redis.live_service import LiveService, drop_service, message_head
-from mooring.registry.redis.liveness import overdue, standing
-from mooring.registry.redis.pipeline import EDIT, FORGET
+from mooring.registry.redis.liveness import overdue, visible
+from mooring.registry.redis.pipeline import EDIT, FORGET, LEAD, NOTE
 from mooring.registry.redis.pubsub import ChangeChannels
-from mooring.registry.redis.reader import Reader, of_each, with_config
+from mooring.registry.redis.reader import Reader, read_each, with_config
 from mooring.registry.redis.registrations import RedisInstanceRecord, RedisRemoteRegistrations
 from mooring.registry.redis.service_feed import LastAnswer, ServiceFeed
 from mooring.settings.registry import RegistrySettings
@@ -45,44 +45,46 @@ from mooring.store.validation import check_ttl
 
 log = logging.getLogger(__name__)
 
+_NOTE_TTL = 7 * 86400
+"""Seconds for which the note of the last leader is kept."""
+
 
 class RedisRegistry(Registry):
     evictions: RedisEvictions
     leader_lease: RedisLeaderLease
 
     def __init__(self, connection: Connection, keys: RedisKeys, settings: RegistrySettings) -> None:
+        interval = settings.heartbeat.heartbeat_interval
         self.url = connection.url
         self.guarantees = RegistryGuarantees(
             expires=(
                 "its heartbeats stop: consumers leave it out after their own timeout, and "
-                "`mooring cleanup` takes it out"
+                "`mooring cleanup` evicts it"
             ),
             renews=False,
             describes=True,
-            late=3 * settings.heartbeat.heartbeat_interval,
+            late=3 * interval,
         )
         self.connection, self.keys, self.settings = connection, keys, settings
         self.reader = Reader(connection, keys)
         self.evictions = RedisEvictions(
-            connection,
-            keys,
-            self.reader,
-            settings.cleanup,
-            beat=settings.heartbeat.heartbeat_interval,
+            connection, keys, self.reader, settings.cleanup, beat=interval
         )
         self.leader_lease = RedisLeaderLease(connection, keys)
-        self._changes = ChangeChannels(connection, keys)
+        self._channels = ChangeChannels(connection, keys)
         self._services: dict[str, LiveService] = {}
         self._registered_here: set[tuple[str, str]] = set()
         self._remote = RedisRemoteRegistrations(
-            *(connection, keys, self.reader),
+            connection,
+            keys,
+            self.reader,
             timeout=settings.cleanup.global_timeout,
-            most=settings.redis.metadata_limit,
+            limit=settings.redis.metadata_limit,
         )
 
     @property
     def timeout(self) -> float:
-        """Seconds without a heartbeat after which an instance is left out here."""
+        """Seconds without a heartbeat after which this consumer leaves out an instance."""
         redis = self.settings.redis
         return redis.consumer_timeout or self.settings.cleanup.global_timeout
 
@@ -95,11 +97,11 @@ class RedisRegistry(Registry):
             service=check_service(instance.service),
             incarnation=instance.incarnation or new_incarnation(),
         )
-        size, most = fields.size(fields.encode(ready)), self.settings.redis.metadata_limit
-        if size > most:
+        size, limit = layout.size(layout.encode(ready)), self.settings.redis.metadata_limit
+        if size > limit:
             raise InvalidRequest(
                 f"{size} bytes of metadata of {ready.service} {ready.id} are over the limit of "
-                f"{most}: say less, or raise registry.redis.metadata-limit"
+                f"{limit}: reduce it, or raise registry.redis.metadata-limit"
             )
         return ready, operator_fields(instance)
 
@@ -107,8 +109,10 @@ class RedisRegistry(Registry):
         if ttl is not None:
             check_ttl(ttl)
             log.info(
-                "%s %s: on Redis a TTL has no effect: heartbeats come every %g s",
-                *(instance.service, instance.id, self.settings.heartbeat.heartbeat_interval),
+                "%s %s: on Redis a TTL has no effect: heartbeats are sent every %g s",
+                instance.service,
+                instance.id,
+                self.settings.heartbeat.heartbeat_interval,
             )
         place = (instance.service, instance.id)
         if place in self._registered_here:
@@ -117,7 +121,9 @@ class RedisRegistry(Registry):
                 "registration first"
             )
         self._registered_here.add(place)
-        live = self._live(instance.service)
+        live = self._services.get(instance.service)
+        if live is None:
+            live = self._services[instance.service] = self._live_service(instance.service)
 
         async def leave() -> None:
             self._registered_here.discard(place)
@@ -125,30 +131,20 @@ class RedisRegistry(Registry):
                 del self._services[live.name]
                 await live.aclose()
 
-        return RedisInstanceRecord(
-            live, instance, most=self.settings.redis.metadata_limit, leave=leave
-        )
+        limit = self.settings.redis.metadata_limit
+        return RedisInstanceRecord(live, instance, limit=limit, leave=leave)
 
-    def _live(self, service: str) -> LiveService:
-        live = self._services.get(service)
-        if live is None:
-            live = self._services[service] = self._apart(service)
-        return live
-
-    def _apart(self, service: str) -> LiveService:
-        """For one call, in which nobody registered here takes part."""
-        return LiveService(
-            *(self.connection, self.keys, self._changes, service),
-            timeout=self.settings.cleanup.global_timeout,
-        )
+    def _live_service(self, service: str) -> LiveService:
+        timeout = self.settings.cleanup.global_timeout
+        return LiveService(self.connection, self.keys, self._channels, service, timeout=timeout)
 
     async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
-        """As everywhere; its time-to-live is that of cleanup, whatever is asked for."""
+        """On Redis the TTL is the timeout of cleanup, whatever `ttl` requests."""
         if ttl is not None:
             check_ttl(ttl)
         ready, lost = self.prepare(instance)
-        live = self._apart(ready.service)
-        await self._remote.enter(live, ready, back=bool(instance.incarnation))
+        live = self._live_service(ready.service)
+        await self._remote.enter(live, ready, returns=bool(instance.incarnation))
         every = self.settings.heartbeat.heartbeat_interval
         return RemoteRegistration(ready, self.settings.cleanup.global_timeout, every, tuple(lost))
 
@@ -162,61 +158,58 @@ class RedisRegistry(Registry):
         state: State | None = None,
         metrics: Mapping[str, JSON] | None = None,
     ) -> bool:
-        return await self._remote.beat(
-            service, id, incarnation, StatusReport(healthy, state, metrics)
-        )
+        report = StatusReport(healthy, state, metrics)
+        return await self._remote.beat(service, id, incarnation, report)
 
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
-        return await self._remote.leave(self._apart(check_service(service)), id, incarnation)
+        live = self._live_service(check_service(service))
+        return await self._remote.leave(live, id, incarnation)
 
     async def groups(self) -> list[str]:
         listed, described = await self._listed(), await self._described()
-        found = {split_service(name)[0] for name in (*listed, *described) if _is_service(name)}
-        return sorted(found | {name[:-1] for name in described if _is_group(name)})
+        groups = {split_service(name)[0] for name in (*listed, *described) if is_service(name)}
+        return sorted(groups | {name[:-1] for name in described if _is_group(name)})
 
     async def names(self, group: str = "") -> list[str]:
-        """As everywhere: those that have instances, and those that are described. What is no
-        service's name is left out."""
+        """The services that have instances or a description. Ignores invalid names."""
         if group:
             check_name("group", group)
         listed, described = await self._listed(), await self._described()
-        names = sorted(name for name in {*listed, *described} if _is_service(name))
+        names = sorted(name for name in {*listed, *described} if is_service(name))
         return [name for name in names if not group or split_service(name)[0] == group]
 
     async def _listed(self) -> list[str]:
-        told = await self.connection.call("SMEMBERS", self.keys.services, what="list of services")
-        return [name.decode(errors="backslashreplace") for name in told]
+        reply = await self.connection.call("SMEMBERS", self.keys.services, what="list of services")
+        return [name.decode(errors="backslashreplace") for name in reply]
 
     async def _described(self) -> list[str]:
-        """None where they cannot be read: then who has instances is still known."""
+        """Empty if the descriptions cannot be read: services with instances are listed anyway."""
         key = self.keys.info
         try:
-            told = await self.connection.call("HGETALL", key, what="list of descriptions")
+            reply = await self.connection.call("HGETALL", key, what="list of descriptions")
         except StoreError as error:
-            log.warning("left out who has no instances: %s", error)
+            log.warning("services without instances are left out: %s", error)
             return []
-        return [*fields.from_pairs(told)]
+        return [*layout.from_pairs(reply)]
 
     async def configured(self, service: str) -> bool:
         state = await self.reader.state(self.keys.of(service))
         return bool(state.config or state.problems)
 
     async def services(self, group: str = "") -> list[ServiceCount]:
-        """As everywhere; one that cannot be read is left out, and a warning is logged."""
-        listings = await of_each(await self.names(group), self.instances, log=log)
-        return [ServiceCount(name, len(each.instances)) for name, each in listings.items()]
+        """Leaves out services that cannot be read, with a warning."""
+        listings = await read_each(await self.names(group), self.instances, log=log)
+        return [ServiceCount(name, len(listing.instances)) for name, listing in listings.items()]
 
     async def instances(self, service: str) -> Listing:
         keys = self.keys.of(service)
         state, scores = await asyncio.gather(self.reader.state(keys), self.reader.scores(keys))
         details = await self.reader.details(keys, scores)
-        shown = standing(
-            {id: with_config(each, state.config) for id, each in details.instances.items()},
+        shown = visible(
+            {id: with_config(one, state.config) for id, one in details.instances.items()},
             overdue(scores, state.now, self.timeout, state.clock),
-            held={},
+            before={},
             braked=state.brake is not None,
-            grace=False,
-            missed=(),
         )
         problems = [*details.problems.values(), *state.problems]
         if state.brake is not None:
@@ -227,16 +220,16 @@ class RedisRegistry(Registry):
     async def heard_between(
         self, service: str, since: float, until: float = float("inf")
     ) -> list[tuple[Instance, float]]:
-        """The instances whose last heartbeat was within a time (seconds since the epoch, on the
-        server's clock), with that heartbeat, in its order, whether they are overdue or not."""
+        """The instances with a last heartbeat within a time (seconds since the epoch, by the
+        server's clock), with that heartbeat and in its order, including overdue ones."""
         keys = self.keys.of(service)
-        found = dict(await self.reader.between(keys, since * 1000, until * 1000))
+        scores = dict(await self.reader.between(keys, since * 1000, until * 1000))
         state, details = await asyncio.gather(
-            self.reader.state(keys), self.reader.details(keys, found)
+            self.reader.state(keys), self.reader.details(keys, scores)
         )
         return [
             (with_config(details.instances[id], state.config), score / 1000)
-            for id, score in found.items()
+            for id, score in scores.items()
             if id in details.instances
         ]
 
@@ -244,21 +237,21 @@ class RedisRegistry(Registry):
         return self._feed(service, LastAnswer())
 
     def _feed(self, service: str, last_answer: LastAnswer) -> ServiceFeed:
-        beats = self.settings.heartbeat.heartbeat_interval
         return ServiceFeed(
-            *(self.reader, self._changes, self.keys.of(service)),
+            self.reader,
+            self._channels,
+            self.keys.of(service),
             where=self.url,
             timeout=self.timeout,
-            grace=2 * beats + 5,
+            grace=2 * self.settings.heartbeat.heartbeat_interval + 5,
             last_answer=last_answer,
         )
 
     def follow_all(self) -> Feed[tuple[str, str], Instance]:
-        return AllServicesFeed(self._inhabited, self._feed, where=self.url)
+        return AllServicesFeed(self._with_instances, self._feed, where=self.url)
 
-    async def _inhabited(self) -> list[str]:
-        """The services that have instances."""
-        return sorted(name for name in await self._listed() if _is_service(name))
+    async def _with_instances(self) -> list[str]:
+        return sorted(name for name in await self._listed() if is_service(name))
 
     async def silence(self, service: str) -> Mapping[str, float]:
         keys = self.keys.of(service)
@@ -267,25 +260,25 @@ class RedisRegistry(Registry):
 
     async def deregister(self, service: str, id: str) -> bool:
         check_text("id", id)
-        live = self._apart(check_service(service))
+        live = self._live_service(check_service(service))
         return await live.deregister(id, "", head=message_head(service, id))
 
     async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
-        keys = self.keys.of(service)
-        value = await self._field(keys.config, id)
-        with values.located(f"{keys.config} {quoted(id)}"):
+        key = self.keys.of(service).config
+        value = await self._field(key, id)
+        with values.located(f"{key} {quoted(id)}"):
             return values.decode(value) if value else {}
 
     async def _field(self, key: str, field: str) -> bytes:
-        told: bytes | None = await self.connection.call("HGET", key, field, what=f"read of {key}")
-        return told or b""
+        value: bytes | None = await self.connection.call("HGET", key, field, what=f"read of {key}")
+        return value or b""
 
     async def configure(
         self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
     ) -> Mapping[str, JSON]:
         values.check_config(service, set)
         keys = self.keys.of(service)
-        return await self._edit(keys.config, id, set, unset, tell=(keys.changes, service))
+        return await self._edit(keys.config, id, set, unset, notify=(keys.changes, service))
 
     async def _edit(
         self,
@@ -294,16 +287,17 @@ class RedisRegistry(Registry):
         set: Mapping[str, JSON],
         unset: tuple[str, ...] = (),
         *,
-        tell: tuple[str, str] = ("", ""),
+        notify: tuple[str, str] = ("", ""),
     ) -> dict[str, JSON]:
-        """Change some of a value and leave the rest, whoever else writes meanwhile."""
-        channel, service = tell
+        """Change some fields of a value and keep the others, even under concurrent writes. `notify`
+        is the channel and the service of overrides; empty for a description."""
+        channel, service = notify
+        where = f"{key} {quoted(field)}"
         while True:
             before = await self._field(key, field)
-            where = f"{key} {quoted(field)}"
-            told = values.edited(before, where, set, unset)
-            after = values.encode(told) if told else b""
-            if channel and told:
+            fields = values.edited(before, where, set, unset)
+            after = values.encode(fields) if fields else b""
+            if channel and fields:
                 with values.located(where):
                     values.decode_config(after)  # never write overrides that cannot be read
             done: Any = await self.connection.run(
@@ -313,7 +307,7 @@ class RedisRegistry(Registry):
                 what=f"change of {key} {field}",
             )
             if done:
-                return told
+                return fields
 
     async def info(self, *, group: str = "", service: str = "") -> Group | Service:
         field = _info_field(group, service)
@@ -329,16 +323,16 @@ class RedisRegistry(Registry):
     ) -> Group | Service:
         field = _info_field(group, service)
         values.check_info(set, service=bool(service))
-        told = await self._edit(self.keys.info, field, dict(set))
-        return self._info(field, values.encode(told), group, service)
+        fields = await self._edit(self.keys.info, field, dict(set))
+        return self._info(field, values.encode(fields), group, service)
 
     async def forget(self, service: str) -> bool:
-        """As everywhere. Also who is silent is registered, until cleanup takes it out."""
-        keys, what = self.keys.of(service), f"forgetting of {service}"
-        beyond = [] if self.keys.cluster else [self.keys.info, self.keys.services]
+        """On Redis, silent instances are registered until cleanup evicts them."""
+        keys, what = self.keys.of(service), f"deletion of {service}"
+        shared = [] if self.keys.cluster else [self.keys.info, self.keys.services]
         done = await self.connection.run(
             FORGET,
-            [keys.heartbeats, keys.config, *beyond],
+            [keys.heartbeats, keys.config, *shared],
             [service, keys.changes, message_head(service, "")],
             what=what,
         )
@@ -350,20 +344,12 @@ class RedisRegistry(Registry):
     async def aclose(self) -> None:
         for live in list(self._services.values()):
             await live.aclose()
-        await self._changes.aclose()
+        await self._channels.aclose()
         await self.connection.aclose()
 
 
-def _is_service(name: str) -> bool:
-    try:
-        check_service(name)
-    except InvalidRequest:
-        return False
-    return True
-
-
 def _is_group(field: str) -> bool:
-    """Whether a description is of a group: see `_info_field`."""
+    """Whether a field holds the description of a group: see `_info_field`."""
     try:
         check_name("group", field.removesuffix("/"))
     except InvalidRequest:
@@ -376,3 +362,32 @@ def _info_field(group: str, service: str) -> str:
         return check_service(service)
     check_name("group", group)
     return f"{group}/"
+
+
+class RedisLeaderLease(LeaderLease):
+    """Redis has no fencing, and a failover may forget a lease: for a moment there may be two
+    leaders."""
+
+    def __init__(self, connection: Connection, keys: RedisKeys) -> None:
+        self._connection = connection
+        self._leader, self._note = keys.leader, keys.alerts
+
+    async def lead(self, id: str, ttl: float) -> bool:
+        done = await self._connection.run(
+            LEAD, [self._leader], [id, int(ttl * 1000)], what="election of a leader"
+        )
+        return bool(done)
+
+    async def resign(self, id: str) -> None:
+        await self.lead(id, 0)
+
+    async def note(self) -> bytes:
+        what = f"read of {self._note}"
+        note: bytes | None = await self._connection.call("GET", self._note, what=what)
+        return note or b""
+
+    async def leave_note(self, id: str, note: bytes) -> bool:
+        done = await self._connection.run(
+            NOTE, [self._leader, self._note], [id, note, _NOTE_TTL], what=f"write of {self._note}"
+        )
+        return bool(done)
