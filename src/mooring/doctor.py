@@ -136,7 +136,7 @@ def judge_server(server: ServerInfo, *, alone: bool) -> Iterator[Finding]:
     )
     if clock is not None:
         yield clock
-    told = server.told
+    told = server.info
     if alone and server.is_replica:
         yield Finding(
             "error",
@@ -151,7 +151,7 @@ def judge_server(server: ServerInfo, *, alone: bool) -> Iterator[Finding]:
 
 def _judge_version(server: ServerInfo) -> Finding:
     assert server.latency is not None
-    told, text = server.told, f"answers in {show(server.latency)}"
+    told, text = server.info, f"answers in {show(server.latency)}"
     if not told:
         return Finding(
             "ok", server.address, f"{text}; what it is, this user may not ask (INFO is refused)"
@@ -169,7 +169,7 @@ def _judge_version(server: ServerInfo) -> Finding:
 
 def _judge_memory(server: ServerInfo) -> Finding:
     """Whether it may throw away what is registered."""
-    told, about = server.told, f"{server.address} memory"
+    told, about = server.info, f"{server.address} memory"
     policy, limit = told.get("maxmemory_policy", "noeviction"), int(told.get("maxmemory", "0"))
     used = int(told.get("used_memory", "0"))
     if not limit:
@@ -196,7 +196,7 @@ def _judge_memory(server: ServerInfo) -> Finding:
 
 def _judge_persistence(server: ServerInfo) -> Finding:
     """What is left of the registry after this server ended."""
-    told, about = server.told, f"{server.address} persistence"
+    told, about = server.info, f"{server.address} persistence"
     replicas = int(told.get("connected_slaves", "0"))
     beside = {0: "no replica", 1: "1 replica"}.get(replicas, f"{replicas} replicas")
     if told.get("aof_enabled") == "1":
@@ -256,7 +256,7 @@ def judge_coverage(coverage: SlotCoverage) -> Finding:
 async def _try_out_redis(trial: AccessTrial) -> AsyncIterator[Finding]:
     """What this user may do, by doing it, and how long it takes."""
     yield await attempt("read", timed(trial.read))
-    yield await attempt("list", timed(trial.look, 3))
+    yield await attempt("list", timed(trial.list, 3))
     registering = await attempt("register", timed(trial.register, 1))
     yield registering
     if registering.level == "ok":

@@ -455,7 +455,7 @@ class TestTheDoctor:
         )
         server = redis("7.0").address
         done = mooring_command("doctor", f"redis+sentinel://{server}/main")
-        assert f"{server} is no sentinel" in done.stdout
+        assert f"{server} is not a sentinel" in done.stdout
 
     def test_what_a_user_may_not_do_is_found_by_doing_it(
         self, fresh_redis: Callable[..., RedisServer]

@@ -88,7 +88,7 @@ def said(server: ServerInfo, *, alone: bool = True) -> dict[str, tuple[str, str]
     ],
 )
 def test_a_redis(told: dict[str, str], about: str, level: str, says: str):
-    server = ServerInfo("h:1", 0.001, told=REDIS | told, saves="", clock_ahead=(0.0, 0.0))
+    server = ServerInfo("h:1", 0.001, info=REDIS | told, saves="", clock_ahead=(0.0, 0.0))
     if about == "version":
         finding = next(judge_server(server, alone=True))
         assert (finding.level, says in finding.text) == (level, True), finding
@@ -98,7 +98,7 @@ def test_a_redis(told: dict[str, str], about: str, level: str, says: str):
 
 
 def test_a_replica_is_fine_where_somebody_leads_to_the_master():
-    server = ServerInfo("h:1", 0.001, told=REDIS | {"role": "slave"}, clock_ahead=(0.0, 0.0))
+    server = ServerInfo("h:1", 0.001, info=REDIS | {"role": "slave"}, clock_ahead=(0.0, 0.0))
     assert {level for level, _ in said(server, alone=False).values()} == {"ok"}
 
 

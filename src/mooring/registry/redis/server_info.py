@@ -25,25 +25,27 @@ from mooring.registry.redis.registry import RedisRegistry
 from mooring.settings.connections import RedisConnectionSettings
 
 SCRATCH = "mooring-doctor"
-"""The service that is registered for a moment; each trial has an instance of its own."""
+"""The service that a trial registers in; each trial has its own instance."""
 
-_PATIENCE = 3.0
+_TIMEOUT = 3.0
 
 
 class AccessTrial:
-    """An instance that nobody calls is registered for a moment."""
+    """Registers a disabled instance for a moment, to try all operations of a registry."""
 
     def __init__(self, registry: RedisRegistry, masters: Sequence[str]) -> None:
         self._registry, self.masters = registry, masters
-        named = Instance(SCRATCH, "doctor.invalid", 1, id=uuid.uuid4().hex, weight=0, enabled=False)
-        self.instance, _ = registry.prepare(named)
+        scratch = Instance(
+            SCRATCH, "doctor.invalid", 1, id=uuid.uuid4().hex, weight=0, enabled=False
+        )
+        self.instance, _ = registry.prepare(scratch)
         self._record: InstanceRecord | None = None
         self._registered = False
 
     async def read(self) -> None:
         await self._registry.info(service=SCRATCH)
 
-    async def look(self) -> None:
+    async def list(self) -> None:
         await self._registry.instances(SCRATCH)
         await self._registry.names()
 
@@ -59,11 +61,11 @@ class AccessTrial:
         await self._record.beat(self.instance, update=False)
 
     async def hear(self) -> float | None:
-        """Listen to the changes, and make one; the seconds until it is heard. None where nothing
-        is registered that could change."""
+        """Subscribe to changes and make one. Returns the seconds until it arrives; None if the
+        instance is not registered."""
         connection, keys = self._registry.connection, self._registry.keys.of(SCRATCH)
         try:
-            async with asyncio.timeout(_PATIENCE), _listening(connection) as listening:
+            async with asyncio.timeout(_TIMEOUT), _listening(connection) as listening:
                 await listening.subscribe(keys.changes)
                 await _heard(listening, "subscribe")
                 if self._record is None or not self._registered:
@@ -73,16 +75,14 @@ class AccessTrial:
                 await _heard(listening, "message")
                 return time.monotonic() - started
         except TimeoutError as error:
-            raise Unavailable(
-                f"changes on {keys.changes} are not heard within {_PATIENCE:g} s"
-            ) from error
+            raise Unavailable(f"no message on {keys.changes} within {_TIMEOUT:g} s") from error
         except FAILURES as error:
             raise translate(
                 error, what=f"changes on {keys.changes}", where=connection.where, writes=False
             ) from error
 
     async def scan(self) -> None:
-        """The first step of what cleanup does to find remains."""
+        """The first step of the search of cleanup for orphans."""
         settings, pattern = self._registry.connection.settings, f"{self._registry.keys.services}:*"
         for address in self.masters:
             try:
@@ -94,7 +94,7 @@ class AccessTrial:
                 ) from error
 
     async def aclose(self) -> None:
-        """Raises what a store raises where the instance could not be taken out."""
+        """Deregister the instance. Raises `StoreError`."""
         if self._record is not None:
             record, self._record = self._record, None
             try:
@@ -117,7 +117,7 @@ async def _listening(connection: Connection) -> AsyncIterator[Any]:
 
 async def _heard(listening: Any, kind: str) -> None:
     while True:
-        message = await listening.get_message(timeout=_PATIENCE)
+        message = await listening.get_message(timeout=_TIMEOUT)
         if message is not None and message["type"] == kind:
             return
 
@@ -127,44 +127,44 @@ FAILURES = (*LOST, TimeoutError)
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """One server, as seen from here."""
+    """One server, as seen from this process."""
 
     address: str
     latency: float | None = None
-    """Seconds of one round trip; None where it did not answer."""
+    """Seconds of one round trip; None if it did not answer."""
     problem: str = ""
-    """Why it does not answer, in words."""
-    told: Mapping[str, str] = field(default_factory=dict)
-    """What it says of itself (INFO); empty where this user may not ask."""
+    """Why it does not answer."""
+    info: Mapping[str, str] = field(default_factory=dict)
+    """The reply to INFO; empty if this user has no permission."""
     saves: str | None = None
-    """When it writes itself to disk, as it is configured; None where this user may not ask."""
+    """The configured snapshot intervals; None if this user has no permission."""
     clock_ahead: tuple[float, float] | None = None
-    """By how much its clock is ahead of ours, at least and at most."""
+    """The least and the most seconds by which its clock is ahead of the local one."""
 
     @property
     def is_replica(self) -> bool:
-        return self.told.get("role") in ("slave", "replica")
+        return self.info.get("role") in ("slave", "replica")
 
     @property
     def is_sentinel(self) -> bool:
-        return self.told.get("redis_mode") == "sentinel"
+        return self.info.get("redis_mode") == "sentinel"
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """Those who guard a master."""
+    """The sentinels of a master."""
 
     name: str
     servers: tuple[ServerInfo, ...]
     master: str = ""
-    """Where it is, by their account; empty where they do not know it."""
+    """The address of the master; empty if the sentinels do not know it."""
     quorum: str = ""
-    """What they say of a failover, were it needed now; empty where it could be made."""
+    """Why a failover is impossible now; empty if it is possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotCoverage:
-    """How much of a cluster's slots somebody answers for."""
+    """The slots of a cluster that have a master."""
 
     state: str
     covered: int
@@ -179,13 +179,13 @@ class Topology:
 
 
 async def inspect_servers(settings: RedisConnectionSettings) -> Topology:
-    """Ask everybody who is named, and whom they name. Raises nothing: what is wrong is in it."""
+    """Inspect the servers of a URL, and those that they refer to. Errors are part of the result."""
     if settings.kind == "sentinel":
         sentinels = await _ask_sentinels(settings)
         masters = [sentinels.master] if sentinels.master else []
         return Topology(await _servers(settings, masters), sentinels)
     if settings.kind == "cluster":
-        return await _look_at_cluster(settings)
+        return await _inspect_cluster(settings)
     return Topology(await _servers(settings, settings.hosts))
 
 
@@ -198,14 +198,14 @@ async def _servers(
 async def _server(settings: RedisConnectionSettings, address: str) -> ServerInfo:
     try:
         async with (
-            asyncio.timeout(_PATIENCE + settings.timeout),
+            asyncio.timeout(_TIMEOUT + settings.timeout),
             client_of(settings, address) as client,
         ):
             latency = await _latency(client)
             return ServerInfo(
                 address,
                 latency,
-                told=await _told(client),
+                info=await _info(client),
                 saves=await _saves(client),
                 clock_ahead=await _clock_ahead(client),
             )
@@ -227,61 +227,63 @@ async def client_of(
 
 
 async def _latency(client: Any) -> float:
-    await _asked(client, "PING")  # connects
+    await _ask(client, "PING")  # connects
     times = []
     for _ in range(5):
         started = time.monotonic()
-        await _asked(client, "PING")
+        await _ask(client, "PING")
         times.append(time.monotonic() - started)
     return statistics.median(times)
 
 
-async def _asked(client: Any, *command: str) -> Any:
-    """The answer to a command; None where this user may not give it."""
+async def _ask(client: Any, *command: str) -> Any:
+    """The reply to a command; None if this user has no permission."""
     try:
         return await client.execute_command(*command)
     except driver.ResponseError as error:
-        if code_of(error) == "NOPERM" or _is_unknown(error):  # forbidden, or renamed away
+        if code_of(error) == "NOPERM" or _is_unknown(error):  # forbidden, or renamed
             return None
         raise
 
 
 def _is_unknown(error: BaseException) -> bool:
-    """Whether a server does not know a command. The driver takes Redis' `ERR` off."""
+    """Whether a server does not know a command. The driver strips the `ERR` of Redis."""
     return "unknown command" in str(error)
 
 
-async def _told(client: Any) -> dict[str, str]:
-    told = await _asked(client, "INFO")
-    return {str(name): str(value) for name, value in (told or {}).items()}
+async def _info(client: Any) -> dict[str, str]:
+    info = await _ask(client, "INFO")
+    return {str(name): str(value) for name, value in (info or {}).items()}
 
 
 async def _saves(client: Any) -> str | None:
-    told = await _asked(client, "CONFIG GET", "save")
-    return None if told is None else str(told.get("save", ""))
+    reply = await _ask(client, "CONFIG GET", "save")
+    return None if reply is None else str(reply.get("save", ""))
 
 
 async def _clock_ahead(client: Any) -> tuple[float, float] | None:
     sent = time.time()
-    told = await _asked(client, "TIME")
-    if told is None:
+    reply = await _ask(client, "TIME")
+    if reply is None:
         return None
-    theirs = int(told[0]) + int(told[1]) / 1_000_000
+    theirs = int(reply[0]) + int(reply[1]) / 1_000_000
     return theirs - time.time(), theirs - sent
 
 
 async def _ask_sentinels(settings: RedisConnectionSettings) -> Sentinels:
-    asked = await asyncio.gather(*(_sentinel(settings, address) for address in settings.hosts))
-    servers = tuple(server for server, _, _ in asked)
-    answered = [(master, quorum) for server, master, quorum in asked if server.latency is not None]
+    replies = await asyncio.gather(*(_sentinel(settings, address) for address in settings.hosts))
+    servers = tuple(server for server, _, _ in replies)
+    answered = [
+        (master, quorum) for server, master, quorum in replies if server.latency is not None
+    ]
     known = [master for master, _ in answered if master]
-    # They differ while they agree on a new master: the first that can speak for all is taken.
+    # Sentinels may disagree during a failover: prefer the answer of one with a quorum.
     quorum = min((quorum for _, quorum in answered), key=len, default="")
     return Sentinels(settings.master, servers, known[0] if known else "", quorum)
 
 
 async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[ServerInfo, str, str]:
-    """A sentinel, the master by its account, and why there could be no failover."""
+    """A sentinel, the master that it reports, and why a failover is impossible."""
     login = {
         "db": 0,
         "username": None,
@@ -290,11 +292,11 @@ async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Se
     }
     try:
         async with (
-            asyncio.timeout(_PATIENCE + settings.timeout),
+            asyncio.timeout(_TIMEOUT + settings.timeout),
             client_of(settings, address, **login) as client,
         ):
             server = ServerInfo(address, await _latency(client))
-            place = await client.execute_command(
+            master = await client.execute_command(
                 "SENTINEL GET-MASTER-ADDR-BY-NAME", settings.master
             )
             quorum = ""
@@ -302,58 +304,52 @@ async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Se
                 await client.execute_command("SENTINEL CKQUORUM", settings.master)
             except driver.ResponseError as error:
                 quorum = str(error)
-            return server, join(place[0], int(place[1])) if place else "", quorum
+            return server, join(master[0], int(master[1])) if master else "", quorum
     except FAILURES as error:
         return ServerInfo(address, problem=_in_words(address, error, settings)), "", ""
 
 
-async def _look_at_cluster(settings: RedisConnectionSettings) -> Topology:
+async def _inspect_cluster(settings: RedisConnectionSettings) -> Topology:
     for address in settings.hosts:
         try:
             async with (
-                asyncio.timeout(_PATIENCE + settings.timeout),
+                asyncio.timeout(_TIMEOUT + settings.timeout),
                 client_of(settings, address) as client,
             ):
-                told = await client.execute_command("CLUSTER INFO")
+                info = await client.execute_command("CLUSTER INFO")
                 members = await client.execute_command("CLUSTER NODES")
         except FAILURES:
             continue
-        masters = [place for place, node in members.items() if "master" in node["flags"]]
+        masters = [name for name, node in members.items() if "master" in node["flags"]]
         coverage = SlotCoverage(
-            str(told.get("cluster_state", "")),
-            int(told.get("cluster_slots_ok", 0)),
-            sum(1 for place in masters if members[place]["slots"]),
+            str(info.get("cluster_state", "")),
+            int(info.get("cluster_slots_ok", 0)),
+            sum(1 for name in masters if members[name]["slots"]),
         )
-        places = [place for place in members if not place.startswith(":")]
-        return Topology(await _servers(settings, sorted(places)), coverage=coverage)
+        addresses = [name for name in members if not name.startswith(":")]
+        return Topology(await _servers(settings, sorted(addresses)), coverage=coverage)
     return Topology(await _servers(settings, settings.hosts))
 
 
 def _in_words(address: str, error: BaseException, settings: RedisConnectionSettings) -> str:
-    """What is wrong with a server that was not reached."""
+    """Why a server cannot be reached, and what to do."""
     text = f"{error} {error.__cause__ or error.__context__ or ''}"
-    if "(connection refused)" in (told := in_words(error)):
-        return told
+    if "(connection refused)" in (words := in_words(error)):
+        return words
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return (
-            f"the certificate of {address} is not trusted: name its authority with ?ca=FILE "
-            f"({in_words(error)})"
-        )
+        return f"the certificate of {address} is not trusted: set its CA with ?ca=FILE ({words})"
     if isinstance(error.__cause__ or error, ssl.SSLError) or "SSL" in text:
-        return f"{address} does not speak TLS as we do: redis:// is without it ({in_words(error)})"
+        return f"TLS with {address} failed: use redis:// if it has no TLS ({words})"
     if code_of(error) in ("NOAUTH", "WRONGPASS") or isinstance(error, driver.AuthenticationError):
-        return (
-            f"{address} refuses the login: give a user and a password in the URL "
-            f"({in_words(error)})"
-        )
+        return f"{address} rejects the login: set a user and a password in the URL ({words})"
     if isinstance(error, TimeoutError | driver.TimeoutError):
-        tls = ", does it speak TLS at all" if settings.tls else ""
+        tls = ", does it support TLS" if settings.tls else ""
         return (
-            f"{address} does not answer: is the address right, is a firewall in between, is the "
+            f"{address} does not answer: is the address correct, does a firewall block it, is the "
             f"server paused{tls}?"
         )
     if _is_unknown(error) and "SENTINEL" in text:
-        return f"{address} is no sentinel: is the port right? A server alone is named with redis://"
+        return f"{address} is not a sentinel: check the port, or use redis:// for a single server"
     if isinstance(error, driver.ConnectionError) and "closed" in text and settings.tls is None:
-        return f"{address} closes the connection: does it speak TLS? Then use rediss://, or tls=on"
-    return told if "cannot be reached" in told else f"{address} cannot be asked: {told}"
+        return f"{address} closes the connection: if it requires TLS, use rediss:// or tls=on"
+    return words if "cannot be reached" in words else f"{address} failed: {words}"
