@@ -743,7 +743,7 @@ class TestRegistering:
         layout = "--layout=plain:/services/"
         register = start("register", "orders", "h:1", "--zone=a", layout)
         await eventually(lambda: register.said("registered (was registering)"), within=40)
-        await eventually(lambda: register.said("the registry cannot hold its zone"))
+        await eventually(lambda: register.said("the registry cannot store its zone"))
         (entry,) = (await hub.store.read(prefix(b"/services/"))).entries
         assert (entry.key, entry.value) == (b"/services/orders/h:1", b"h:1")
         assert ok(await asyncio.to_thread(run, "resolve", "orders", layout)) == "h:1\n"
@@ -823,7 +823,7 @@ class TestTheStore:
     def test_a_registration_goes_on_trying_and_tells_the_same(self, local: Command):
         done = local("register", "a", "h:1", "--", "echo", "runs")
         assert (done.code, done.stdout) == (0, "runs\n")
-        assert "a h:1: not registered yet, trying on" in done.stderr
+        assert "a h:1: not registered yet, retrying" in done.stderr
         assert "start `mooring serve`" in done.stderr
 
     def test_a_store_that_was_named_and_does_not_answer(self):

@@ -81,7 +81,7 @@ async def test_who_is_not_due_to_beat_is_not_silent(url: str, caplog: pytest.Log
             return await evictions_of(registry).sweep()
 
         assert (await last_heard(85)).brakes == {}
-        assert "let registry.cleanup.global-timeout be twice as long" in caplog.text
+        assert "set registry.cleanup.global-timeout to at least twice" in caplog.text
         assert set((await last_heard(125)).brakes) == {"echo"}
         assert len(await listed(hub)) == 4
 

@@ -222,7 +222,7 @@ async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_insta
         ):
             assert len(view.instances) == len(mirror.items) == 2
             assert view.stale
-            assert "all 2 instances were silent at the first look" in view.seen.reason
+            assert "all 2 instances were silent at the first read" in view.seen.reason
             await hub.registry.enter(there[0].instance, ttl=60)
             await hub.registry.enter(there[1].instance, ttl=60)
             await eventually(lambda: not view.stale)
@@ -329,7 +329,7 @@ async def test_an_instance_that_died_before_the_clock_stepped_back_is_left_out_a
         assert "4 heartbeats ahead of Redis' clock lowered" in str(swept)
         told = [record.getMessage() for record in caplog.records]
         assert (
-            sum("the heartbeats of 4 instances lay more than 4s ahead" in line for line in told)
+            sum("the heartbeats of 4 instances were more than 4s ahead" in line for line in told)
             == 1
         )
         assert sum("stepped back by 1h" in line for line in told) == 1

@@ -222,7 +222,7 @@ async def test_a_list_of_services_that_is_something_else_costs_no_beat(
         newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=2)
         async with newcomer:
             assert newcomer.state != "registered"
-            assert key in newcomer._trouble
+            assert key in newcomer._problem
             assert len(await work.beats("echo")) == 3  # nothing is half done
             server.command("DEL", key)
             await eventually(lambda: newcomer.state == "registered")
@@ -268,7 +268,7 @@ async def test_out_of_memory_signs_of_life_count_and_the_rest_is_refused(
             await work.other.registry.configure("echo", set={"weight": 2})
         newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=2)
         async with newcomer:
-            assert "out of memory" in newcomer._trouble
+            assert "out of memory" in newcomer._problem
             assert len(await work.beats("echo")) == 3
             assert not (await evictions_of(registry_of(work.other)).sweep()).removed
             leaving = work.rest[2]

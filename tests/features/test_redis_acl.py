@@ -219,7 +219,7 @@ async def test_who_may_not_listen_looks_at_an_interval(
         await silence(operator, echo)
         await eventually(lambda: len(view.instances) == 0)
     told = [r.getMessage() for r in caplog.records if "changes" in r.getMessage()]
-    assert len([text for text in told if "not heard" in text]) == 1
+    assert len([text for text in told if "no permission to subscribe" in text]) == 1
 
 
 async def test_wrong_credentials_are_told(server: Guarded):

@@ -89,7 +89,7 @@ async def test_what_a_layout_cannot_hold_is_told_once(caplog: pytest.LogCaptureF
         hub.register(Instance("echo", "10.0.0.1", 80, zone="z", weight=2)),
     ):
         pass
-    assert caplog.text.count("cannot hold its zone, weight") == 1
+    assert caplog.text.count("cannot store its zone, weight") == 1
 
 
 async def test_what_only_an_operator_may_say_is_told_to_who_registers_it(
@@ -98,7 +98,7 @@ async def test_what_only_an_operator_may_say_is_told_to_who_registers_it(
     said = Instance("echo", "10.0.0.1", 80, enabled=False, config=Config(weight=0))
     async with mooring.connect() as hub, hub.register(said):
         pass
-    assert caplog.text.count("cannot hold its enabled, config") == 1
+    assert caplog.text.count("cannot store its enabled, config") == 1
 
 
 @pytest.mark.parametrize("layout", ["plain:/s/", "endpoints:/e/"])
@@ -110,10 +110,10 @@ async def test_what_it_says_later_and_a_layout_cannot_hold_is_told_once(
         assert "cannot hold" not in caplog.text
         one.update(healthy=False)
         one.update(metrics={"queue": {"length": 7}})
-        assert caplog.text.count("cannot hold its status") == 1
+        assert caplog.text.count("cannot store its status") == 1
         one.update(weight=2)
         one.update(weight=3)
-    assert caplog.text.count("cannot hold its weight") == (layout == "plain:/s/")
+    assert caplog.text.count("cannot store its weight") == (layout == "plain:/s/")
 
 
 async def test_a_host_that_is_not_given_is_found():
@@ -238,7 +238,7 @@ async def test_a_store_that_is_away_does_not_keep_a_service_from_starting(
         url = f"etcd://{proxy.address}?timeout=1s&namespace=/{os.getpid()}-{time.monotonic_ns()}"
         async with mooring.connect(url) as hub, hub.register(ONE, wait=0.5) as one:
             assert one.state == "registering"
-            assert "not registered yet, trying on" in caplog.text
+            assert "not registered yet, retrying" in caplog.text
             proxy.heal()
             await eventually(lambda: one.state == "registered", within=2)
 
@@ -460,7 +460,7 @@ async def test_it_goes_on_though_something_that_it_waits_for_is_cancelled(
         monkeypatch.setattr(hub.store, "commit", commit)
         async with hub.register(ONE) as one:
             assert one.state == "registered"
-    assert "trying on" in caplog.text
+    assert "retrying" in caplog.text
 
 
 async def test_one_that_is_too_large_is_refused():

@@ -1,4 +1,4 @@
-"""What an instance says of itself: its fields, its health and its metrics."""
+"""What an instance publishes: its fields, its health and its metrics."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ log = logging.getLogger(__name__)
 
 
 class Metrics(Protocol):
-    """Where an instance's metrics come from."""
+    """The source of the collected metrics of an instance."""
 
     def start(self) -> None:
-        """Begin, where that has not begun."""
+        """Start collecting, unless it runs already."""
 
     @property
     def metrics(self) -> Mapping[str, object]:
-        """By collector; only what JSON can hold."""
+        """The metrics by collector, in types that JSON supports."""
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when there are new ones; what is returned ends it."""
+        """Call `callback` when there are new metrics. Returns a function that unsubscribes."""
 
 
 class PublishedState:
-    """The record of one instance, as it should be in the registry."""
+    """The record of one instance as it should be in the registry."""
 
     __slots__ = (
         "_collected",
@@ -52,7 +52,7 @@ class PublishedState:
         self.state: State = "up"
         self.healthy = True
         self.changed = False
-        """Whether something other than metrics changed since it was sent."""
+        """Whether anything but the metrics changed since the last update was sent."""
         self._registry, self._collected = registry, collected
         self._own_metrics: dict[str, JSON] = {}
         self._merged: dict[str, JSON] | None = None
@@ -65,12 +65,12 @@ class PublishedState:
         metrics: Mapping[str, JSON] | None,
         fields: Mapping[str, object],
     ) -> None:
-        """Change it. Raises `InvalidRequest` for what cannot be, and changes nothing then."""
+        """Raises `InvalidRequest` for an invalid value, and changes nothing then."""
         if healthy is not None and not isinstance(healthy, bool):
-            raise InvalidRequest(f"healthy is true or false, not {quoted(healthy)}")
+            raise InvalidRequest(f"healthy must be true or false, not {quoted(healthy)}")
         if metrics is not None:
             if not isinstance(metrics, Mapping):
-                raise InvalidRequest(f"metrics are values by name, not {quoted(metrics)}")
+                raise InvalidRequest(f"metrics must be a mapping, not {quoted(metrics)}")
             what = f"the metrics of {self.instance.service}"
             check_json(what, metrics, finite=False)
         changed = {name: value for name, value in fields.items() if value is not None}
@@ -78,32 +78,31 @@ class PublishedState:
             after = msgspec.structs.replace(self.instance, **changed)
             self.instance, lost = self._registry.prepare(after)
             self.changed = True
-            self._tell_lost(lost)
+            self._log_lost(lost)
         if healthy is not None and healthy != self.healthy:
             self.healthy, self.changed = healthy, True
         if metrics is not None:
             self._own_metrics, self._merged = copy.deepcopy(dict(metrics)), None
         if not self._registry.guarantees.describes and (metrics or not self.healthy):
-            self._tell_lost(["status"])
+            self._log_lost(["status"])
 
-    def tell_lost(self) -> None:
-        """Say what others will never hear of it, when it is registered."""
+    def log_lost_fields(self) -> None:
+        """Log which fields the registry cannot store."""
         lost, self._lost_fields = self._lost_fields, []
-        self._tell_lost(lost)
+        self._log_lost(lost)
 
-    def _tell_lost(self, fields: list[str]) -> None:
-        """Say it once."""
+    def _log_lost(self, fields: list[str]) -> None:
+        """Log each field once."""
         if new := [field for field in fields if field not in self._lost_fields]:
             self._lost_fields += new
             log.warning(
-                "%s %s: the registry cannot hold its %s",
+                "%s %s: the registry cannot store its %s",
                 self.instance.service,
                 self.instance.id,
                 ", ".join(new),
             )
 
-    def collected(self) -> None:
-        """There are new metrics."""
+    def metrics_changed(self) -> None:
         self._merged = None
 
     @property
@@ -114,7 +113,7 @@ class PublishedState:
         return self._merged
 
     def as_of_now(self) -> Instance:
-        """The instance with its present status."""
+        """The instance with its current status."""
         status = Status(
             state=self.state,
             healthy=self.healthy,
@@ -123,6 +122,6 @@ class PublishedState:
             metrics=self.metrics,
         )
         record = copy.copy(self.instance)
-        # What is in it was checked when it was made: to replace it would check it all again.
+        # The instance was validated when it was created: `replace` would validate it again.
         msgspec.structs.force_setattr(record, "status", status)
         return record

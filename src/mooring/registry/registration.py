@@ -1,9 +1,9 @@
-"""A registration: one instance, kept registered for as long as it lives.
+"""A registration: keeps one instance registered until it is closed.
 
-Whatever happens to the record (its lease lost, its keys deleted or overwritten, the store away or
-restored from a backup, this process held up), it is put right as soon as that is possible. It ends
-in three ways only: it is closed, another process took its place (`superseded`), or an operator took
-it out (`removed`).
+Whatever happens to the record (its lease is lost, its keys are deleted or overwritten, the store is
+unavailable or restored from a backup, this process is blocked), the registration repairs it as soon
+as possible. It ends in only three ways: it is closed, another process registers the same instance
+(`superseded`), or an operator deregisters it (`removed`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -33,28 +33,34 @@ from mooring.tasks import Backoff, Tasks, cleanup
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _WITHDRAW_WITHIN = 3.0
 _CROWDED = 1.0
-"""Seconds after which an answer was slow because the registry was away: then many processes got
-theirs in the same moment."""
+"""Seconds after which an answer is slow because the registry was unavailable: many processes get
+theirs at the same moment."""
 _SEED = random.getrandbits(64)
-"""Of the jitter of heartbeats: other processes have another."""
-_STANDING: tuple[RegistrationState, ...] = ("registering", "registered", "suspended", "draining")
-"""The states in which it may have a record."""
+"""The seed of the jitter of heartbeats; each process has its own."""
+_STATES_WITH_RECORD: tuple[RegistrationState, ...] = (
+    "registering",
+    "registered",
+    "suspended",
+    "draining",
+)
 
 
 class Registration:
-    """Made by `hub.register`; use it as an async context manager.
+    """Created by `hub.register`; use it as an async context manager.
 
-    Entering waits until the instance is registered, for at most `wait` seconds: a store that is
-    away does not keep a service from starting, the registration goes on trying without end.
-    Entering raises `InvalidRequest` for an instance that can never be registered, `AccessDenied`,
-    `Closed` where it is closed meanwhile, and `Superseded` or `Removed` where that befell it before
-    it heard that it was registered. Leaving deregisters. In a forked child it is `closed`: the
-    child is not the parent's instance, and whatever it does leaves the parent's registration alone.
+    Entering waits until the instance is registered, for at most `wait` seconds. An unavailable
+    store does not keep a service from starting: the registration retries without end. Entering
+    raises `InvalidRequest` for an instance that can never be registered, `AccessDenied`, `Closed`
+    if it is closed in the meantime, and `Superseded` or `Removed` if that happened before the first
+    write was confirmed. Leaving deregisters. In a forked child it is `closed`: the child is not the
+    instance of the parent, and cannot affect the parent's registration.
     """
 
-    # Many, and for long: without a dictionary of its own each is a third in size.
+    # There may be thousands: without `__dict__` each takes a third of the memory.
     __slots__ = (
         "__weakref__",
         "_beats",
@@ -70,6 +76,7 @@ class Registration:
         "_leaving",
         "_metrics",
         "_phase",
+        "_problem",
         "_process",
         "_published",
         "_reason",
@@ -78,7 +85,6 @@ class Registration:
         "_settled",
         "_state",
         "_tasks",
-        "_trouble",
         "_ttl",
         "_wait",
         "_wake",
@@ -110,13 +116,13 @@ class Registration:
         self._entered = False
         self._leaving: asyncio.Event | None = None
         self._closing: asyncio.Event | None = None
-        """Once somebody drains it, or closes it; set when that is done."""
+        """Exist once `drain` or `aclose` was called; set when it is done."""
         self._callbacks: tuple[Callable[[RegistrationState], None], ...] = ()
         self._config_callbacks: tuple[Callable[[Config], None], ...] = ()
         self._config = NO_CONFIG
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
-        self._trouble = self._reason = ""
+        self._problem = self._reason = ""
         self._failed: Exception | None = None
         self._tasks = Tasks()
         self._process = os.getpid()
@@ -130,16 +136,16 @@ class Registration:
 
     @property
     def state(self) -> RegistrationState:
-        """By this machine's clock: right also just after the event loop was blocked for longer than
-        the TTL, when no callback has run yet."""
+        """Correct by the local clock, even if the event loop was blocked for longer than the TTL
+        and no callback has run yet."""
         if self._process != os.getpid():
             return "closed"
         return "suspended" if self._is_expired else self._state
 
     @property
     def reason(self) -> str:
-        """Why it is in this state, where there is something to say."""
-        return "no sign of life within its TTL" if self._is_expired else self._reason
+        """Why it is in this state; empty if there is no particular reason."""
+        return "no heartbeat within its TTL" if self._is_expired else self._reason
 
     @property
     def _is_expired(self) -> bool:
@@ -147,15 +153,15 @@ class Registration:
 
     @property
     def config(self) -> Config:
-        """What the operator says of this instance and its service, live."""
+        """The operator overrides of this instance and its service, live."""
         return self._config
 
     def subscribe(self, callback: Callable[[RegistrationState], None]) -> None:
-        """Call back at each change of the state. It must not block."""
+        """Call `callback` at each change of the state. It must not block."""
         self._callbacks += (callback,)
 
     def on_config(self, callback: Callable[[Config], None]) -> None:
-        """Call back when the operator's word changed, and once with what it is now."""
+        """Call `callback` now and whenever the operator overrides change."""
         self._config_callbacks += (callback,)
         callback(self._config)
 
@@ -169,10 +175,10 @@ class Registration:
         zone: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Change what the instance says of itself; consumers hear of it soon. Raises
-        `InvalidRequest` for what cannot be, and changes nothing then.
+        """Change the fields, health and metrics of the instance. Raises `InvalidRequest` for an
+        invalid value, and changes nothing then.
 
-        `metrics` are the service's own, beside those that are collected.
+        `metrics` are the service's own, in addition to the collected ones.
         """
         fields = {"version": version, "weight": weight, "zone": zone, "metadata": metadata}
         self._published.update(healthy=healthy, metrics=metrics, fields=fields)
@@ -185,21 +191,21 @@ class Registration:
             self._metrics.start()
         close_on_sigterm(self, asyncio.get_running_loop())
         record = self._registry.instance_record(self._published.instance, ttl=self._ttl)
-        self._published.tell_lost()
+        self._published.log_lost_fields()
         self._record, self._entered = record, True
         telemetry.REGISTRATIONS.show(*self._labels, self)
-        record.subscribe(self._look)
+        record.subscribe(self._on_record_change)
         record.open()
         if self._metrics is not None:
-            self._end_metrics = self._metrics.subscribe(self._collected)
+            self._end_metrics = self._metrics.subscribe(self._on_metrics)
         self._enter("registering")
         self._tasks.start(self._keep(), name=f"registration of {self._labels[1]}")
         try:
             async with asyncio.timeout(self._wait):
                 await self._settled.wait()
         except TimeoutError:
-            if not self._trouble:
-                self._say_trouble("no answer in time")
+            if not self._problem:
+                self._warn_unregistered("no answer in time")
         except BaseException:
             await self.aclose()
             raise
@@ -210,19 +216,19 @@ class Registration:
             raise Closed("the registration of {} {} was closed meanwhile".format(*self._labels))
         return self
 
-    def _collected(self) -> None:
-        self._published.collected()
+    def _on_metrics(self) -> None:
+        self._published.metrics_changed()
         self._wake.set()
 
     async def registered(self) -> None:
-        """Wait until it is registered. Raises `Superseded`, `Removed` or `Closed` where it never
-        will be."""
+        """Wait until it is registered. Raises `Superseded`, `Removed` or `Closed` if it never will
+        be."""
         changed = asyncio.Event()
 
-        def hear(_: RegistrationState) -> None:
+        def on_change(_: RegistrationState) -> None:
             changed.set()
 
-        self._callbacks += (hear,)
+        self._callbacks += (on_change,)
         try:
             while self.state != "registered":
                 if self._failed is not None:
@@ -232,58 +238,54 @@ class Registration:
                 changed.clear()
                 await changed.wait()
         finally:
-            self._callbacks = tuple(each for each in self._callbacks if each is not hear)
+            self._callbacks = tuple(
+                callback for callback in self._callbacks if callback is not on_change
+            )
 
-    async def _keep(self, *, stands: bool = False) -> None:
-        """Put the record right, stay until it is not, and again. `stands`: it is right now."""
-        renews = self._registry.guarantees.renews  # then a record must be back within two seconds
+    async def _keep(self, *, written: bool = False) -> None:
+        """Write the record, send heartbeats until it is disturbed, and repeat. `written`: skip the
+        first write."""
+        renews = self._registry.guarantees.renews  # then a repair must take less than 2 s
         backoff = Backoff() if renews else Backoff(most=self._beats.policy.longest_retry)
         try:
             while True:
                 try:
-                    if not stands:
+                    if not written:
                         await self._send(Decision.METADATA_UPDATE, put=True)
-                    stands = False
+                    written = False
                     backoff.reset()
                     self._enter("registered")
                     self._settled.set()
-                    await self._stay()
+                    await self._beat_until_disturbed()
                     telemetry.REPAIRS.labels(*self._labels).inc()
-                    self._enter("registering", "its record is gone or not as it should be")
+                    self._enter("registering", "its record was deleted or changed")
                 except StoreError as error:
                     if isinstance(error, Closed) or (
                         self._fresh and isinstance(error, AccessDenied)
                     ):
                         raise
-                    before, self._trouble = self._trouble, str(error)
-                    if self._fresh and self._trouble != before:
-                        self._say_trouble(self._trouble)
+                    before, self._problem = self._problem, str(error)
+                    if self._fresh and self._problem != before:
+                        self._warn_unregistered(self._problem)
                     if self._phase in ("registered", "suspended"):
-                        self._enter("suspended", self._trouble)
+                        self._enter("suspended", self._problem)
                     await asyncio.sleep(backoff.next())
                 except (Superseded, Removed, InvalidRequest):
                     raise
                 except (Exception, asyncio.CancelledError) as error:
                     if isinstance(error, asyncio.CancelledError) and _cancelled():
                         raise
-                    # A mistake of ours must not end what shall go on for ever; nor must the end of
-                    # something that was waited for, which looks as if this had been ended.
-                    if self._trouble != describe(error):
-                        log.exception("%s %s: trying on", *self._labels)
-                    self._trouble = describe(error)
-                    self._enter("suspended", self._trouble)
+                    # A bug must not end the registration. Nor must the cancellation of an awaited
+                    # task, which looks like a cancellation of this one.
+                    if self._problem != describe(error):
+                        log.exception("%s %s: retrying", *self._labels)
+                    self._problem = describe(error)
+                    self._enter("suspended", self._problem)
                     await asyncio.sleep(backoff.next())
-        except Closed as error:
-            self._end("closed", error)
-        except Superseded as error:
-            self._end("superseded", error)
-        except Removed as error:
-            self._end("removed", error)
-        except (InvalidRequest, AccessDenied) as error:
-            self._end("closed", error)
+        except (Closed, Superseded, Removed, InvalidRequest, AccessDenied) as error:
+            self._end(error)
 
-    async def _stay(self) -> None:
-        """Beat until something is wrong with the record."""
+    async def _beat_until_disturbed(self) -> None:
         while not self._record.disturbed:
             self._wake.clear()
             moment = time.monotonic()
@@ -320,37 +322,40 @@ class Registration:
         crowded = put or time.monotonic() - moment > _CROWDED
         self._beats.sent(moment, decision, metrics, crowded=crowded)
 
-    def _look(self) -> None:
-        """The state of the record may have changed."""
-        if self._record.disturbed:  # before all that may fail
+    def _on_record_change(self) -> None:
+        if self._record.disturbed:  # first: the rest may fail
             self._wake.set()
         self._show(self._record.suspended)
         config = self._record.config
         if config != self._config:
             self._config = config
-            for callback in self._config_callbacks:
-                try:
-                    callback(config)
-                except Exception:
-                    log.exception("%s %s: a subscriber failed", *self._labels)
+            self._notify(self._config_callbacks, config)
+
+    def _notify(self, callbacks: Iterable[Callable[[T], None]], value: T) -> None:
+        for callback in callbacks:
+            try:
+                callback(value)
+            except Exception:
+                log.exception("%s %s: a subscriber failed", *self._labels)
 
     def _enter(self, phase: RegistrationState, why: str = "") -> None:
-        if self._published.state == "draining" and phase in _STANDING:
+        if self._published.state == "draining" and phase in _STATES_WITH_RECORD:
             phase = "draining"
         self._phase = phase
         self._show(self._record.suspended if phase == "registered" else "", why)
 
-    def _say_trouble(self, trouble: str) -> None:
-        """Of one that has yet to begin nobody else tells: to its session all may be well."""
-        log.warning("%s %s: not registered yet, trying on: %s", *self._labels, trouble)
+    def _warn_unregistered(self, problem: str) -> None:
+        """Before the first registration nothing else reports it: the session may be healthy."""
+        log.warning("%s %s: not registered yet, retrying: %s", *self._labels, problem)
 
-    def _end(self, phase: RegistrationState, error: Exception) -> None:
+    def _end(self, error: Exception) -> None:
         self._failed = error
-        self._enter(phase, str(error))
+        superseded, removed = isinstance(error, Superseded), isinstance(error, Removed)
+        self._enter("superseded" if superseded else "removed" if removed else "closed", str(error))
         self._settled.set()
 
     def _show(self, doubt: str, why: str = "") -> None:
-        """Tell everybody where the state is another than before."""
+        """Update the state, and notify subscribers if it changed."""
         doubtful = bool(doubt) and self._phase == "registered"
         state: RegistrationState = "suspended" if doubtful else self._phase
         reason = why or doubt
@@ -358,27 +363,17 @@ class Registration:
             self._reason = reason or self._reason
             return
         before, self._state, self._reason = self._state, state, reason
-        # That the store is in doubt, its session tells, once for all who share it.
+        # The session logs a doubtful store at a higher level, once for all that share it.
         level = logging.WARNING if state in ("superseded", "removed") else logging.INFO
-        log.log(
-            level,
-            "%s %s: %s (was %s)%s",
-            *self._labels,
-            state,
-            before,
-            f": {reason}" if reason else "",
-        )
-        for callback in self._callbacks:
-            try:
-                callback(state)
-            except Exception:
-                log.exception("%s %s: a subscriber failed", *self._labels)
+        cause = f": {reason}" if reason else ""
+        log.log(level, "%s %s: %s (was %s)%s", *self._labels, state, before, cause)
+        self._notify(self._callbacks, state)
 
     async def drain(self, *, grace: float = 10.0, linger: float = LINGER) -> None:
         """Leave without a failed call: mark the instance as draining, keep it registered for
         `linger` seconds, in which consumers call it only if no other is usable, then deregister it.
-        If the registry cannot say that it drains, deregister first and wait then. It takes at most
-        `grace` seconds, also if the store is away."""
+        If the registry has no draining state, deregister it first and then wait. Takes at most
+        `grace` seconds, even if the store is unavailable."""
         if self.state in ("superseded", "removed", "closed"):
             return await self.aclose()
         deadline = time.monotonic() + grace
@@ -388,49 +383,49 @@ class Registration:
                 await self._tasks.aclose()
                 self._enter("draining")
                 self._published.state = "draining"
-                await cleanup(self._leave(), within=grace / 2)
+                await cleanup(self._start_draining(), within=grace / 2)
             finally:
                 self._leaving.set()
         else:
             await _set(self._leaving, within=grace / 2)
         left = deadline - time.monotonic()
-        left = min(linger, max(left / 2, left - _WITHDRAW_WITHIN))  # the rest is for leaving
+        left = min(linger, max(left / 2, left - _WITHDRAW_WITHIN))  # the rest is for deregistering
         if left > 0:
             await asyncio.sleep(left)
         await self.aclose(within=max(deadline - time.monotonic(), 0.1))
 
-    async def _leave(self) -> None:
-        """Out of the rotation. The record stays until it is closed, unless it cannot say that the
-        instance drains: callers would go on choosing it."""
-        stays, stands = not self._fresh and self._registry.guarantees.describes, False
+    async def _start_draining(self) -> None:
+        """Mark the record as draining and keep it. If the registry has no such state, delete it:
+        consumers would not stop choosing the instance."""
+        keeps, written = not self._fresh and self._registry.guarantees.describes, False
         try:
-            if stays:
+            if keeps:
                 await self._send(Decision.METADATA_UPDATE, put=True)
-                stands = True
+                written = True
             else:
                 await self._record.withdraw()
         except (Superseded, Removed) as error:
-            self._end("superseded" if isinstance(error, Superseded) else "removed", error)
+            self._end(error)
             return
         except StoreError as error:
             log.info("%s %s: not marked as draining yet: %s", *self._labels, error)
         finally:
-            if stays and self._failed is None and self._closing is None:
-                keeping = self._keep(stands=stands)
+            if keeps and self._failed is None and self._closing is None:
+                keeping = self._keep(written=written)
                 self._tasks.start(keeping, name=f"draining of {self._labels[1]}")
 
     async def aclose(self, *, within: float = _WITHDRAW_WITHIN) -> None:
-        """Deregister, within a few seconds whatever the store does; then it expires by itself. Who
-        closes it while somebody else does waits for the same end."""
+        """Deregister. If the store does not answer within a few seconds, the record is left to
+        expire. Concurrent calls wait for the first."""
         if self._process != os.getpid():
             return
         if self._closing is not None:
             await self._closing.wait()
             return
         self._closing = asyncio.Event()
-        self._settled.set()  # who still enters it hears of this at once
+        self._settled.set()  # wakes a task that is still entering
         try:
-            if self._entered:  # otherwise there is nothing to take back
+            if self._entered:  # otherwise there is no record
                 await cleanup(self._close(within), within=within + 1)
         finally:
             self._closing.set()
@@ -439,10 +434,10 @@ class Registration:
         deadline = time.monotonic() + within
         await self._tasks.aclose()
         self._end_metrics()
-        if self._leaving is not None:  # what is under way needs what is freed here
+        if self._leaving is not None:  # it needs the record, which is closed here
             await _set(self._leaving, within=within / 2)
         try:
-            if self._phase in _STANDING:
+            if self._phase in _STATES_WITH_RECORD:
                 async with asyncio.timeout(within / 2):
                     await self._record.withdraw()
         except (StoreError, TimeoutError) as error:
@@ -458,13 +453,12 @@ class Registration:
 
 
 async def _set(event: asyncio.Event, *, within: float) -> None:
-    """Wait for an event, but not for longer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within):
             await event.wait()
 
 
 def _cancelled() -> bool:
-    """Whether somebody wants the present task to end."""
+    """Whether the current task is cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
