@@ -228,7 +228,7 @@ async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_insta
             await eventually(lambda: not view.stale)
             assert len(view.instances) == len(mirror.items) == 2
             assert view.seen.reason == ""
-        assert caplog.text.count("at the first look") == 2  # the view's, and the mirror's
+        assert caplog.text.count("at the first read") == 2  # the view's, and the mirror's
 
 
 @pytest.mark.deadline
