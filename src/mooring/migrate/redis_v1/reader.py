@@ -47,7 +47,7 @@ class ServiceReader:
 
     async def available_keyspace(self) -> tuple[V1Keyspace, StoreError | None]:
         """The services on the nodes that respond, and why others did not."""
-        keys, problem = await self._connection.scan_what_answers(
+        keys, problem = await self._connection.scan_available(
             self._v1.pattern, what="search for version 1.0"
         )
         return parse_keyspace(set(keys), self._v1, self._v2), problem
