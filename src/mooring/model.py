@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -45,6 +45,15 @@ def walk(value: JSON) -> Iterator[tuple[tuple[str, ...], JSON]]:
             pending += [((*path, name), inner) for name, inner in current.items()]
         elif isinstance(current, list):
             pending += [((*path, f"[{n}]"), inner) for n, inner in enumerate(current)]
+
+
+def rewrite_maps(value: JSON, rewrite: Callable[[dict[str, JSON]], JSON]) -> JSON:
+    """The value with each map within it, innermost first, replaced by the result of `rewrite`."""
+    if isinstance(value, list):
+        return [rewrite_maps(inner, rewrite) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return rewrite({name: rewrite_maps(inner, rewrite) for name, inner in value.items()})
 
 
 def path_text(path: Iterable[str]) -> str:

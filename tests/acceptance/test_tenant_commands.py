@@ -621,7 +621,7 @@ class TestHistoryAndDeletion:
         assert "has secrets that no rollback restores" in done.stderr
 
     def test_passwords_are_moved_to_another_key(self, acme: Terminal):
-        assert "there is no key to seal with" in acme.refused("rekey", MOORING_ENCRYPTION_KEY="")
+        assert "there is no key to encrypt with" in acme.refused("rekey", MOORING_ENCRYPTION_KEY="")
         done = acme.try_out("rekey", MOORING_ENCRYPTION_KEY=OTHER_KEY)
         assert done.code == 1
         assert (

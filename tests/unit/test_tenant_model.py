@@ -10,7 +10,7 @@ from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.tenants.keys import kind_of
 from mooring.tenants.model import (
-    DEEPEST,
+    MAX_DEPTH,
     Database,
     Domain,
     Ftp,
@@ -236,9 +236,9 @@ def test_what_is_deep_beyond_sense_is_unreadable(path: str, opening: bytes, clos
     def nested(depth: int) -> bytes:
         return b'{"x":%s1%s}' % (opening * depth, closing * depth)
 
-    decode(path, nested(DEEPEST - 1))
+    decode(path, nested(MAX_DEPTH - 1))
     decode(path, b'{"x":[%s]}' % b",".join([b"[]"] * 10_000))
-    for depth in (DEEPEST, 900, 5_000):
+    for depth in (MAX_DEPTH, 900, 5_000):
         with pytest.raises(UnreadableValue):
             decode(path, nested(depth))
 

@@ -14,7 +14,7 @@ from mooring.model import JSON
 from mooring.store.contract import MAX_OPERATIONS, Check, Entry, Put, Write, unchanged
 from mooring.tenants.keys import PartOf, TenantKeys
 from mooring.tenants.parts import (
-    BYTES,
+    COMMIT_BYTES,
     PartDiff,
     Parts,
     StoredParts,
@@ -23,10 +23,11 @@ from mooring.tenants.parts import (
     diff_parts,
     holder,
     stored_parts,
+    unclear_kinds,
 )
 from mooring.tenants.publish.plan import (
+    COMMIT_OPERATIONS,
     MAX_STAGE_ALIASES,
-    ROOM,
     Unit,
     batches,
     check_stages,
@@ -77,7 +78,7 @@ class Model:
         return {place.tenant for place in places if isinstance(place, PartOf)}
 
     def publish(
-        self, tenant: int, wanted: Parts, *, room: int = ROOM, alone: bool = True
+        self, tenant: int, wanted: Parts, *, room: int = COMMIT_OPERATIONS, alone: bool = True
     ) -> list[list[Unit]]:
         """As the committer does it; nothing where it would be refused."""
         there = self.stored(tenant)
@@ -133,7 +134,10 @@ whole = st.tuples(parts, ftps).map(lambda both: {**both[0], **both[1]})
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(1, 4), whole), max_size=12), st.sampled_from([20, 30, ROOM]))
+@given(
+    st.lists(st.tuples(st.integers(1, 4), whole), max_size=12),
+    st.sampled_from([20, 30, COMMIT_OPERATIONS]),
+)
 def test_the_indexes_are_what_the_data_says(steps: list[tuple[int, Parts]], room: int):
     model = Model()
     for tenant, wanted in steps:
@@ -179,7 +183,7 @@ def test_what_is_too_much_for_one_commit_is_split_by_object():
     made = model.publish(1, full("one"))
     assert len(made) > 1
     for part in made:
-        assert sum(unit.operations for unit in part) <= ROOM < MAX_OPERATIONS
+        assert sum(unit.operations for unit in part) <= COMMIT_OPERATIONS < MAX_OPERATIONS
         for unit in part:
             for change in unit.changes:
                 assert KEYS.part(1, change.path) in [w.key for w in unit.writes]  # type: ignore[union-attr]
@@ -217,9 +221,11 @@ def test_a_host_that_moves_from_one_part_to_another_is_never_without_its_index()
 def test_an_object_that_no_commit_takes_is_refused_before_anything_is_written():
     model = Model()
     with pytest.raises(TooLarge, match="storage"):
-        model.publish(1, {**full("one"), "storage": {"x": "a" * BYTES}})
+        model.publish(1, {**full("one"), "storage": {"x": "a" * COMMIT_BYTES}})
     with pytest.raises(TooLarge, match="domain/aliases"):
-        model.publish(1, {"domain/aliases": [f"h{n}.example" for n in range(ROOM + 1)]})
+        model.publish(
+            1, {"domain/aliases": [f"h{n}.example" for n in range(COMMIT_OPERATIONS + 1)]}
+        )
     assert model.entries == {}
 
 
@@ -283,7 +289,7 @@ class TestWhatCannotBeUnderstood:
         assert not self.HAD.may_claim(KEYS, 2, user)
 
     def test_what_led_to_it_goes_in_as_many_commits_as_it_takes(self):
-        names = [KEYS.index("host", f"h{n}.example") for n in range(2 * ROOM)]
+        names = [KEYS.index("host", f"h{n}.example") for n in range(2 * COMMIT_OPERATIONS)]
         index = {name: entry(name, b'{"tenantId":2}') for name in names}
         wanted: Parts = {**self.HAD.parts, "domain/aliases": ["h0.example"]}
         made = batches(2, plan_units(KEYS, 2, self.HAD, wanted, index))
@@ -332,7 +338,7 @@ def test_a_claim_is_guarded_in_the_commit_that_lays_it():
     assert len(made) > 1
     for part in made:
         checks = [check for unit in part for check in unit.checks]
-        assert len(checks) <= ROOM
+        assert len(checks) <= COMMIT_OPERATIONS
         for unit in part:
             for write in unit.writes:
                 assert isinstance(write, Put)
@@ -347,12 +353,15 @@ def test_stages_that_end_in_more_than_a_commit_takes_are_refused_at_their_begin(
     for count, large in ((1_000, False), (2_500, True)):
         wanted: Parts = {"domain/aliases": hosts(count)}
         assert next_stage(there, wanted) is not wanted
+        limit, room = MAX_STAGE_ALIASES, COMMIT_OPERATIONS
         if large:
             with pytest.raises(TooLarge, match="domain/aliases"):
-                check_stages(KEYS, 1, there, wanted, most=MAX_STAGE_ALIASES, room=ROOM)
+                check_stages(
+                    KEYS, 1, there, wanted, limit=MAX_STAGE_ALIASES, room=COMMIT_OPERATIONS
+                )
         else:
-            check_stages(KEYS, 1, there, wanted, most=MAX_STAGE_ALIASES, room=ROOM)
-            check_stages(KEYS, 1, wanted, there, most=MAX_STAGE_ALIASES, room=ROOM)
+            check_stages(KEYS, 1, there, wanted, limit=limit, room=room)
+            check_stages(KEYS, 1, wanted, there, limit=limit, room=room)
 
 
 def test_true_is_not_one():
@@ -390,8 +399,8 @@ def test_keys_below_a_tenant_that_are_no_parts_are_told_apart():
     )
     assert there.parts == {"meta": UnreadablePart(b"{")}
     assert there.revisions == {"meta": 5}
-    assert there.strange == (b"jxt/tenants/1/database",)
-    assert there.obscure
+    assert there.unknown_keys == (b"jxt/tenants/1/database",)
+    assert unclear_kinds(there.parts)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Long work in slices: a generator that pauses now and then, and returns its outcome at the end.
-Who runs it decides whether others have their turn in the pauses."""
+"""Long computations in slices, so that they can share the event loop: generators that yield between
+slices, and return their result."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 SlicedWork = Generator[None, None, T]
 
-_AT_ONCE = 250  # values or tenants before a pause: a few milliseconds
-_PAGE = 10_000  # entries that are read at a time: etcd counts the whole range for each page
+_SLICE = 250  # values or tenants between two pauses: a few milliseconds
+_PAGE = 10_000  # entries per read: etcd counts the whole range for each page
 
 
 def slices(items: Iterable[T]) -> Iterator[list[T]]:
-    """The same in pieces that are worth a pause."""
-    rest = iter(items)
-    while piece := list(islice(rest, _AT_ONCE)):
+    """The items in lists that are large enough to be worth a pause."""
+    remaining = iter(items)
+    while piece := list(islice(remaining, _SLICE)):
         yield piece
 
 
 async def read_in_slices(store: Store, range: Range) -> AsyncGenerator[list[Entry], None]:
-    """What a range holds, in pieces with a pause after each. A page is as it was when it was read,
-    so the pages may be of different revisions."""
+    """The entries of a range, with a pause after each slice. Pages may have different
+    revisions."""
     while True:
         page = await store.read(range, limit=_PAGE)
         for piece in slices(page.entries):
@@ -39,20 +39,21 @@ async def read_in_slices(store: Store, range: Range) -> AsyncGenerator[list[Entr
 
 
 def run_now(work: SlicedWork[T]) -> T:
+    """The result of the work, without pauses."""
     while True:
         try:
             next(work)
         except StopIteration as end:
-            outcome: T = end.value
-            return outcome
+            result: T = end.value
+            return result
 
 
 async def run_cooperatively(work: SlicedWork[T]) -> T:
-    """Others have their turn in each pause."""
+    """The result of the work; other tasks run between its slices."""
     while True:
         try:
             next(work)
         except StopIteration as end:
-            outcome: T = end.value
-            return outcome
+            result: T = end.value
+            return result
         await asyncio.sleep(0)

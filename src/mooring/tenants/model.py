@@ -1,9 +1,9 @@
-"""What the parts of a tenant hold: typed records, read leniently, for older publishers wrote them.
+"""Tenants and the records that they consist of, decoded leniently: older publishers wrote them.
 
-A record is a JSON object with names in camelCase. Fields that are not known here are kept, in
-`extra`; one without a value is as one that is not there. In the common settings an empty text is
-none: Go writes it for a field that nobody set. The id, the service and the user in the key win over
-those in the value. How records are checked before they are written is `rules.py`.
+A record is a JSON object with names in camelCase. Unknown fields are kept in `extra`. A null counts
+as missing; in the common settings an empty string does too: Go writes it for an unset field. The
+tenant id, service and user in the key take precedence over those in the value. `validation` checks
+records before they are written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
 import msgspec
@@ -26,33 +25,30 @@ from mooring.tenants.secrets import Keyring, Secret
 
 Status = Literal["active", "inactive", "suspended"]
 
-NOTHING: Mapping[str, JSON] = MappingProxyType({})
-
-DEEPEST = 100
-"""Maps and lists within one another that a value may have: what goes through them all calls itself
-at each, and somewhere there is an end to that."""
+MAX_DEPTH = 100
+"""Nested maps and lists that a value may have, since some functions that process it recurse."""
 
 V = TypeVar("V")
 
 
 class ReadOnly(dict[str, V]):
-    """A dictionary that its readers cannot change. It is one, and not a view of one: at a hundred
-    thousand tenants each step to another place in memory counts."""
+    """A dictionary that its readers cannot change. It is not a view of a dictionary: with a hundred
+    thousand tenants, each further object in memory counts."""
 
     __slots__ = ()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("what is known of a tenant cannot be changed in place")
+        raise TypeError("the data of a tenant cannot be changed in place")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[Self], tuple[dict[str, V]]]:
-        return type(self), (dict(self),)  # a copy is filled when it is made
+        return type(self), (dict(self),)  # copies must not call __setitem__
 
 
 class Extra(ReadOnly[JSON]):
-    """Fields that are not known here. What looks like a secret is hidden when it is shown."""
+    """Unknown fields. The representation masks what looks like a secret."""
 
     __slots__ = ()
 
@@ -60,14 +56,11 @@ class Extra(ReadOnly[JSON]):
         return repr(masked(dict(self)))
 
 
-NO_EXTRA = Extra()  # one for all: a million of them would take memory, and time at each collection
-
-
-# `gc=False`: none can be part of a cycle, and there are a million of them.
+NO_EXTRA = Extra()  # shared: a million of them would cost memory and garbage collection time
 
 
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
-    """What all records have."""
+    """The base of all records. `gc=False`: there are a million of them, none part of a cycle."""
 
     extra: Extra = msgspec.field(default_factory=lambda: NO_EXTRA)
 
@@ -77,7 +70,7 @@ class Meta(TenantRecord, frozen=True, kw_only=True, gc=False):
     code: str = ""
     name: str = ""
     status: str = "active"
-    """`active`, `inactive` or `suspended`; whatever else was written means inactive."""
+    """`active`, `inactive` or `suspended`; any other value means inactive."""
     billing_plan: str = ""
 
     @property
@@ -122,7 +115,7 @@ class Storage(TenantRecord, frozen=True, kw_only=True, gc=False):
 
 
 class Domain(msgspec.Struct, frozen=True, gc=False):
-    """Put together from its three keys."""
+    """The hosts of a tenant, from three keys."""
 
     primary: str = ""
     aliases: tuple[str, ...] = ()
@@ -130,14 +123,14 @@ class Domain(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All of them as they are looked up, each once: in lower case and punycode, without a
-        port."""
-        found = (self.primary, *self.aliases, self.internal)
-        return tuple(dict.fromkeys(normal(host) for host in found if host))
+        """All hosts in the form in which they are looked up, without duplicates: in lower case and
+        punycode, without a port."""
+        hosts = (self.primary, *self.aliases, self.internal)
+        return tuple(dict.fromkeys(normal(host) for host in hosts if host))
 
 
 class Resolver(TenantRecord, frozen=True, kw_only=True, gc=False):
-    """How requests name their tenant."""
+    """How a request names its tenant."""
 
     id: int = 0
     http_type: Literal["host", "header", "query", "path"] = "header"
@@ -159,24 +152,24 @@ R = TypeVar("R", bound=TenantRecord)
 
 
 class UnreadableValue(ValueError):
-    """A value that cannot be understood; the message says why, and shows nothing of it."""
+    """A stored value that cannot be decoded. The message shows nothing of the value."""
 
 
 def decode(path: str, raw: bytes) -> JSON:
-    """What a part holds, as JSON. A domain may be written as JSON or as plain text; null, as Go
-    writes it, is none."""
+    """The value of a part, as JSON. A domain may be stored as JSON or as plain text; null, which Go
+    writes, counts as empty."""
     if path in ("domain/primary", "domain/internal"):
         return _text(raw)
     try:
         value: JSON = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UnreadableValue("not JSON") from None
-    if raw.count(b"[") + raw.count(b"{") > DEEPEST and _is_deep(value):
-        raise UnreadableValue(f"more than {DEEPEST} maps and lists within one another")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(value):
+        raise UnreadableValue(f"more than {MAX_DEPTH} nested maps and lists")
     if path == "domain/aliases":
         if value is None:
             return []
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(host, str) for host in value):
             raise UnreadableValue("not a list of host names")
     elif not isinstance(value, dict) and not path.startswith("platform/"):
         raise UnreadableValue("not a JSON object")
@@ -185,12 +178,12 @@ def decode(path: str, raw: bytes) -> JSON:
 
 def _is_deep(value: JSON) -> bool:
     return any(
-        len(path) >= DEEPEST and isinstance(inner, list | dict) for path, inner in walk(value)
+        len(path) >= MAX_DEPTH and isinstance(inner, list | dict) for path, inner in walk(value)
     )
 
 
 def encode(path: str, value: JSON) -> bytes:
-    """The same backwards: domains are written as plain text."""
+    """The stored form of a part; domains are stored as plain text."""
     if path in ("domain/primary", "domain/internal"):
         if not isinstance(value, str):
             raise InvalidRequest(f"{path} must be text")
@@ -202,10 +195,10 @@ def encode(path: str, value: JSON) -> bytes:
 
 
 def parse_part(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
-    """What a part means. Raises `UnreadableValue`."""
+    """The record, host or hosts in a part. Raises `UnreadableValue`."""
     kind = kind_of(path)
     if kind == "domain":
-        return tuple(str(each) for each in value) if isinstance(value, list) else str(value)
+        return tuple(map(str, value)) if isinstance(value, list) else str(value)
     assert isinstance(value, dict)
     if kind == "meta":
         return to_record(Meta, value | {"id": tenant})
@@ -221,7 +214,7 @@ def parse_part(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
 
 
 def to_record(kind: type[R], value: Mapping[str, Any]) -> R:
-    """A record of this kind, with what it does not know in `extra`. Raises `UnreadableValue`."""
+    """A record of this kind, with unknown fields in `extra`. Raises `UnreadableValue`."""
     names = fields_of(kind)
     if kind in _SETTINGS:
         value = {name: inner for name, inner in value.items() if inner != ""}
@@ -229,10 +222,10 @@ def to_record(kind: type[R], value: Mapping[str, Any]) -> R:
         try:
             return msgspec.convert(value, kind, strict=False)
         except msgspec.ValidationError:
-            pass  # for a field without a value, perhaps
-    there = {name: inner for name, inner in value.items() if inner is not None}
-    known = {name: inner for name, inner in there.items() if name in names}
-    known["extra"] = Extra({name: inner for name, inner in there.items() if name not in names})
+            pass  # perhaps because of a null
+    present = {name: inner for name, inner in value.items() if inner is not None}
+    known = {name: inner for name, inner in present.items() if name in names}
+    known["extra"] = Extra({name: inner for name, inner in present.items() if name not in names})
     try:
         return msgspec.convert(known, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -241,7 +234,7 @@ def to_record(kind: type[R], value: Mapping[str, Any]) -> R:
 
 @lru_cache
 def fields_of(kind: type[TenantRecord]) -> frozenset[str]:
-    """The names of a record's fields, as they are written."""
+    """The names of a record's fields, in camelCase."""
     return frozenset(kind.__struct_encode_fields__) - {"extra"}
 
 
@@ -257,7 +250,7 @@ def _unsealing(value: dict[str, JSON], ring: Keyring) -> dict[str, Any]:
 
 
 def _newer_storage(value: dict[str, JSON]) -> dict[str, JSON]:
-    """The older generation counted in bytes."""
+    """Converts the fields of an older generation, which counted bytes."""
     if "quotaBytes" not in value and "maxFileSizeBytes" not in value:
         return value
     rest = dict(value)
@@ -294,8 +287,8 @@ KINDS: tuple[Kind, ...] = ("meta", "domain", "database", "ftp", "storage")
 
 
 class Tenant(msgspec.Struct, frozen=True, gc=False):
-    """What is configured for one tenant. Parts may come in any order: without its meta it has an
-    id and nothing to call it by."""
+    """The configuration of one tenant; never changed in place. Its parts may arrive in any order:
+    without `meta` it has an id, but neither code nor name."""
 
     id: int
     meta: Meta | None = None
@@ -306,13 +299,13 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
     """By user name."""
     storage: Storage | None = None
     active_ftp: Mapping[str, Ftp] = ReadOnly()
-    """Those of `ftp` whose status is empty or `active`: found out by itself."""
+    """The users in `ftp` whose status is empty or `active`; computed from `ftp`."""
 
     def __post_init__(self) -> None:
-        ftp = self.ftp
-        if not all(each.active for each in ftp.values()):
-            ftp = ReadOnly({user: each for user, each in ftp.items() if each.active})
-        msgspec.structs.force_setattr(self, "active_ftp", ftp)
+        active = self.ftp
+        if not all(user.active for user in active.values()):
+            active = ReadOnly({name: user for name, user in active.items() if user.active})
+        msgspec.structs.force_setattr(self, "active_ftp", active)
 
     @property
     def empty(self) -> bool:
@@ -320,11 +313,10 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def active(self) -> bool:
-        """Whether its meta says so."""
         return self.meta is not None and self.meta.active
 
     def changed(self, parts: Iterable[tuple[str, Part | None]]) -> Tenant:
-        """The same with other parts; None: it has that part no longer."""
+        """The tenant with these parts replaced; None removes a part."""
         fields: dict[str, object] = {}
         databases: dict[str, Database] | None = None
         ftp: dict[str, Ftp] | None = None
@@ -333,10 +325,10 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
             kind, name = kind_of(path), name_of(path)
             if kind == "database":
                 databases = dict(self.databases) if databases is None else databases
-                _add_part(databases, sys.intern(name), part)  # all tenants have the same few
+                _set_part(databases, sys.intern(name), part)  # a few services in all
             elif kind == "ftp":
                 ftp = dict(self.ftp) if ftp is None else ftp
-                _add_part(ftp, name, part)
+                _set_part(ftp, name, part)
             elif kind == "domain":
                 domain[name] = part or (() if name == "aliases" else "")
             else:
@@ -350,8 +342,8 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, **fields)
 
 
-def _add_part(held: dict[str, Any], name: str, part: Part | None) -> None:
+def _set_part(parts: dict[str, Any], name: str, part: Part | None) -> None:
     if part is None:
-        held.pop(name, None)
+        parts.pop(name, None)
     else:
-        held[name] = part
+        parts[name] = part

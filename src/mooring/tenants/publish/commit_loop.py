@@ -1,12 +1,11 @@
-"""Carrying out a publish: read, decide and commit, until no other publisher was first and the
-outcome is known."""
+"""Carries out publishes and deletions: reads, plans and commits, and starts over after a conflict
+with another publisher, until the outcome is known."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
 
 from mooring.errors import (
     Conflict,
@@ -22,13 +21,12 @@ from mooring.tenants.keys import (
     INDEXES,
     IndexEntry,
     Owner,
-    TenantKeys,
     check_owner,
     has_part,
     named,
 )
 from mooring.tenants.parts import (
-    BYTES,
+    COMMIT_BYTES,
     NOTHING_RESENT,
     PartDiff,
     Parts,
@@ -44,11 +42,17 @@ from mooring.tenants.publish.committer import (
     Plan,
     StoredTenant,
     chunks,
-    room_beside,
     with_resent,
 )
 from mooring.tenants.publish.encryption import EncryptionSearch, PasswordPlan, plan_passwords
-from mooring.tenants.publish.plan import ROOM, Unit, alias_limits, batches, check_stages, next_stage
+from mooring.tenants.publish.plan import (
+    COMMIT_OPERATIONS,
+    Unit,
+    alias_limits,
+    batches,
+    check_stages,
+    next_stage,
+)
 from mooring.tenants.publish.publish_state import PublishResult, PublishState
 from mooring.tenants.publish.retention import Sweeper
 from mooring.tenants.secrets import Keyring
@@ -56,79 +60,87 @@ from mooring.tenants.secrets import Keyring
 log = logging.getLogger(__name__)
 
 TRIES = 200
-"""Lost races in a row, each of which another publisher won."""
+"""Consecutive conflicts with other publishers after which a publish fails."""
 
 Change = Callable[[Parts], Parts]
-"""What a tenant is to be, from what is there."""
+"""Returns the target for the stored parts."""
 
 
 class CommitLoop:
-    """Carries out what a publisher was asked for."""
-
     def __init__(self, committer: Committer, ring: Keyring, sweeper: Sweeper) -> None:
         self._committer, self._ring, self._sweeper = committer, ring, sweeper
         self._search = EncryptionSearch(committer.store, committer.keys)
 
     async def would_change(
-        self, tenant: Owner, seen: StoredTenant, wanted: Parts, resent: Resent = NOTHING_RESENT
+        self, tenant: Owner, seen: StoredTenant, target: Parts, resent: Resent = NOTHING_RESENT
     ) -> list[PartDiff]:
         """What `change` would change. Raises what it would raise."""
-        await self._passwords(tenant, seen, wanted, resent=resent, dry=True)
-        await self._planned(tenant, seen, wanted, ROOM)
-        return diff_parts(seen.stored.parts, wanted, seen.stored.resent)
+        await self._passwords(tenant, seen, target, resent=resent, dry=True)
+        await self._plan(tenant, seen, target, COMMIT_OPERATIONS)
+        return diff_parts(seen.stored.parts, target, seen.stored.resent)
 
     async def change(
         self,
-        work: PublishState,
+        state: PublishState,
         change: Change,
         *,
         only_at: int | None = None,
         resent: Resent = NOTHING_RESENT,
     ) -> PublishResult:
         """`only_at`: raise `HistoryAdvanced` unless this is the newest entry that is not ours."""
-        tenant = check_owner(work.tenant)
+        tenant = check_owner(state.tenant)
 
         async def attempt(seen: StoredTenant) -> None:
             seen = with_resent(seen, resent)
-            if only_at is not None and seen.last != (work.number or only_at):
+            if only_at is not None and seen.last != (state.number or only_at):
                 raise HistoryAdvanced(tenant)
-            wanted = change(seen.stored.parts)
-            for path in wanted:
+            target = change(seen.stored.parts)
+            for path in target:
                 if not has_part(tenant, path):
                     raise InvalidRequest(f"{named(tenant)}: there is no part {path}")
-            # What a migration moves is in the store already.
-            refuse = work.action != "migrate"
+            # The parts of a migration are in the store already.
+            refuse = state.action != "migrate"
             # A rollback adds no password that the caller sent.
-            sent = NOTHING_RESENT if work.action == "rollback" else resent
-            work.passwords = await self._passwords(tenant, seen, wanted, refuse=refuse, resent=sent)
-            plan, most = await self._planned(tenant, seen, wanted, room_beside(work, wanted))
-            while (towards := next_stage(seen.stored.parts, wanted, most=most)) is not wanted:
-                part = await self._committer.plan(tenant, seen.stored, towards)
-                head = await self._committer.write(work, seen, part, towards, closing=False)
-                seen = await self._committer.look(tenant)
-                if seen.head != head:
-                    raise Conflict(f"{named(tenant)} was changed meanwhile", revision=seen.head)
-                plan = await self._committer.plan(tenant, seen.stored, wanted)
-            await self._committer.write(work, seen, plan, wanted)
+            sent = NOTHING_RESENT if state.action == "rollback" else resent
+            state.passwords = await self._passwords(
+                tenant, seen, target, refuse=refuse, resent=sent
+            )
+            writes, checks = state.extra_writes(target)
+            room = COMMIT_OPERATIONS - max(len(writes), len(checks))
+            plan, limit = await self._plan(tenant, seen, target, room)
+            while (stage := next_stage(seen.stored.parts, target, limit=limit)) is not target:
+                part = await self._committer.plan(tenant, seen.stored, stage)
+                seen = await self._write_stage(state, seen, part, stage)
+                plan = await self._committer.plan(tenant, seen.stored, target)
+            await self._committer.write(state, seen, plan, target)
 
-        return await self._persist(work, attempt)
+        return await self._persist(state, attempt)
 
-    async def delete(self, work: PublishState) -> PublishResult:
-        """Delete a tenant with all that leads to it. Raises `NotConfigured` if there is none."""
+    async def delete(self, state: PublishState) -> PublishResult:
+        """Delete a tenant with all its index entries. Raises `NotConfigured` if it does not exist.
+
+        A tenant that is too large for one commit is deleted in pages. A page deletes objects
+        together with their own index entries, so that a name is free only if no data claims it.
+        `meta` comes last, so that an interrupted deletion can be resumed.
+        """
 
         async def attempt(seen: StoredTenant) -> None:
-            if seen.stored.revisions or seen.stored.strange:
-                await erase(self._committer, work, seen)
-            elif not work.changes:
-                raise NotConfigured(f"there is no {named(work.tenant)}")
+            if seen.stored.revisions or seen.stored.unknown_keys:
+                index = await self._committer.index_entries_of(state.tenant)
+                if not _fits_one_commit(seen.stored, index):
+                    seen = await self._delete_pages(state, seen)
+                    index = await self._committer.index_entries_of(state.tenant)
+                await self._delete_rest(state, seen, index)
+            elif not state.changes:
+                raise NotConfigured(f"there is no {named(state.tenant)}")
 
-        return await self._persist(work, attempt)
+        return await self._persist(state, attempt)
 
     def _passwords(
         self,
         tenant: Owner,
         seen: StoredTenant,
-        wanted: Parts,
+        target: Parts,
         *,
         refuse: bool = True,
         resent: Resent = NOTHING_RESENT,
@@ -139,67 +151,156 @@ class CommitLoop:
             self._ring,
             tenant,
             seen.stored.parts,
-            wanted,
+            target,
             refuse=refuse,
             resent=resent,
             dry=dry,
         )
 
-    async def _planned(
-        self, tenant: Owner, seen: StoredTenant, wanted: Parts, room: int
+    async def _plan(
+        self, tenant: Owner, seen: StoredTenant, target: Parts, room: int
     ) -> tuple[Plan, int]:
-        """What is to be written, and how many aliases at a time. Raises every objection
-        before anything is written."""
-        plan = await self._committer.plan(tenant, seen.stored, wanted)
-        most, fewer = alias_limits(room)
-        if next_stage(seen.stored.parts, wanted, most=most) is wanted and _fits(tenant, plan, room):
-            return plan, most
-        most = fewer if plan.guarded else most
-        check_stages(self._committer.keys, tenant, seen.stored.parts, wanted, most=most, room=room)
-        return plan, most
+        """The plan, and how many aliases a stage may change. Raises every objection before anything
+        is written."""
+        plan = await self._committer.plan(tenant, seen.stored, target)
+        limit, guarded_limit = alias_limits(room)
+        if next_stage(seen.stored.parts, target, limit=limit) is target and _fits(
+            tenant, plan, room
+        ):
+            return plan, limit
+        limit = guarded_limit if plan.guarded else limit
+        keys = self._committer.keys
+        check_stages(keys, tenant, seen.stored.parts, target, limit=limit, room=room)
+        return plan, limit
+
+    async def _write_stage(
+        self, state: PublishState, seen: StoredTenant, plan: Plan, stage: Parts
+    ) -> StoredTenant:
+        """Write a stage that is not the last, and read the tenant again."""
+        head = await self._committer.write(state, seen, plan, stage, closing=False)
+        seen = await self._committer.read(state.tenant)
+        if seen.head != head:
+            raise Conflict(f"{named(state.tenant)} was changed meanwhile", revision=seen.head)
+        return seen
 
     async def _persist(
-        self, work: PublishState, attempt: Callable[[StoredTenant], Awaitable[None]]
+        self, state: PublishState, attempt: Callable[[StoredTenant], Awaitable[None]]
     ) -> PublishResult:
-        """Read and commit until no other publisher was first and the outcome is known. What was
-        written, or may have been, is never reported as not written."""
+        """Call `attempt` until there is no conflict and the outcome is known. What was written, or
+        may have been, is never reported as not written."""
         try:
-            await self._try(work, attempt)
+            await self._retry(state, attempt)
         except (HistoryAdvanced, OutcomeUnknown):
             raise
         except StoreError as error:
-            if not work.begun:
+            if not state.begun:
                 raise
-            raise work.interrupted(error) from error
+            raise state.interrupted(error) from error
         except BaseException as error:
-            if work.begun:
-                error.add_note(work.so_far)
-                log.warning("%s: %s", named(work.tenant), work.so_far)
+            if state.begun:
+                error.add_note(state.progress)
+                log.warning("%s: %s", named(state.tenant), state.progress)
             raise
-        for remark in work.remarks():
-            log.warning("%s: %s", named(work.tenant), remark)
+        for remark in state.remarks():
+            log.warning("%s: %s", named(state.tenant), remark)
         await self._sweeper.beside_a_publish()
-        return work.published()
+        return state.published()
 
-    async def _try(
-        self, work: PublishState, attempt: Callable[[StoredTenant], Awaitable[None]]
+    async def _retry(
+        self, state: PublishState, attempt: Callable[[StoredTenant], Awaitable[None]]
     ) -> None:
         backoff = Backoff()
         for _ in range(TRIES):
-            seen = await self._committer.look(work.tenant)
-            if await self._committer.make_sure(work, seen):
+            seen = await self._committer.read(state.tenant)
+            if await self._committer.resolve_unconfirmed(state, seen):
                 return
-            if work.require is not None and not work.written:
-                work.require(seen.stored)
+            if state.require is not None and not state.written:
+                state.require(seen.stored)
             try:
                 await attempt(seen)
                 return
             except Conflict as error:
-                log.debug("%s: another publisher was first: %s", named(work.tenant), error)
+                log.debug("%s: another publisher was first: %s", named(state.tenant), error)
             except OutcomeUnknown as error:
-                log.info("%s: looks whether it was written: %s", named(work.tenant), error)
+                log.info("%s: checking whether it was written: %s", named(state.tenant), error)
             await asyncio.sleep(backoff.next())
-        raise too_many_conflicts(named(work.tenant))
+        raise too_many_conflicts(named(state.tenant))
+
+    async def _delete_pages(self, state: PublishState, seen: StoredTenant) -> StoredTenant:
+        """Delete all but the part that goes last."""
+        rest = _last_part(seen.stored.parts)
+        while diff_parts(seen.stored.parts, rest):
+            stage = next_stage(seen.stored.parts, rest)
+            plan = await self._committer.plan(state.tenant, seen.stored, stage, claiming=False)
+            try:
+                seen = await self._write_stage(state, seen, plan, stage)
+            except TooLarge:  # an object that another program wrote
+                plan = await self._committer.plan(state.tenant, seen.stored, rest, claiming=False)
+                units = [piece for unit in plan.units for piece in _split(unit)]
+                seen = await self._write_stage(state, seen, Plan(units, plan.guarded), rest)
+        return seen
+
+    async def _delete_rest(
+        self, state: PublishState, seen: StoredTenant, index: dict[bytes, Entry]
+    ) -> None:
+        committer, tenant, stored = self._committer, state.tenant, seen.stored
+        keys = committer.keys
+        own = {normalized_key(keys, name) for name in claims(keys, tenant, stored.parts)}
+
+        def order(entry: Entry) -> tuple[bool, int, bytes]:
+            """What the data requires, or may require, comes last: it goes with the data."""
+            place = keys.understand(entry.key)
+            assert isinstance(place, IndexEntry)
+            required = normalized_key(keys, entry.key) in own or place.kind in unclear_kinds(
+                stored.parts
+            )
+            return required, INDEXES.index(place.kind), entry.key
+
+        entries = sorted(index.values(), key=order)
+        names = [*(keys.part(tenant, path) for path in stored.revisions), *stored.unknown_keys]
+        at_once = len(names) + len(entries) <= COMMIT_OPERATIONS
+        room = max(COMMIT_OPERATIONS - len(names), COMMIT_OPERATIONS // 2)
+        for page in chunks(entries[:-room], COMMIT_OPERATIONS):
+            await self._delete_orphans(state, page, seen.head)
+        last = entries[-room:]
+        data = [Delete(key(name)) for name in names] if at_once else [Delete(keys.parts(tenant))]
+        changes = diff_parts(stored.parts, {})
+        attempt = state.attempt(seen.last, changes, closing=True, incomplete=seen.incomplete)
+        done = await committer.commit(
+            state,
+            attempt,
+            [
+                *_deletions(last),
+                *data,
+                *committer.history_writes(state, attempt),
+                *committer.trim_writes(tenant, attempt.number, seen),
+            ],
+            [
+                unchanged(keys.history_head(tenant), seen.head),
+                *_unchanged(last),
+                *(unchanged(keys.part(tenant, path), at) for path, at in stored.revisions.items()),
+            ],
+            [Query(keys.parts(tenant), keys_only=True, limit=1)],
+        )
+        if done.reads[0].entries:
+            raise Conflict(f"tenant {tenant} got new parts meanwhile", revision=done.revision)
+        if not at_once:  # parts written meanwhile were deleted unread: their index entries remain
+            left = await committer.index_entries_of(tenant)
+            for page in chunks([*left.values()], COMMIT_OPERATIONS):
+                await self._delete_orphans(state, page, done.revision)
+
+    async def _delete_orphans(
+        self, state: PublishState, entries: Sequence[Entry], head: int
+    ) -> None:
+        """Delete index entries that no data requires. The history does not record them."""
+        committer = self._committer
+        require = [unchanged(committer.keys.history_head(state.tenant), head), *_unchanged(entries)]
+        try:
+            await committer.store.commit(*_deletions(entries), require=require)
+        except OutcomeUnknown:
+            state.aside += 1  # it may have been written
+            raise
+        state.aside += 1
 
 
 def _fits(tenant: Owner, plan: Plan, room: int) -> bool:
@@ -214,7 +315,7 @@ def _fits(tenant: Owner, plan: Plan, room: int) -> bool:
 
 
 class HistoryAdvanced(Exception):
-    """The history went on, so that what was decided from it no longer holds."""
+    """The history has newer entries, so that decisions made from it no longer hold."""
 
 
 def too_many_conflicts(what: str) -> Conflict:
@@ -224,122 +325,29 @@ def too_many_conflicts(what: str) -> Conflict:
     )
 
 
-_AT_ONCE = BYTES // 2  # bytes of values that one commit deletes: it also records them
+def _fits_one_commit(stored: StoredParts, index: dict[bytes, Entry]) -> bool:
+    count = len(stored.revisions) + len(stored.unknown_keys) + len(index)
+    size = sum(change.size for change in diff_parts(stored.parts, {}))
+    # The commit also records what it deletes.
+    return count <= COMMIT_OPERATIONS and size <= COMMIT_BYTES // 2
 
 
-async def erase(committer: Committer, work: PublishState, seen: StoredTenant) -> None:
-    """Delete a tenant in one commit, indexes before data. A tenant that is too large for one commit
-    is deleted in pages. A page deletes objects together with their own indexes, so that a name is
-    free only when no data claims it. Meta comes last, so that a deletion that was interrupted can
-    be resumed."""
-    leading = await committer.leading(work.tenant)
-    if not _fits_one_commit(seen.stored, leading):
-        seen = await _in_pages(committer, work, seen)
-        leading = await committer.leading(work.tenant)
-    await _last_page(committer, work, seen, leading)
-
-
-def _fits_one_commit(there: StoredParts, leading: dict[bytes, Entry]) -> bool:
-    count = len(there.revisions) + len(there.strange) + len(leading)
-    return count <= ROOM and sum(each.size for each in diff_parts(there.parts, {})) <= _AT_ONCE
-
-
-async def _in_pages(committer: Committer, work: PublishState, seen: StoredTenant) -> StoredTenant:
-    """Delete all but meta."""
-    rest = _last(seen.stored.parts)
-    while diff_parts(seen.stored.parts, rest):
-        towards = next_stage(seen.stored.parts, rest)
-        plan = await committer.plan(work.tenant, seen.stored, towards, claiming=False)
-        try:
-            head = await committer.write(work, seen, plan, towards, closing=False)
-        except TooLarge:  # another program wrote it
-            plan = await committer.plan(work.tenant, seen.stored, rest, claiming=False)
-            pieces = [piece for unit in plan.units for piece in _pieces(unit)]
-            head = await committer.write(
-                work, seen, Plan(pieces, plan.guarded), rest, closing=False
-            )
-        seen = await committer.look(work.tenant)
-        if seen.head != head:
-            raise Conflict(f"tenant {work.tenant} was changed meanwhile", revision=seen.head)
-    return seen
-
-
-def _last(parts: Parts) -> Parts:
+def _last_part(parts: Parts) -> Parts:
     """The part that is deleted last."""
     paths = sorted(parts, key=lambda path: (path != "meta", path == "domain/aliases", path))
     return {path: parts[path] for path in paths[:1] if path != "domain/aliases"}
 
 
-def _pieces(unit: Unit) -> Iterator[Unit]:
-    """The deletion of an object that is too large for one commit: the data first, since what leads
-    to a tenant without data is free to be taken."""
+def _split(unit: Unit) -> Iterator[Unit]:
+    """The deletion of an object that is too large for one commit: the data first, since an index
+    entry without data may be taken over."""
     for place, (write, check) in enumerate(zip(unit.writes, unit.checks, strict=True)):
         yield Unit(unit.changes[place : place + 1], (write,), (check,))
-
-
-async def _last_page(
-    committer: Committer, work: PublishState, seen: StoredTenant, leading: dict[bytes, Entry]
-) -> None:
-    keys, tenant, there = committer.keys, work.tenant, seen.stored
-    ordered = sorted(leading.values(), key=partial(_order, keys, tenant, there))
-    names = [*(keys.part(tenant, path) for path in there.revisions), *there.strange]
-    at_once = len(names) + len(ordered) <= ROOM
-    room = max(ROOM - len(names), ROOM // 2)
-    for page in chunks(ordered[:-room], ROOM):
-        await _set_aside(committer, work, page, seen.head)
-    last = ordered[-room:]
-    gone = diff_parts(there.parts, {})
-    attempt = work.attempt(seen.last, gone, closing=True, incomplete=seen.incomplete)
-    done = await committer.commit(
-        work,
-        attempt,
-        [
-            *_deletions(last),
-            *([Delete(key(name)) for name in names] if at_once else [Delete(keys.parts(tenant))]),
-            *committer.recorded(work, attempt),
-            *committer.trimmed(tenant, attempt.number, seen),
-        ],
-        [
-            unchanged(keys.history_head(tenant), seen.head),
-            *_as_read(last),
-            *(unchanged(keys.part(tenant, path), at) for path, at in there.revisions.items()),
-        ],
-        [Query(keys.parts(tenant), keys_only=True, limit=1)],
-    )
-    if done.reads[0].entries:
-        raise Conflict(f"tenant {tenant} got something new meanwhile", revision=done.revision)
-    if not at_once:  # what came meanwhile went unseen, and what leads to it is left
-        for page in chunks([*(await committer.leading(tenant)).values()], ROOM):
-            await _set_aside(committer, work, page, done.revision)
-
-
-async def _set_aside(
-    committer: Committer, work: PublishState, entries: Sequence[Entry], head: int
-) -> None:
-    """Delete indexes that no data explains. The history does not record them."""
-    require = [unchanged(committer.keys.history_head(work.tenant), head), *_as_read(entries)]
-    try:
-        await committer.store.commit(*_deletions(entries), require=require)
-    except OutcomeUnknown:
-        work.aside += 1  # perhaps
-        raise
-    work.aside += 1
-
-
-def _order(
-    keys: TenantKeys, tenant: Owner, there: StoredParts, entry: Entry
-) -> tuple[bool, int, bytes]:
-    """What the data explains, or may explain, comes last: it goes with the data."""
-    place = keys.understand(entry.key)
-    assert isinstance(place, IndexEntry)
-    own = {normalized_key(keys, name) for name in claims(keys, tenant, there.parts)}
-    explained = normalized_key(keys, entry.key) in own or place.kind in unclear_kinds(there.parts)
-    return explained, INDEXES.index(place.kind), entry.key
 
 
 def _deletions(entries: Sequence[Entry]) -> list[Write]:
     return [Delete(key(entry.key)) for entry in entries]
 
 
-def _as_read(entries: Sequence[Entry]) -> list[Check]:
+def _unchanged(entries: Sequence[Entry]) -> list[Check]:
     return [unchanged(entry.key, entry.modified) for entry in entries]

@@ -1,12 +1,11 @@
-"""Reads a tenant, and writes what was decided about it together with its history.
+"""Reads tenants, and commits planned writes together with the history.
 
-Every write that it makes carries the next entry of the tenant's history and moves its head, under
-the condition that nobody moved it before: so two publishers of one tenant never overlap.
+Every commit adds the next page of the tenant's history and moves the history's head, provided that
+the head did not move. So two publishers of one tenant never overlap.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -31,9 +30,18 @@ from mooring.store.contract import (
 from mooring.tenants.cooperative import read_in_slices
 from mooring.tenants.history import HistoryEntry, decode_entry, history_changes
 from mooring.tenants.keys import IndexEntry, Owner, TenantKeys, named
-from mooring.tenants.parts import ANY_CASE, Parts, Resent, StoredParts, claims, holder, stored_parts
+from mooring.tenants.parts import (
+    CASE_INSENSITIVE,
+    Parts,
+    Resent,
+    StoredParts,
+    claims,
+    holder,
+    stored_parts,
+    unclear_kinds,
+)
 from mooring.tenants.publish.plan import (
-    ROOM,
+    COMMIT_OPERATIONS,
     Unit,
     batches,
     conflicting_claims,
@@ -41,38 +49,34 @@ from mooring.tenants.publish.plan import (
     unnormalized_keys,
 )
 from mooring.tenants.publish.publish_state import Attempt, PublishState
-from mooring.tenants.publish.publish_state import PublishResult as PublishResult
 from mooring.tenants.secrets import Keyring
 
-log = logging.getLogger(__name__)
+_OLDEST = 8  # entries whose age each publish checks
 
-_AGED = 8  # entries looked at for their age at each publish
+_OPEN = b" open"  # follows the number in the head of a history
 
-_OPEN = b" open"  # after the number in the head of a history
-
-_TOLD = ("meta", "domain/primary")
-"""Parts that what leads to a tenant tells of: every commit holds only where they are as read."""
+_INDEXED = ("meta", "domain/primary")
+"""Parts whose content is copied into index entries: every commit requires them unchanged."""
 
 T = TypeVar("T")
 
 
 class StoredTenant(msgspec.Struct, frozen=True):
-    """What was read of a tenant, at one revision."""
+    """A tenant and its history, as read at one revision."""
 
     stored: StoredParts
     head: int
-    """The revision at which its history last went on; 0: it has none."""
+    """The revision at which its history last changed; 0: it has none."""
     last: int
     """The newest number of its history."""
     incomplete: bool
-    """Whether that entry has more pages to come, or was interrupted."""
+    """Whether that entry expects more pages, or was interrupted."""
     first: int
-    aged: int
-    """Up to this number, entries are too old."""
+    expired: int
+    """Entries up to this number are too old."""
 
 
 def with_resent(seen: StoredTenant, resent: Resent) -> StoredTenant:
-    """The same, with secrets that count as changed."""
     if not resent:
         return seen
     return msgspec.structs.replace(seen, stored=msgspec.structs.replace(seen.stored, resent=resent))
@@ -81,7 +85,7 @@ def with_resent(seen: StoredTenant, resent: Resent) -> StoredTenant:
 class Plan(msgspec.Struct, frozen=True):
     units: list[Unit]
     guarded: bool
-    """Whether something is taken over that led to another tenant."""
+    """Whether it takes over names that led to another tenant."""
 
 
 class Committer:
@@ -93,23 +97,23 @@ class Committer:
         self.store, self.keys, self._ring = store, keys, ring
         self._by, self._keep, self._keep_for = by, keep, keep_for
 
-    async def look(self, tenant: Owner) -> StoredTenant:
-        chronicled = self.keys.history_of(tenant)
-        found = await self.store.commit(
+    async def read(self, tenant: Owner) -> StoredTenant:
+        history = self.keys.history_of(tenant)
+        snapshot = await self.store.commit(
             read=[
                 Query(self.keys.parts(tenant)),
-                Query(chronicled, keys_only=True),
-                Query(chronicled, limit=_AGED),
+                Query(history, keys_only=True),
+                Query(history, limit=_OLDEST),
                 Query(key(self.keys.history_head(tenant))),
             ]
         )
-        parts, all_entries, oldest, heads = (each.entries for each in found.reads)
+        parts, all_entries, oldest, heads = (read.entries for read in snapshot.reads)
         numbers = [n for entry in all_entries if (n := self.keys.history_number(entry.key))]
-        aged = [
+        expired = [
             number
             for entry in oldest
             if (number := self.keys.history_number(entry.key))
-            and time.time() - _moment(decode_entry(entry).at) > self._keep_for
+            and time.time() - _timestamp(decode_entry(entry).at) > self._keep_for
         ]
         return StoredTenant(
             stored_parts(self.keys, tenant, parts),
@@ -117,27 +121,27 @@ class Committer:
             max([*numbers, *(_number(head.value) for head in heads)], default=0),
             any(head.value.endswith(_OPEN) for head in heads),
             min(numbers, default=0),
-            max(aged, default=0),
+            max(expired, default=0),
         )
 
     async def plan(
-        self, tenant: Owner, there: StoredParts, wanted: Parts, *, claiming: bool = True
+        self, tenant: Owner, stored: StoredParts, target: Parts, *, claiming: bool = True
     ) -> Plan:
-        """Raises `Taken` where something belongs to another tenant. What leads to a tenant that
-        does not lay claim to it leads nowhere, and is taken over unless that tenant is published
-        meanwhile. `claiming=False`: for a deletion, which lays no claims."""
-        now = claims(self.keys, tenant, wanted)
-        former = claims(self.keys, tenant, there.parts)
-        index = await self._entries({*now, *former}, there.parts, wanted)
-        if there.obscure:
-            index |= await self.leading(tenant)
+        """Raises `Taken` if a name belongs to another tenant. An index entry of a tenant that does
+        not claim it is stale: it is taken over, unless that tenant is published meanwhile.
+        `claiming=False`: for a deletion, which claims nothing."""
+        required = claims(self.keys, tenant, target)
+        former = claims(self.keys, tenant, stored.parts)
+        index = await self._index_entries({*required, *former}, stored.parts, target)
+        if unclear_kinds(stored.parts):
+            index |= await self.index_entries_of(tenant)
+        if not claiming:
+            required = {}
         guards: dict[bytes, list[Check]] = {}
-        looked: dict[int, StoredTenant] = {}
-        for claim, entry, other in conflicting_claims(
-            tenant, now if claiming else {}, self.keys, index
-        ):
-            theirs = looked[other] = looked.get(other) or await self.look(other)
-            if theirs.stored.may_claim(self.keys, other, claim):
+        others: dict[int, StoredTenant] = {}
+        for claim, entry, other in conflicting_claims(tenant, required, self.keys, index):
+            rival = others[other] = others.get(other) or await self.read(other)
+            if rival.stored.may_claim(self.keys, other, claim):
                 raise Taken(
                     f"{named(tenant)}: {claim} belongs to tenant {other} already",
                     holder=other,
@@ -145,165 +149,161 @@ class Committer:
                 )
             guards.setdefault(claim.key, []).extend(
                 [
-                    unchanged(self.keys.history_head(other), theirs.head),
+                    unchanged(self.keys.history_head(other), rival.head),
                     unchanged(entry.key, entry.modified),
                 ]
             )
-        found = plan_units(self.keys, tenant, there, wanted, index, guards, claiming=claiming)
-        return Plan(found, bool(guards))
+        units = plan_units(self.keys, tenant, stored, target, index, guards, claiming=claiming)
+        return Plan(units, bool(guards))
 
     async def write(
         self,
-        work: PublishState,
+        state: PublishState,
         seen: StoredTenant,
         plan: Plan,
-        wanted: Parts,
+        target: Parts,
         *,
         closing: bool = True,
     ) -> int:
-        """One commit, or several where it is too large for one; where the history's head is then.
-        `closing`: nothing comes after it."""
-        tenant, number, head = work.tenant, seen.last, seen.head
-        incomplete = seen.incomplete
-        indexed = _TOLD if isinstance(tenant, int) else ()
-        told_of = {path: seen.stored.revisions.get(path, 0) for path in indexed}
-        writes, checks = work.beside(wanted) if closing else ((), ())
-        room = ROOM - max(len(writes), len(checks))
-        parts = batches(tenant, plan.units, room=room) or ([[]] if writes else [])
-        for place, part in enumerate(parts):
-            changes = tuple(change for unit in part for change in unit.changes)
-            last = place + 1 == len(parts)
-            made: list[Write] = [write for unit in part for write in unit.writes]
+        """Write the plan in as few commits as possible; the revision of the history's head
+        afterwards. `closing`: these are the last commits of the publish."""
+        tenant, number, head = state.tenant, seen.last, seen.head
+        indexed = _INDEXED if isinstance(tenant, int) else ()
+        revisions = {path: seen.stored.revisions.get(path, 0) for path in indexed}
+        writes, checks = state.extra_writes(target) if closing else ((), ())
+        room = COMMIT_OPERATIONS - max(len(writes), len(checks))
+        commits = batches(tenant, plan.units, room=room) or ([[]] if writes else [])
+        for place, units in enumerate(commits):
+            changes = tuple(change for unit in units for change in unit.changes)
+            last = place + 1 == len(commits)
+            all_writes: list[Write] = [write for unit in units for write in unit.writes]
             attempt = None
-            if part:
-                attempt = work.attempt(
-                    number, changes, closing=last and closing, incomplete=incomplete
+            if units:
+                attempt = state.attempt(
+                    number, changes, closing=last and closing, incomplete=seen.incomplete
                 )
-                made += self.recorded(work, attempt)
-                made += self.trimmed(tenant, attempt.number, seen) if place == 0 else []
+                all_writes += self.history_writes(state, attempt)
+                all_writes += self.trim_writes(tenant, attempt.number, seen) if place == 0 else []
             done = await self.commit(
-                work,
+                state,
                 attempt,
-                [*made, *(writes if last else ())],
+                [*all_writes, *(writes if last else ())],
                 [
                     unchanged(self.keys.history_head(tenant), head),
-                    *(unchanged(self.keys.part(tenant, path), at) for path, at in told_of.items()),
-                    *(check for unit in part for check in unit.checks),
+                    *(
+                        unchanged(self.keys.part(tenant, path), at)
+                        for path, at in revisions.items()
+                    ),
+                    *(check for unit in units for check in unit.checks),
                     *(checks if last else ()),
                 ],
             )
             if attempt is not None:
                 number, head = attempt.number, done.revision
             for change in changes:
-                if change.path in told_of:
-                    told_of[change.path] = 0 if change.after is None else done.revision
+                if change.path in revisions:
+                    revisions[change.path] = 0 if change.after is None else done.revision
         return head
 
     async def commit(
         self,
-        work: PublishState,
+        state: PublishState,
         attempt: Attempt | None,
         writes: Sequence[Write],
         require: Sequence[Check],
         read: Sequence[Query] = (),
     ) -> Committed:
-        """A commit of which is known whether it happened, or that it may have."""
+        """Commit, and record in the state whether it succeeded, or that it may have."""
         if attempt is not None:
-            work.unsure.append(attempt)
+            state.unconfirmed.append(attempt)
         try:
             done = await self.store.commit(*writes, require=list(dict.fromkeys(require)), read=read)
         except OutcomeUnknown:
             raise
         except StoreError:
             if attempt is not None:
-                work.unsure.remove(attempt)
+                state.unconfirmed.remove(attempt)
             raise
         if attempt is not None:
-            work.happened(attempt)
+            state.confirm(attempt)
         return done
 
-    async def leading(self, tenant: Owner) -> dict[bytes, Entry]:
-        """All that leads to a tenant: every index has to be looked at."""
-        found: dict[bytes, Entry] = {}
-        async for some in read_in_slices(self.store, self.keys.indexes):
-            found |= {
+    async def index_entries_of(self, tenant: Owner) -> dict[bytes, Entry]:
+        """All index entries of a tenant. It reads the whole index."""
+        entries: dict[bytes, Entry] = {}
+        async for piece in read_in_slices(self.store, self.keys.indexes):
+            entries |= {
                 entry.key: entry
-                for entry in some
+                for entry in piece
                 if holder(entry.value) == tenant
                 and isinstance(self.keys.understand(entry.key), IndexEntry)
             }
-        return found
+        return entries
 
-    async def make_sure(self, work: PublishState, seen: StoredTenant) -> bool:
-        """After lost answers: whether all was written. Raises `OutcomeUnknown` where that cannot be
-        told any more."""
-        for attempt in tuple(work.unsure):
+    async def resolve_unconfirmed(self, state: PublishState, seen: StoredTenant) -> bool:
+        """After lost replies: whether the whole publish was written. Raises `OutcomeUnknown` if
+        that cannot be determined."""
+        for attempt in tuple(state.unconfirmed):
             number, page = attempt.place
-            there = [
-                self.keys.history(work.tenant, number, each) for each in dict.fromkeys((page, 1))
-            ]
-            answer = await self.store.commit(read=[Query(key(name)) for name in there])
+            pages = [self.keys.history(state.tenant, number, n) for n in dict.fromkeys((page, 1))]
+            answer = await self.store.commit(read=[Query(key(name)) for name in pages])
             entry, first = answer.reads[0].first, answer.reads[-1].first
             if entry is None and page > 1 and first is not None and seen.last > number:
-                # Another publisher came after the page before it: it was not written.
-                work.unsure = [each for each in work.unsure if each is not attempt]
+                # Another publisher followed the page before it: it was not written.
+                state.unconfirmed = [each for each in state.unconfirmed if each is not attempt]
                 continue
             if entry is None and seen.last >= number + (page > 1):
                 raise OutcomeUnknown(
-                    f"{named(work.tenant)}: the answer was lost, and its place in the history "
-                    f"({attempt.number}) is trimmed already: it may have been written or not"
+                    f"{named(state.tenant)}: the reply was lost, and entry {attempt.number} of the "
+                    "history is trimmed already: it may have been written or not"
                 )
             if entry is None:
-                continue  # it may come yet
+                continue  # it may still be written
             if decode_entry(entry).token == attempt.token:
-                work.happened(attempt)
+                state.confirm(attempt)
                 if attempt.closing:
                     return True
-            elif attempt in work.unsure:
-                work.unsure.remove(attempt)  # another has its place
+            elif attempt in state.unconfirmed:
+                state.unconfirmed.remove(attempt)  # another publisher wrote this page
         return False
 
-    async def _entries(self, names: set[bytes], *parts: Parts) -> dict[bytes, Entry]:
-        """What the indexes hold at these keys, and wherever else another publisher may have written
-        what these parts lay claim to."""
+    async def _index_entries(self, names: set[bytes], *parts: Parts) -> dict[bytes, Entry]:
+        """The index entries with these keys, and those that another publisher may have written for
+        these parts."""
         queries = [
             Query(key(name)) for name in sorted(names | unnormalized_keys(self.keys, *parts))
         ]
-        queries += [Query(self.keys.capitals(kind)) for kind in ANY_CASE if queries]
-        found: dict[bytes, Entry] = {}
-        for chunk in chunks(queries, ROOM):
+        queries += [Query(self.keys.capitals(kind)) for kind in CASE_INSENSITIVE if queries]
+        entries: dict[bytes, Entry] = {}
+        for chunk in chunks(queries, COMMIT_OPERATIONS):
             answer = await self.store.commit(read=chunk)
-            found |= {entry.key: entry for each in answer.reads for entry in each.entries}
-        return found
+            entries |= {entry.key: entry for read in answer.reads for entry in read.entries}
+        return entries
 
-    def recorded(self, work: PublishState, attempt: Attempt) -> list[Write]:
+    def history_writes(self, state: PublishState, attempt: Attempt) -> list[Write]:
         entry = HistoryEntry(
             attempt.number,
             now(),
             self._by,
-            work.action,
-            history_changes(attempt.told, self._ring),
-            work.note,
+            state.action,
+            history_changes(attempt.changes, self._ring),
+            state.note,
             attempt.token,
             attempt.page,
             not attempt.closing,
             attempt.since,
         )
-        name = self.keys.history(work.tenant, *attempt.place)
+        name = self.keys.history(state.tenant, *attempt.place)
         head = b"%d" % attempt.number + (b"" if attempt.closing else _OPEN)
         return [
             Put(name, msgspec.json.encode(entry)),
-            Put(self.keys.history_head(work.tenant), head),
+            Put(self.keys.history_head(state.tenant), head),
             sentinel_write(self.keys),
         ]
 
-    def first_kept(self, number: int, seen: StoredTenant) -> int:
-        """The first entry that is neither too old nor one too many, if this is the newest."""
-        return max(number + 1 - self._keep, seen.aged + 1)
-
-    def trimmed(self, tenant: Owner, number: int, seen: StoredTenant) -> list[Write]:
-        """What of the history goes when an entry comes."""
-        first = min(self.first_kept(number, seen), number)
+    def trim_writes(self, tenant: Owner, number: int, seen: StoredTenant) -> list[Write]:
+        """Deletes history entries that are too old or too many when entry `number` is added."""
+        first = min(max(number + 1 - self._keep, seen.expired + 1), number)
         if not seen.first or seen.first >= first:
             return []
         keys = self.keys
@@ -312,12 +312,6 @@ class Committer:
 
 def sentinel_write(keys: TenantKeys) -> Put:
     return Put(keys.sentinel, msgspec.json.encode({"updatedAt": now()}))
-
-
-def room_beside(work: PublishState, wanted: Parts) -> int:
-    """Operations of the last commit that are left beside what the caller has to write in it."""
-    writes, checks = work.beside(wanted)
-    return ROOM - max(len(writes), len(checks))
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -334,8 +328,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _moment(at: str) -> float:
-    """Seconds since the epoch; the future where it does not say."""
+def _timestamp(at: str) -> float:
+    """Seconds since the epoch; infinite for an invalid time, so that its entry is kept."""
     try:
         return datetime.fromisoformat(at).timestamp()
     except ValueError:

@@ -1,8 +1,9 @@
-"""Whether the passwords below a namespace are encrypted, so that none is added in clear text.
+"""Encryption of the passwords below a namespace: prevents that one is added in clear text once
+others are encrypted, and changes the key of all.
 
-A marker beside the tenants says so, with the id of the key. A publisher that writes an encrypted
-password leaves it there. Without a marker, a publish in clear text looks through all tenants for
-encrypted passwords of other programs, and marks what it finds.
+A marker beside the tenants has the id of the key in use. A publisher that writes an encrypted
+password writes the marker. If there is no marker, a publish in clear text searches all tenants for
+encrypted passwords of other programs, and marks the key that it finds.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, TenantError, TooLarge, Undecipherable
 from mooring.store.contract import Check, Entry, Put, Store, Write, key, unchanged
-from mooring.tenants import history as chronicle
+from mooring.tenants import history
 from mooring.tenants.cooperative import read_in_slices
 from mooring.tenants.keys import AREAS, Owner, TenantKeys, kind_of, named
 from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent
 from mooring.tenants.publish.merge import resealed
 from mooring.tenants.secrets import CURRENT, Keyring
 
-_SEALED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
+_ENCRYPTED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
 
 
 class EncryptionMarker(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -33,14 +34,14 @@ class EncryptionMarker(msgspec.Struct, frozen=True, rename="camel", omit_default
 
 
 class SealedPassword(NamedTuple):
-    """An encrypted password, as it stands in a database of a tenant."""
+    """An encrypted password in a stored database."""
 
     text: str
     key_id: str
 
 
 class PasswordPlan(NamedTuple):
-    """What a publish does to passwords, and what goes with it."""
+    """What a publish does to passwords, and the writes and checks that it requires."""
 
     clear: tuple[str, ...] = ()
     """The parts whose new password is in clear text."""
@@ -49,29 +50,29 @@ class PasswordPlan(NamedTuple):
 
 
 class EncryptionSearch:
-    """Searches all tenants for an encrypted password. Calls at the same time share a search: it
-    counts for a call if it began after it."""
+    """Searches all tenants for an encrypted password. Concurrent calls share a search, if it began
+    after the call."""
 
     def __init__(self, store: Store, keys: TenantKeys) -> None:
         self.store, self.keys = store, keys
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._begun = self._done = 0
-        self._found: EncryptionMarker | None = None
+        self._marker: EncryptionMarker | None = None
 
     async def key_in_use(self) -> EncryptionMarker | None:
         """The key of the first encrypted password; None if there is none."""
         called = self._begun
-        async with self._turn:
+        async with self._lock:
             if self._done <= called:
                 self._begun += 1
-                self._found = await self._first()
+                self._marker = await self._first()
                 self._done = self._begun
-            return self._found
+            return self._marker
 
     async def _first(self) -> EncryptionMarker | None:
-        async with contextlib.aclosing(_encrypted(self.store, self.keys)) as found:
-            async for first in found:
-                return EncryptionMarker(first.key_id)
+        async with contextlib.aclosing(_sealed_passwords(self.store, self.keys)) as passwords:
+            async for password in passwords:
+                return EncryptionMarker(password.key_id)
         return None
 
 
@@ -96,73 +97,73 @@ async def plan_passwords(
         return PasswordPlan()
     store, keys = search.store, search.keys
     entry = (await store.read(key(keys.encryption))).first
-    at = 0 if entry is None else entry.modified
-    there = known = None if entry is None else _marker(entry.value)
-    ours = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
+    revision = 0 if entry is None else entry.modified
+    stored = marker = None if entry is None else _decode_marker(entry.value)
+    own_keys = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
     problem = ""
     if clear and refuse:
-        known = there or await search.key_in_use()
-        if known is None and sealed:
+        marker = stored or await search.key_in_use()
+        if marker is None and sealed:
             problem = (
                 f"{clear[0]}.password would be stored in clear text, but that of {sealed[0]} is "
                 f"encrypted: set {CURRENT[0]}{ring.remark}"
             )
-        if known is not None:
-            which = f" with the key {known.key_id}" if known.key_id else ""
+        if marker is not None:
+            which = f" with the key {marker.key_id}" if marker.key_id else ""
             problem = (
                 f"{clear[0]}.password would be stored in clear text, but {keys.namespace} has or "
                 f"had passwords that are encrypted{which}: set {CURRENT[0]}{ring.remark}, or "
                 f"delete {keys.encryption.decode()} if none is left"
             )
-    if ring.borrowed and ring.current in ours and not problem:
-        foreign = await _foreign_key(store, keys, ring, known)
+    if ring.borrowed and ring.current in own_keys and not problem:
+        foreign = await _foreign_key(store, keys, ring, marker)
         if foreign is not None:
-            known = foreign
-            which = f"the key {known.key_id}" if known.key_id else "a key that is not known here"
+            marker = foreign
+            which = f"the key {marker.key_id}" if marker.key_id else "an unknown key"
             problem = (
                 f"passwords are encrypted with {which}, and {CURRENT[1]} holds the key "
                 f"{ring.current}, which may belong to another application: set {CURRENT[0]}"
             )
-    if sealed and not problem and (known is None or ring.current in ours):
-        known = EncryptionMarker(ring.current if ring.current in ours else next(iter(ours)))
-    new = known is not None and known != there
-    writes = (Put(keys.encryption, msgspec.json.encode(known)),) if new else ()
-    checks = (unchanged(keys.encryption, at),) if clear or new else ()
+    if sealed and not problem and (marker is None or ring.current in own_keys):
+        marker = EncryptionMarker(ring.current if ring.current in own_keys else min(own_keys))
+    new = marker is not None and marker != stored
+    writes = (Put(keys.encryption, msgspec.json.encode(marker)),) if new else ()
+    checks = (unchanged(keys.encryption, revision),) if clear or new else ()
     if problem:
         if new and not dry:
-            with contextlib.suppress(Conflict):  # another publisher marked it
+            with contextlib.suppress(Conflict):  # another publisher wrote the marker
                 await store.commit(*writes, require=checks)
         raise InvalidRequest(f"{named(tenant)}: {problem}")
     return PasswordPlan(clear, writes, checks)
 
 
 async def _foreign_key(
-    store: Store, keys: TenantKeys, ring: Keyring, known: EncryptionMarker | None
+    store: Store, keys: TenantKeys, ring: Keyring, marker: EncryptionMarker | None
 ) -> EncryptionMarker | None:
     """The key in use, if passwords are encrypted and none of our keys opens one."""
-    if known is not None and known.key_id:
-        return None if known.key_id in ring else known
+    if marker is not None and marker.key_id:
+        return None if marker.key_id in ring else marker
     foreign = None
-    async with contextlib.aclosing(_encrypted(store, keys)) as found:
-        async for each in found:
+    async with contextlib.aclosing(_sealed_passwords(store, keys)) as passwords:
+        async for password in passwords:
             with contextlib.suppress(Undecipherable):
-                ring.unseal(each.text, each.key_id)
+                ring.unseal(password.text, password.key_id)
                 return None
-            foreign = foreign or EncryptionMarker(each.key_id)
+            foreign = foreign or EncryptionMarker(password.key_id)
     return foreign
 
 
-async def _encrypted(store: Store, keys: TenantKeys) -> AsyncGenerator[SealedPassword, None]:
+async def _sealed_passwords(store: Store, keys: TenantKeys) -> AsyncGenerator[SealedPassword, None]:
     """The encrypted passwords of all tenants."""
     async with contextlib.aclosing(read_in_slices(store, keys.all)) as pieces:
         async for entries in pieces:
-            for sealed in _sealed(entries):
-                yield sealed
+            for password in _sealed_in(entries):
+                yield password
 
 
-def _sealed(entries: Iterable[Entry]) -> Iterator[SealedPassword]:
+def _sealed_in(entries: Iterable[Entry]) -> Iterator[SealedPassword]:
     for entry in entries:
-        if _SEALED.search(entry.value):
+        if _ENCRYPTED.search(entry.value):
             try:
                 value = msgspec.json.decode(entry.value)
             except (msgspec.DecodeError, UnicodeDecodeError):
@@ -187,7 +188,7 @@ def _added(
     return bool(value) and changed
 
 
-def _marker(raw: bytes) -> EncryptionMarker:
+def _decode_marker(raw: bytes) -> EncryptionMarker:
     try:
         return msgspec.json.decode(raw, type=EncryptionMarker)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -201,55 +202,56 @@ Publish = Callable[[Owner, Callable[[Parts], Parts]], Awaitable[bool]]
 
 class RekeyResult(msgspec.Struct, frozen=True):
     tenants: int
-    """How many were changed."""
+    """How many tenants changed."""
     entries: int
-    """How many entries of histories were."""
+    """How many history entries changed."""
     problems: tuple[str, ...]
-    """What could not be decrypted, and stays as it is."""
+    """What could not be decrypted, and was left unchanged."""
 
 
 async def rekey(
     store: Store, keys: TenantKeys, ring: Keyring, publish: Publish, progress: Progress
 ) -> RekeyResult:
-    """One tenant after another; one that cannot be changed does not hold up the others."""
-    ids = await _owners(store, keys)
+    """Encrypt the passwords of all tenants and their histories with the current key, one tenant
+    after another. A tenant that cannot be changed does not stop the others."""
+    owners = await _owners(store, keys)
     tenants = entries = 0
     problems: list[str] = []
-    for done, tenant in enumerate(ids):
-        progress(done, len(ids))
+    for done, owner in enumerate(owners):
+        progress(done, len(owners))
         try:
             tenants += await publish(
-                tenant,
-                lambda there, tenant=tenant: _resealed(tenant, there, ring, problems),  # type: ignore[misc]
+                owner,
+                lambda stored, owner=owner: _rekeyed(owner, stored, ring, problems),  # type: ignore[misc]
             )
         except (TenantError, TooLarge) as error:
             problems.append(str(error))
-        entries += await _history(store, keys, ring, tenant, problems)
-    progress(len(ids), len(ids))
+        entries += await _rekey_history(store, keys, ring, owner, problems)
+    progress(len(owners), len(owners))
     return RekeyResult(tenants, entries, tuple(dict.fromkeys(problems)))
 
 
-def _resealed(tenant: Owner, there: Parts, ring: Keyring, problems: list[str]) -> Parts:
-    wanted = dict(there)
-    for path, value in there.items():
+def _rekeyed(owner: Owner, stored: Parts, ring: Keyring, problems: list[str]) -> Parts:
+    target = dict(stored)
+    for path, value in stored.items():
         try:
-            wanted[path] = resealed(path, value, ring) or value
+            target[path] = resealed(path, value, ring) or value
         except Undecipherable as error:
-            problems.append(f"{named(tenant)}: {path}: {error}")
-    return wanted
+            problems.append(f"{named(owner)}: {path}: {error}")
+    return target
 
 
-async def _history(
-    store: Store, keys: TenantKeys, ring: Keyring, tenant: Owner, problems: list[str]
+async def _rekey_history(
+    store: Store, keys: TenantKeys, ring: Keyring, owner: Owner, problems: list[str]
 ) -> int:
-    """Entry by entry; one that was trimmed meanwhile is no loss."""
+    """How many entries changed. An entry that is trimmed meanwhile is skipped."""
     count = 0
-    for entry in (await store.read(keys.history_of(tenant))).entries:
+    for entry in (await store.read(keys.history_of(owner))).entries:
         if not (number := keys.history_number(entry.key)):
             continue
-        about = f"{named(tenant)}: entry {number} of its history"
-        fresh = chronicle.resealed(
-            chronicle.decode_entry(entry),
+        about = f"{named(owner)}: entry {number} of its history"
+        fresh = history.resealed(
+            history.decode_entry(entry),
             ring,
             lambda problem, about=about: problems.append(f"{about}: {problem}"),  # type: ignore[misc]
         )
@@ -264,14 +266,14 @@ async def _history(
 
 
 async def _owners(store: Store, keys: TenantKeys) -> list[Owner]:
-    """Those that have parts or a history: tenants, and what they share."""
-    found = await asyncio.gather(
+    """The tenants and areas that have parts or a history."""
+    parts, histories = await asyncio.gather(
         store.read(keys.all, keys_only=True), store.read(keys.histories, keys_only=True)
     )
-    names = [entry.key for each in found for entry in each.entries]
-    shared = [
+    names = [entry.key for entry in (*parts.entries, *histories.entries)]
+    areas = [
         area
         for area in AREAS
         if any(name.startswith(keys.history_of(area).start) for name in names)
     ]
-    return [*sorted({id for name in names if (id := keys.tenant(name))}), *shared]
+    return [*sorted({id for name in names if (id := keys.tenant(name))}), *areas]

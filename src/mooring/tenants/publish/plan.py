@@ -1,5 +1,5 @@
-"""What must be written to make a tenant what it is to be: decided here, from what was read, as
-writes with the checks under which they are right."""
+"""Plans a publish: the writes that turn the stored parts into the target, with checks of all that
+they depend on, in batches that fit into one commit each. Pure."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from mooring.tenants.keys import (
 )
 from mooring.tenants.model import encode
 from mooring.tenants.parts import (
-    BYTES,
+    COMMIT_BYTES,
     Claim,
     PartDiff,
     Parts,
     StoredParts,
     UnreadablePart,
-    _place,
     claims,
     diff_parts,
     holder,
     normalized_key,
+    part_order,
     unclear_kinds,
 )
 
-ROOM = MAX_OPERATIONS - 8
-"""Operations of one commit that are left beside the history, the sentinel and the caller's own."""
+COMMIT_OPERATIONS = MAX_OPERATIONS - 8
+"""Operations of one commit for a tenant; the rest is for its history and the sentinel."""
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """What must be written together: an object with what leads to it. The parts of a domain are
-    one object, since a host may move from one to another."""
+    """Writes that belong together: an object with its index entries. The parts of a domain are one
+    object, since a host may move from one to another."""
 
     changes: tuple[PartDiff, ...]
     writes: tuple[Write, ...]
@@ -66,10 +66,10 @@ class Unit(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes, with its place in the history, and no fewer."""
+        """An upper bound of its bytes, including its changes in the history."""
         written = sum(_size(write) for write in self.writes)
         checked = sum(len(check.key) + 32 for check in self.checks)
-        return written + checked + sum(each.size for each in self.changes)
+        return written + checked + sum(change.size for change in self.changes)
 
 
 def _size(write: Write) -> int:
@@ -79,92 +79,91 @@ def _size(write: Write) -> int:
 
 
 def unnormalized_keys(keys: TenantKeys, *parts: Parts) -> set[bytes]:
-    """Where other publishers may have written the names of these: unescaped, or in their case."""
+    """The index keys under which other publishers may have written the same names: unescaped, or in
+    another case."""
     return {
         keys.as_written(claim.kind, claim.name)
-        for each in parts
-        for claim in claims(keys, 1, each).values()
+        for state in parts
+        for claim in claims(keys, 1, state).values()
     }
 
 
 def conflicting_claims(
-    tenant: Owner, wanted: Mapping[bytes, Claim], keys: TenantKeys, index: Mapping[bytes, Entry]
+    tenant: Owner, target: Mapping[bytes, Claim], keys: TenantKeys, index: Mapping[bytes, Entry]
 ) -> list[tuple[Claim, Entry, int]]:
-    """What is wanted and leads to another tenant at present, however it is written there."""
-    alike: dict[bytes, list[Entry]] = {}
+    """The claims in `target` that the index assigns to another tenant, in whatever spelling: the
+    claim, its index entry, and that tenant."""
+    spellings: dict[bytes, list[Entry]] = {}
     for name, entry in index.items():
-        alike.setdefault(normalized_key(keys, name), []).append(entry)
+        spellings.setdefault(normalized_key(keys, name), []).append(entry)
     return [
         (claim, entry, other)
-        for claim in wanted.values()
+        for claim in target.values()
         for place in {
             normalized_key(keys, claim.key),
             normalized_key(keys, keys.as_written(claim.kind, claim.name)),
         }
-        for entry in alike.get(place, ())
+        for entry in spellings.get(place, ())
         if (other := holder(entry.value)) not in (0, tenant)
     ]
 
 
 Guards: TypeAlias = "Mapping[bytes, Sequence[Check]]"
-"""Under what else a claim may be laid, by its key."""
+"""Further checks that taking over a claim requires, by its key."""
 
 
 def plan_units(
     keys: TenantKeys,
     tenant: Owner,
-    had: StoredParts,
-    wanted: Parts,
+    stored: StoredParts,
+    target: Parts,
     index: Mapping[bytes, Entry],
     guards: Guards = MappingProxyType({}),
     *,
     claiming: bool = True,
 ) -> list[Unit]:
-    """Everything that is to be written, object by object. `index` is what the store has of all
-    claims, former and wanted. `claiming=False`: a claim that does not lead to the tenant yet is
-    left alone."""
-    former, now = claims(keys, tenant, had.parts), claims(keys, tenant, wanted)
-    blind = isinstance(
-        wanted.get("meta"), UnreadablePart
-    )  # what an index tells of it is more than we know
-    drafts: dict[str, _Draft] = {}
-    changed = {each.path: each for each in diff_parts(had.parts, wanted, had.resent)}
-    for each in changed.values():
-        name = keys.part(tenant, each.path)
-        draft = drafts.setdefault(_object(each.path), _Draft())
-        draft.changes.append(each)
-        draft.writes.append(_written(name, each.path, each.after))
-        draft.checks[unchanged(name, had.revisions.get(each.path, 0))] = None
-    for claim in now.values():
+    """All writes, object by object. `index` has the index entries of all claims, former and new.
+    `claiming=False`: claims that the index does not assign to the tenant are left alone."""
+    former, required = claims(keys, tenant, stored.parts), claims(keys, tenant, target)
+    # The index entries then say more about the meta than we can decode.
+    meta_unreadable = isinstance(target.get("meta"), UnreadablePart)
+    drafts: dict[str, _UnitDraft] = {}
+    changes = {change.path: change for change in diff_parts(stored.parts, target, stored.resent)}
+    for change in changes.values():
+        name = keys.part(tenant, change.path)
+        draft = drafts.setdefault(_object(change.path), _UnitDraft())
+        draft.changes.append(change)
+        draft.writes.append(_write(name, change.path, change.after))
+        draft.checks[unchanged(name, stored.revisions.get(change.path, 0))] = None
+    for claim in required.values():
         entry = index.get(claim.key)
         if not claiming and (entry is None or holder(entry.value) != tenant):
             continue
-        moved = entry is None or (
-            entry.value != claim.value and not (blind and holder(entry.value) == tenant)
+        outdated = entry is None or (
+            entry.value != claim.value and not (meta_unreadable and holder(entry.value) == tenant)
         )
-        if not moved and claim.key in former:
-            continue  # it is this tenant's, and nobody takes what a tenant lays claim to
+        if not outdated and claim.key in former:
+            continue  # the tenant has it already, and no publisher takes over what a tenant claims
         place = _object(claim.path)
         if claim.key in former:
-            # What is only told anew, as after a rename, need not go with the object.
-            told = claim.kind == "by-name" and "domain/primary" in changed
-            place = "domain" if told else claim.key.decode()
-        draft = drafts.setdefault(place, _Draft())
+            # An entry whose content alone changes, as after a rename, need not go with the object.
+            with_domain = claim.kind == "by-name" and "domain/primary" in changes
+            place = "domain" if with_domain else claim.key.decode()
+        draft = drafts.setdefault(place, _UnitDraft())
         draft.checks[unchanged(claim.key, 0 if entry is None else entry.modified)] = None
         draft.checks |= dict.fromkeys(guards.get(claim.key, ()))
-        if moved:
+        if outdated:
             draft.writes.append(Put(claim.key, claim.value))
     origins = _origins(keys, former, index)
-    for name in _left(keys, tenant, former, wanted, index):
-        draft = drafts.setdefault(origins.get(normalized_key(keys, name), name.decode()), _Draft())
+    for name in _stale_entries(keys, tenant, former, target, index):
+        place = origins.get(normalized_key(keys, name), name.decode())
+        draft = drafts.setdefault(place, _UnitDraft())
         draft.writes.append(Delete(key(name)))
         draft.checks[unchanged(name, index[name].modified)] = None
-    return [drafts[place].unit() for place in sorted(drafts, key=_place)]
+    return [drafts[place].unit() for place in sorted(drafts, key=part_order)]
 
 
-class _Draft:
-    """A unit in the making."""
-
+class _UnitDraft:
     def __init__(self) -> None:
         self.changes: list[PartDiff] = []
         self.writes: list[Write] = []
@@ -178,28 +177,27 @@ def _object(path: str) -> str:
     return "domain" if kind_of(path) == "domain" else path
 
 
-def _left(
+def _stale_entries(
     keys: TenantKeys,
     tenant: Owner,
     former: Mapping[bytes, Claim],
-    wanted: Parts,
+    target: Parts,
     index: Mapping[bytes, Entry],
 ) -> list[bytes]:
-    """What leads to the tenant and should no longer. What another publisher wrote in its own way
-    stays beside ours for as long as it is right; and so does what may come from a part that cannot
-    be understood, for as long as that part is there."""
-    now = claims(keys, tenant, wanted)
-    right = {normalized_key(keys, name) for name in now}
-    right |= {keys.as_written(each.kind, each.name) for each in now.values()}
-    beyond_us = unclear_kinds(wanted)
+    """The index entries of the tenant that must be deleted. The spellings of other publishers stay
+    beside ours while they are correct, and so do entries that an unreadable part may require."""
+    required = claims(keys, tenant, target)
+    correct = {normalized_key(keys, name) for name in required}
+    correct |= {keys.as_written(claim.kind, claim.name) for claim in required.values()}
+    unclear = unclear_kinds(target)
     return [
         name
         for name, entry in index.items()
         if holder(entry.value) == tenant
-        and name not in now
+        and name not in required
         and (
             name in former
-            or (normalized_key(keys, name) not in right and _kind(keys, name) not in beyond_us)
+            or (normalized_key(keys, name) not in correct and _kind(keys, name) not in unclear)
         )
     ]
 
@@ -212,101 +210,98 @@ def _kind(keys: TenantKeys, name: bytes) -> IndexKind | None:
 def _origins(
     keys: TenantKeys, former: Mapping[bytes, Claim], index: Mapping[bytes, Entry]
 ) -> dict[bytes, str]:
-    """The object that a key of an index goes with, by its folded key. A spelling of another
-    publisher goes with the object if no key of ours leads to it. What none of the parts explains
-    goes by itself: there may be more of it than one commit takes."""
-    found = {
+    """The object of each index entry, by its normalized key. The spelling of another publisher
+    goes with the object if the index has no entry in our spelling. Entries that no part explains
+    are units of their own: there may be more than one commit takes."""
+    foreign = {
         normalized_key(keys, keys.as_written(claim.kind, claim.name)): _object(claim.path)
         for claim in former.values()
         if claim.key not in index
     }
-    return found | {
-        normalized_key(keys, name): _object(claim.path) for name, claim in former.items()
-    }
+    own = {normalized_key(keys, name): _object(claim.path) for name, claim in former.items()}
+    return foreign | own
 
 
-def _written(name: bytes, path: str, value: JSON | UnreadablePart) -> Write:
+def _write(name: bytes, path: str, value: JSON | UnreadablePart) -> Write:
     if value is None:
         return Delete(key(name))
     return Put(name, value.raw if isinstance(value, UnreadablePart) else encode(path, value))
 
 
-def batches(tenant: Owner, all_units: Sequence[Unit], *, room: int = ROOM) -> list[list[Unit]]:
-    """Commits that a store takes, each with whole objects, of at most `room` operations. Raises
-    `TooLarge` for an object that none takes."""
-    found: list[list[Unit]] = []
+def batches(
+    tenant: Owner, units: Sequence[Unit], *, room: int = COMMIT_OPERATIONS
+) -> list[list[Unit]]:
+    """The units of each commit, with at most `room` operations. Raises `TooLarge` for a unit that
+    does not fit into any commit."""
+    commits: list[list[Unit]] = []
     count = size = 0
-    for unit in all_units:
+    for unit in units:
         operations = unit.operations
-        if unit.size > BYTES or operations > room:
-            about = ", ".join(each.path for each in unit.changes) or "an index"
+        if unit.size > COMMIT_BYTES or operations > room:
+            about = ", ".join(change.path for change in unit.changes) or "an index"
             raise TooLarge(
                 f"{named(tenant)}: {about} is larger than a store takes in one commit "
                 f"({unit.size} bytes, {operations} operations)"
             )
-        if not found or count + operations > room or size + unit.size > BYTES:
-            found.append([])
+        if not commits or count + operations > room or size + unit.size > COMMIT_BYTES:
+            commits.append([])
             count = size = 0
-        found[-1].append(unit)
+        commits[-1].append(unit)
         count, size = count + operations, size + unit.size
-    return found
+    return commits
 
 
-MAX_STAGE_ALIASES = ROOM - 20
+MAX_STAGE_ALIASES = COMMIT_OPERATIONS - 20
 """Aliases that one stage changes; the rest is for the other domains and the parts themselves."""
 
 _ALIASES = "domain/aliases"
 
 
-def next_stage(there: Parts, wanted: Parts, *, most: int = MAX_STAGE_ALIASES) -> Parts:
-    """What is wanted, or where that is too much, what comes before it."""
-    had, will = _listed(there), _listed(wanted)
-    kept = {host.lower() for host in will}
-    kept |= {str(wanted.get(f"domain/{each}", "")).lower() for each in ("primary", "internal")}
-    gone = [host for host in had if host.lower() not in kept]
-    before = {host.lower() for host in had}
-    come = [host for host in will if host.lower() not in before]
-    if len(gone) + len(come) <= most:
-        return wanted
-    if gone:
-        first = set(gone[:most])
-        aliases: list[JSON] = [host for host in had if host not in first]
+def next_stage(stored: Parts, target: Parts, *, limit: int = MAX_STAGE_ALIASES) -> Parts:
+    """The target, or if more than `limit` aliases differ, the next state on the way to it. A commit
+    changes aliases together with their index entries, so there is a limit for each."""
+    before, after = _aliases(stored), _aliases(target)
+    kept = {host.lower() for host in after}
+    kept |= {str(target.get(f"domain/{name}", "")).lower() for name in ("primary", "internal")}
+    removed = [host for host in before if host.lower() not in kept]
+    known = {host.lower() for host in before}
+    added = [host for host in after if host.lower() not in known]
+    if len(removed) + len(added) <= limit:
+        return target
+    if removed:
+        first = set(removed[:limit])
+        aliases: list[JSON] = [host for host in before if host not in first]
     else:
-        aliases = [*had, *come[:most]]
-    rest = {path: value for path, value in wanted.items() if path != _ALIASES}
-    return {**rest, _ALIASES: aliases} if aliases else rest
+        aliases = [*before, *added[:limit]]
+    others = {path: value for path, value in target.items() if path != _ALIASES}
+    return {**others, _ALIASES: aliases} if aliases else others
 
 
-def alias_limits(room: int) -> list[int]:
-    """How many aliases one stage may change where a commit has this room: the most; and fewer, for
-    where some are taken over from tenants that are gone, each under a condition more."""
-    most = max(room - (ROOM - MAX_STAGE_ALIASES), 1)
-    return [most, max(most // 3, 1)]
+def alias_limits(room: int) -> tuple[int, int]:
+    """How many aliases one stage may change if a commit has this room: usually, and if some are
+    taken over from deleted tenants, which requires more checks for each."""
+    usual = max(room - (COMMIT_OPERATIONS - MAX_STAGE_ALIASES), 1)
+    return usual, max(usual // 3, 1)
 
 
 def check_stages(
-    keys: TenantKeys, tenant: Owner, there: Parts, wanted: Parts, *, most: int, room: int
+    keys: TenantKeys, tenant: Owner, stored: Parts, target: Parts, *, limit: int, room: int
 ) -> None:
-    """Go the whole way in thought. Raises `TooLarge` where a stage of it is more than one commit
-    takes: better before the first of them than in the middle."""
-    while True:
-        towards = next_stage(there, wanted, most=most)
-        leading = {
+    """Raises `TooLarge` before the first stage is written if one of them does not fit."""
+    stage: Parts = {}
+    while stage is not target:
+        stage = next_stage(stored, target, limit=limit)
+        index = {
             name: Entry(name, claim.value, 1, 1, 1)
-            for name, claim in claims(keys, tenant, there).items()
+            for name, claim in claims(keys, tenant, stored).items()
         }
-        batches(
-            tenant,
-            plan_units(keys, tenant, StoredParts(dict(there), {}), towards, leading),
-            room=room,
-        )
-        if towards is wanted:
-            return
-        there = towards
+        state = StoredParts(dict(stored), {})
+        batches(tenant, plan_units(keys, tenant, state, stage, index), room=room)
+        stored = stage
 
 
-def _listed(parts: Parts) -> list[str]:
-    found = parts.get(_ALIASES)
-    if isinstance(found, UnreadablePart) or not isinstance(found, list):
+def _aliases(parts: Parts) -> list[str]:
+    aliases = parts.get(_ALIASES)
+    if isinstance(aliases, UnreadablePart) or not isinstance(aliases, list):
         return []
-    return [host for host in found if isinstance(host, str)]
+    return [host for host in aliases if isinstance(host, str)]

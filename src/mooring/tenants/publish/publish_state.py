@@ -1,4 +1,4 @@
-"""A publish under way: what of it has happened, and what may have."""
+"""The state of a publish in progress: which commits succeeded, and which may have."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from mooring.tenants.secrets import CURRENT
 from mooring.tenants.validation import FIELDS
 
 Require = Callable[[StoredParts], None]
-"""Raises unless what the store has is what the caller expects."""
+"""Raises unless the stored parts are what the caller expects."""
 ExtraWrites = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
 
 
 class PublishResult(msgspec.Struct, frozen=True):
-    """What a publish did."""
+    """The effects of a publish."""
 
     tenant: Owner
     changes: tuple[PartDiff, ...]
-    """Empty where everything was so already."""
+    """Empty if nothing had to change."""
     number: int = 0
-    """Of its entry in the history."""
+    """The number of its history entry."""
     transactions: int = 0
-    """How many wrote parts; more than one if it was too large for one."""
+    """Commits that wrote parts; more than one if the publish was too large for one."""
     aside: int = 0
-    """How many came before those, and only took away what led to a tenant that was deleted."""
+    """Preceding commits that only deleted index entries of a deleted tenant."""
     lost: tuple[str, ...] = ()
-    """What a rollback could not bring back: the history was written without a key."""
+    """What a rollback could not restore: the history was written without a key."""
     messages: tuple[Message, ...] = ()
-    """What an operator should know of it, such as passwords in clear text."""
+    """Remarks for operators, for example about passwords in clear text."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -46,19 +46,17 @@ class PublishResult(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """A commit that was sent."""
+    """A commit that was sent, with its page of the history."""
 
     number: int
-    """Of its entry in the history…"""
     page: int
-    """…and the page of that entry."""
     token: str
-    """By which that page is known again."""
-    told: Sequence[PartDiff]
+    """Identifies the page in the store."""
+    changes: Sequence[PartDiff]
     closing: bool
-    """Whether nothing comes after it."""
+    """Whether this is the last commit of the publish."""
     since: int
-    """The number of an entry that was incomplete before this one, and maybe is still; 0: none."""
+    """The number of an earlier entry that was incomplete, and may still be; 0: none."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -66,8 +64,6 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class PublishState:
-    """A publish under way."""
-
     def __init__(
         self,
         tenant: Owner,
@@ -80,72 +76,72 @@ class PublishState:
         self.also, self.require = also, require
         self.changes: list[PartDiff] = []
         self.number = self.page = self.transactions = self.aside = 0
-        self._began = 0
-        """The number of its first entry."""
+        self._first_number = 0
+        """The number of its first history entry."""
         self.lost: tuple[str, ...] = ()
         self.passwords = PasswordPlan()
-        self.unsure: list[Attempt] = []
-        """Commits whose answers were lost: each may have been written, or may be yet, for as long
-        as its place in the history is free."""
+        self.unconfirmed: list[Attempt] = []
+        """Commits whose replies were lost. Each may have been written, or may still be, as long as
+        its page of the history does not exist."""
         self._token = token_hex(8)
         self._attempts = 0
 
     def attempt(
-        self, last: int, told: Sequence[PartDiff], *, closing: bool, incomplete: bool = False
+        self, last: int, changes: Sequence[PartDiff], *, closing: bool, incomplete: bool = False
     ) -> Attempt:
         """The next commit. `last` is the newest number of the history, and `incomplete` says
-        whether that entry has more pages to come: if it is ours, this is the next one. If another
-        publisher came between, this begins another entry."""
+        whether that entry expects more pages: if it is ours, this is the next one. If another
+        publisher wrote in between, this commit starts another entry."""
         self._attempts += 1
         ours = last == self.number != 0
         number, page = (last, self.page + 1) if ours else (last + 1, 1)
-        since = 0 if ours else self._began or (last if incomplete else 0)
-        return Attempt(number, page, f"{self._token}.{self._attempts}", told, closing, since)
+        since = 0 if ours else self._first_number or (last if incomplete else 0)
+        return Attempt(number, page, f"{self._token}.{self._attempts}", changes, closing, since)
 
-    def happened(self, attempt: Attempt) -> None:
+    def confirm(self, attempt: Attempt) -> None:
         self.number, self.page = attempt.place
-        self._began = self._began or self.number
-        self.changes += attempt.told
+        self._first_number = self._first_number or self.number
+        self.changes += attempt.changes
         self.transactions += 1
-        self.unsure = [each for each in self.unsure if each.place > attempt.place]
+        self.unconfirmed = [each for each in self.unconfirmed if each.place > attempt.place]
 
-    def beside(self, wanted: Parts) -> tuple[Sequence[Write], Sequence[Check]]:
-        """What else the last commit writes and checks."""
-        writes, checks = self.also(wanted) if self.also is not None else ((), ())
+    def extra_writes(self, target: Parts) -> tuple[Sequence[Write], Sequence[Check]]:
+        """What the last commit writes and checks in addition."""
+        writes, checks = self.also(target) if self.also is not None else ((), ())
         return [*writes, *self.passwords.writes], [*checks, *self.passwords.checks]
 
     @property
     def written(self) -> bool:
-        """Whether anything was written for certain."""
+        """Whether anything was certainly written."""
         return bool(self.transactions or self.aside)
 
     @property
     def begun(self) -> bool:
         """Whether anything was written, or may have been."""
-        return bool(self.transactions or self.aside or self.unsure)
+        return self.written or bool(self.unconfirmed)
 
     @property
-    def so_far(self) -> str:
+    def progress(self) -> str:
         if count := self.transactions + self.aside:
             return f"written in part, in {count} transaction{'s' * (count > 1)}: do it again"
-        return "it may have been written, for an answer was lost: look, or do it again"
+        return "it may have been written, because a reply was lost: check, or do it again"
 
     def interrupted(self, error: StoreError) -> OutcomeUnknown:
-        return OutcomeUnknown(f"{named(self.tenant)}: {self.so_far} ({error})")
+        return OutcomeUnknown(f"{named(self.tenant)}: {self.progress} ({error})")
 
     def remarks(self) -> Iterator[Message]:
-        """What whoever looks after the tenant should know of a publish that is done."""
+        """What operators should know about a finished publish."""
         if (count := self.transactions + self.aside) > 1:
             yield message("publish_split", count=count)
         if self.lost and self.changes:
             yield message("publish_lost", paths=list(self.lost))
-        changed = {each.path for each in self.changes}
+        changed = {change.path for change in self.changes}
         if clear := [path for path in self.passwords.clear if path in changed]:
             yield message("publish_no_key", paths=clear, variable=CURRENT[0])
-        for each in self.changes if self.action != "rekey" else ():
-            if secrets := _in_clear_text(each):
+        for change in self.changes if self.action != "rekey" else ():
+            if secrets := _cleartext_fields(change):
                 fields = list(secrets) if any(secrets) else []
-                yield message("publish_clear_text", path=each.path, fields=fields)
+                yield message("publish_clear_text", path=change.path, fields=fields)
 
     def published(self) -> PublishResult:
         return PublishResult(
@@ -159,8 +155,8 @@ class PublishState:
         )
 
 
-def _in_clear_text(change: PartDiff) -> tuple[str, ...]:
-    """The secrets of a part that are never encrypted, by their fields."""
+def _cleartext_fields(change: PartDiff) -> tuple[str, ...]:
+    """The fields of a part that hold secrets which Mooring never encrypts."""
     value = change.after
     if isinstance(value, UnreadablePart):
         return ()

@@ -37,7 +37,7 @@ from mooring.tenants.document import SUFFIXES, Document, load_all, read_all
 from mooring.tenants.history import versions
 from mooring.tenants.keys import default_namespace, joined
 from mooring.tenants.parts import PartDiff, Parts
-from mooring.tenants.publish.committer import PublishResult
+from mooring.tenants.publish.publish_state import PublishResult
 from mooring.tenants.publish.publisher import Publisher, Require
 from mooring.tenants.secrets import CURRENT, Keyring
 

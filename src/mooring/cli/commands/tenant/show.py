@@ -166,7 +166,7 @@ def _to_yaml(document: dict[str, JSON]) -> str:
 
 
 def _warn_of_foreign_keys(stored: StoredParts, consequence: str = "") -> None:
-    for key in stored.strange:
+    for key in stored.unknown_keys:
         warn(f"{key.decode(errors='backslashreplace')} is not a part of a tenant{consequence}")
 
 
@@ -289,4 +289,4 @@ def _warn_of_gaps(tenant: int, stored: StoredParts) -> bool:
     if unreadable:
         warn(f"tenant {tenant} is not exported in full:")
         _warn_of_unreadable(stored.parts)
-    return unreadable or bool(stored.strange)
+    return unreadable or bool(stored.unknown_keys)
