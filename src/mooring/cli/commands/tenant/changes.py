@@ -22,7 +22,7 @@ from mooring.tenants.diff import (
 from mooring.tenants.history import is_sealed
 from mooring.tenants.keys import Owner, field_of, kind_of, named
 from mooring.tenants.parts import PartDiff, UnreadablePart
-from mooring.tenants.publish.committer import PublishResult
+from mooring.tenants.publish.publish_state import PublishResult
 from mooring.tenants.validation import IDENTITY
 
 _SIGNS: dict[Action, tuple[str, str]] = {
