@@ -178,7 +178,7 @@ class TestReturn:
             fail(these, "n1", float(now))
             these.forget("n1")
             these.add("n1")
-        assert len(these._returns) < 50
+        assert len(these._readmissions) < 50
 
 
 class Model:

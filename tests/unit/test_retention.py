@@ -30,13 +30,13 @@ class Shown:
 
     def _change(self, changes: list[tuple[str, Instance | None]], at: float) -> None:
         retention = self.retention
-        gone = retention.change(changes)
+        gone = retention.update(changes)
         if retention.held:
-            retention.let_go(changes)
+            retention.release(changes)
         suspects = retention.suspects(gone, at) if gone else {}
         if suspects:
             vanished = {id: i for id, i in suspects.items() if i.status.state == "up"}
-            retention.hold(gone, vanished, at)
+            retention.keep(gone, vanished, at)
 
     def put(self, *instances: Instance, at: float) -> None:
         self._change([(instance.id, instance) for instance in instances], at)

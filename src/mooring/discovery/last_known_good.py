@@ -1,15 +1,15 @@
-"""What consumers are shown when the last instance that they can call is gone.
+"""The list of a service after its last callable instance left.
 
-**A goodbye.** An instance that drains, deregisters or is deregistered says so, and goes on serving
-for a moment. If it was the last, it stays on the list for `hold` seconds, or until another one can
-be called. With `empty="keep"` the last list stays for as long as the registry has none.
+**With a goodbye.** An instance that drains, deregisters or is deregistered says so, and serves for
+a moment longer. If it was the last one, it stays on the list for `hold` seconds, or until another
+instance can be called. With `empty="keep"` the last list stays until the registry has instances.
 
-**No goodbye.** If all vanish at once, or shortly after one another, without any of them saying so,
-then the registry has lost its data (`etcdctl del --prefix`, `FLUSHALL`, an empty backup) and they
-live on: they repair their records within a few seconds. Each stays on the list until it is back,
-for at most `GRACE` seconds, and the list is in `doubt`. A lease that expires looks the same, so the
-only instance of a service that was killed stays as long, and no longer. On Redis the feed itself
-keeps those that are missing.
+**Without a goodbye.** If all instances vanish at once, or within a short time, the registry has
+lost its data (`etcdctl del --prefix`, `FLUSHALL`, an empty backup) and the instances live: they
+repair their records within a few seconds. Each stays on the list until it is back, for at most
+`GRACE` seconds, and the list is in `doubt`. An expired lease looks the same, so a service's only
+instance stays on the list equally long after it was killed. On Redis, the feed itself keeps missing
+instances.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 Empty = Literal["accept", "keep"]
-"""What to do if a service has no instances left: believe it, or keep the last list."""
+"""What to do if a service has no instances left: accept it, or keep the last list."""
 
 HOLD = 2.5
-"""Seconds that the last instances to leave are kept. Longer than it takes consumers to hear of a
-change (`LINGER`), so that one that serves for as long without a record is called until it stops."""
+"""Seconds for which the last instances to leave are kept. Longer than consumers take to receive a
+change (`LINGER`), so that an instance that serves for that long after deregistering is called until
+it stops."""
 
 GRACE = 10.0
-"""Seconds that those that vanished without a goodbye are kept. Live instances repair a deleted
-record within 2 s, and a lost lease of 15 s when they next renew it, within 5 s."""
+"""Seconds for which instances that vanished without a goodbye are kept. Live instances repair a
+deleted record within 2 s, and a lost lease of 15 s at the next renewal, within 5 s."""
 
 Changes = list[tuple[str, Instance | None]]
 
 
 class Retention:
-    """Decides who stays on the list. Pure: time is passed in."""
+    """Decides which instances stay on the list. Pure: the time is passed in."""
 
     def __init__(
         self,
@@ -55,63 +56,62 @@ class Retention:
         grace: float = GRACE,
     ) -> None:
         self.items: dict[str, Instance] = {}
-        """What the registry has."""
+        """The instances in the registry."""
         self.held: dict[str, Instance] = {}
-        """What is shown beside it, though it is gone."""
+        """The instances that are listed although the registry lacks them."""
         self.due: float | None = None
-        """When those that are held are let go; None: not by time."""
+        """When the held instances are released; None: at no fixed time."""
         self.reason = ""
         """Why instances are held."""
         self.doubtful = False
-        """Whether they vanished without a goodbye."""
+        """Whether the held instances vanished without a goodbye."""
         self._selector, self._empty, self._hold, self._grace = selector, empty, hold, grace
-        self._lately: dict[str, tuple[Instance, float]] = {}
+        self._recently_left: dict[str, tuple[Instance, float]] = {}
 
-    def change(self, changes: Iterable[tuple[str, Instance | None]]) -> dict[str, Instance]:
-        """The registry has changed; those that it no longer has."""
-        gone: dict[str, Instance] = {}
+    def update(self, changes: Iterable[tuple[str, Instance | None]]) -> dict[str, Instance]:
+        """Apply a change of the registry. Returns the instances that left."""
+        left: dict[str, Instance] = {}
         for id, after in changes:
             before = self.items.pop(id, None)
             if after is not None:
                 self.items[id] = after
             elif before is not None:
-                gone[id] = before
-        return gone
+                left[id] = before
+        return left
 
-    def suspects(self, gone: Mapping[str, Instance], now: float) -> dict[str, Instance]:
-        """Those that may have vanished, if no instance can be called any more: those that went now,
-        and shortly before. Otherwise none, and they are remembered for a while."""
-        while self._lately:
-            id, (_, when) = next(iter(self._lately.items()))
+    def suspects(self, left: Mapping[str, Instance], now: float) -> dict[str, Instance]:
+        """The instances that may have vanished without a goodbye: those that left now or within the
+        grace period, if no instance can be called any more. Empty otherwise."""
+        while self._recently_left:
+            id, (_, when) = next(iter(self._recently_left.items()))
             if when > now - self._grace:
                 break
-            del self._lately[id]
-        for id, instance in gone.items():
-            self._lately.pop(id, None)  # so that it is the last again
-            self._lately[id] = instance, now
-        if self._can_call():
+            del self._recently_left[id]
+        for id, instance in left.items():
+            self._recently_left.pop(id, None)  # to move it to the end
+            self._recently_left[id] = instance, now
+        if self._has_callable():
             return {}
-        lately = {id: instance for id, (instance, _) in self._lately.items()}
         return {
             id: instance
-            for id, instance in lately.items()
+            for id, (instance, _) in self._recently_left.items()
             if id not in self.items and not exclusion(instance, self._selector, last_resort=True)
         }
 
-    def _can_call(self) -> bool:
-        return any(not exclusion(each, self._selector) for each in self.items.values())
+    def _has_callable(self) -> bool:
+        return any(not exclusion(item, self._selector) for item in self.items.values())
 
-    def hold(
+    def keep(
         self,
-        gone: Mapping[str, Instance],
+        left: Mapping[str, Instance],
         vanished: Mapping[str, Instance],
         now: float,
         *,
         kept: Collection[str] = (),
     ) -> None:
-        """No instance can be called: keep those that vanished, or, if all that went now said
-        goodbye, those. The feed has `kept` some of them for long enough."""
-        if not vanished.keys().isdisjoint(gone):
+        """No instance can be called: hold those that vanished; or, if all that left now said
+        goodbye, hold those. The feed has `kept` some of them long enough already."""
+        if not vanished.keys().isdisjoint(left):
             self.held.update(vanished)
             self.due, self.doubtful = now + self._grace, True
             self.reason = (
@@ -120,43 +120,46 @@ class Retention:
             )
             return
         last = {
-            id: i for id, i in gone.items() if not exclusion(i, self._selector, last_resort=True)
+            id: i for id, i in left.items() if not exclusion(i, self._selector, last_resort=True)
         }
         if not last or self.doubtful:
             return
         if self._empty == "keep" and not self.items:
             self.held.update(last)
-            self._keep()
-        elif self._hold > 0 and (left := {id: i for id, i in last.items() if id not in kept}):
-            self.held.update(left)
+            self._hold_last_list()
+        elif self._hold > 0 and (briefly := {id: i for id, i in last.items() if id not in kept}):
+            self.held.update(briefly)
             self.due = now + self._hold
             self.reason = "no other instance can be called: the last ones that left are kept"
 
-    def _keep(self) -> None:
+    def _hold_last_list(self) -> None:
         self.due, self.doubtful = None, False
         self.reason = "the service has no instances left: the last list is kept"
 
-    def let_go(self, changes: Iterable[tuple[str, Instance | None]]) -> list[str]:
-        """After a change: those that are held no longer, since they or others came."""
-        strangers = False
+    def release(self, changes: Iterable[tuple[str, Instance | None]]) -> list[str]:
+        """After a change: the instances that are no longer held, because they or others
+        registered."""
+        others_registered = False
         for id, after in changes:
             if after is None:
                 continue
             before = self.held.pop(id, None)
             same = before is not None and before.incarnation == after.incarnation
             if not (same and self.doubtful) and not exclusion(after, self._selector):
-                strangers = True  # one that came back shows that the others live, too
-        released = list(self.held) if strangers else []
-        if strangers or not self.held:
+                others_registered = (
+                    True  # unlike a returning one, which shows that the rest live too
+                )
+        released = list(self.held) if others_registered else []
+        if others_registered or not self.held:
             self._end()
         return released
 
     def expire(self, now: float) -> list[str]:
-        """Time has passed: those that are held no longer."""
+        """The instances that are no longer held because their time is over."""
         if self.due is None or now < self.due:
             return []
         if self._empty == "keep" and not self.items:
-            self._keep()
+            self._hold_last_list()
             return []
         released = list(self.held)
         self._end()
@@ -168,7 +171,7 @@ class Retention:
 
 
 class RetainedFeed:
-    """The feed of a service, as a `Feed` that shows what its `Retention` decides."""
+    """The feed of a service, as a `Feed` of the list that its `Retention` decides on."""
 
     def __init__(
         self,
@@ -183,31 +186,31 @@ class RetainedFeed:
         self._feed = feed
         self._retention = Retention(selector or Selector(), empty=empty, hold=hold, grace=grace)
         self._loaded = False
-        self._kept: Collection[str] = ()
-        """Those that the feed kept at its last step."""
+        self._feed_kept: Collection[str] = ()
+        """The instances that the feed kept at its last step."""
 
     @property
     def doubt(self) -> str:
-        """Why instances that are shown may be gone; empty if there is no doubt."""
+        """Why instances that are shown may be left; empty if there is no doubt."""
         if self._retention.doubtful:
             return self._retention.reason
         return self._feed.doubt
 
     @property
     def kept(self) -> bool:
-        """Whether instances are shown for a while though they may be gone."""
+        """Whether instances are shown for a while though they may be left."""
         return bool(self._retention.held or self._feed.kept)
 
     @property
     def reason(self) -> str:
-        """Why the list is in doubt or kept, in words."""
+        """Why the list is in doubt or kept."""
         return self._retention.reason or self._feed.doubt
 
     def holds(self, id: str) -> bool:
         return id in self._retention.held or id in self._feed.kept
 
     def stand_in(self, items: Mapping[str, Instance]) -> None:
-        """What was there, as far as is known without the registry."""
+        """Use a list from disk until there is a snapshot."""
         self._retention.items.update(items)
         self._loaded = True
 
@@ -215,9 +218,9 @@ class RetainedFeed:
         items, mark = await self._feed.snapshot()
         before = self._retention.items
         if self._loaded:
-            gone: Changes = [(id, None) for id in before if id not in items]
-            news = [(id, each) for id, each in items.items() if before.get(id) != each]
-            await self._apply([*gone, *news])
+            removed: Changes = [(id, None) for id in before if id not in items]
+            updated = [(id, item) for id, item in items.items() if before.get(id) != item]
+            await self._apply([*removed, *updated])
         else:
             before.update(items)
             self._loaded = True
@@ -235,28 +238,28 @@ class RetainedFeed:
                 await retained.aclose()
 
     async def _apply(self, changes: Changes) -> Changes:
-        """The registry has changed: how what is shown changes."""
+        """Apply a change of the registry. Returns how the list changes."""
         retention, before = self._retention, self._retention.reason
-        gone = retention.change(changes)
-        released = retention.let_go(changes) if retention.held else []
-        if gone:
-            suspects = retention.suspects(gone, time.monotonic())
+        left = retention.update(changes)
+        released = retention.release(changes) if retention.held else []
+        if left:
+            suspects = retention.suspects(left, time.monotonic())
             if suspects:
                 known = await self._feed.explained(suspects)
-                vanished = {id: each for id, each in suspects.items() if id not in known}
-                retention.hold(gone, vanished, time.monotonic(), kept=self._kept)
-        self._kept = frozenset(self._feed.kept)
+                vanished = {id: item for id, item in suspects.items() if id not in known}
+                retention.keep(left, vanished, time.monotonic(), kept=self._feed_kept)
+        self._feed_kept = frozenset(self._feed.kept)
         self._report(before)
-        if not gone and not released:
+        if not left and not released:
             return changes
         held = retention.held
-        shown: Changes = [change for change in changes if change[1] is not None]
-        shown += [(id, each) for id, each in held.items() if id not in gone]
-        left = {*gone, *released} - held.keys() - retention.items.keys()
-        return [(id, None) for id in left] + shown
+        shown: Changes = [update for update in changes if update[1] is not None]
+        shown += [(id, item) for id, item in held.items() if id not in left]
+        removed = {*left, *released} - held.keys() - retention.items.keys()
+        return [(id, None) for id in removed] + shown
 
     def expire(self) -> Changes:
-        """Time has passed: how what is shown changes."""
+        """Release instances whose time is over. Returns how the list changes."""
         before = self._retention.reason
         released = self._retention.expire(time.monotonic())
         self._report(before)
@@ -276,7 +279,7 @@ class RetainedFeed:
 
 
 class _RetainedSteps:
-    """The steps of a feed, and those that time makes."""
+    """The steps of a feed, and those caused by the passage of time."""
 
     def __init__(self, feed: RetainedFeed, steps: Steps[str, Instance], mark: int) -> None:
         self._feed, self._steps, self._mark = feed, steps, mark
@@ -290,7 +293,7 @@ class _RetainedSteps:
         source = aiter(self._steps)
         following: asyncio.Task[object] | None = None
         while True:
-            if following is None and self._feed.due is None:  # the usual way, without a task
+            if following is None and self._feed.due is None:  # the usual case, without a task
                 try:
                     step: object = await anext(source)
                 except StopAsyncIteration:
@@ -299,8 +302,8 @@ class _RetainedSteps:
                 if following is None:
                     following = self._tasks.start(_next(source), name="next step of a feed")
                 due = self._feed.due
-                left = None if due is None else max(due - time.monotonic(), 0.0)
-                await asyncio.wait([following], timeout=left)
+                timeout = None if due is None else max(due - time.monotonic(), 0.0)
+                await asyncio.wait([following], timeout=timeout)
                 if not following.done():
                     yield Step(self._mark, self._feed.expire(), heard=False)
                     continue
@@ -317,10 +320,10 @@ class _RetainedSteps:
 
 
 async def _next(source: AsyncIterator[Step[str, Instance]]) -> object:
-    """The next step; None after the last, or the error that there is in its place."""
+    """The next step; None after the last one; the error if there is one."""
     try:
         return await anext(source)
     except StopAsyncIteration:
         return None
-    except Exception as error:  # noqa: BLE001 - the one that waits for it raises it
+    except Exception as error:  # noqa: BLE001 - the caller raises it
         return error

@@ -1,8 +1,7 @@
-"""Who is left out for a while, how they come back, and how much may be tried again.
+"""Outlier ejection, slow start and the retry budget.
 
-Pure decisions with a little state: no I/O and no clock of their own. `now` is a monotonic time in
-seconds that never goes back. Everything a call does is O(1), or O(log n) for what it ejects or lets
-back in.
+Pure: no I/O and no clock. `now` is monotonic time in seconds. The cost of each call is O(1), or
+O(log n) if it ejects or readmits a node.
 """
 
 from __future__ import annotations
@@ -19,56 +18,57 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 
 _SLOTS = 10
-_SLACK = 32  # garbage that is not worth a sweep
+_SWEEP_SLACK = 32  # stale entries that are not worth a sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resilience:
-    """All settings of this module. Times are in seconds; a wrong value is an `InvalidRequest`."""
+    """All settings of this module. Times are in seconds. Raises `InvalidRequest`."""
 
     consecutive_failures: int = 5
-    """So many failures of a node, one after another, eject it; 0: never."""
+    """The number of consecutive failures that eject a node; 0: never."""
 
     failure_rate: float = 0.5
-    """A node is ejected where this share of its requests failed, lately; 0: never."""
+    """The share of failed requests that ejects a node; 0: never…"""
     failure_rate_requests: int = 20
-    """…if there were at least so many of them."""
+    """…if it had at least this number of requests…"""
     failure_rate_window: float = 10.0
-    """…within this time. It moves on in tenths."""
+    """…within this time, a window that moves in tenths."""
 
     ejection: float = 10.0
-    """How long the first ejection of a node lasts. The second lasts twice as long, and so on."""
+    """The duration of a node's first ejection. The second is twice as long, the third three
+    times."""
     ejection_most: float = 300.0
-    """The longest that one lasts."""
+    """The maximum duration of an ejection."""
     ejection_forgiven: float = 60.0
-    """So much time without being ejected takes one ejection off the count."""
+    """Each period of this length without an ejection reduces the count by one."""
     ejected_share: float = 0.5
-    """At most this share of the nodes is ejected at once; one is allowed where there are two or
-    more, the last one never is. 0: nobody is ever ejected."""
+    """The maximum share of the nodes that is ejected at the same time. With two or more nodes, one
+    can always be ejected; the last one never is. 0: no node is ejected."""
 
     recovery_spacing: float = 1.0
-    """Nodes come back from ejection one at a time, at least this long after one another."""
+    """The minimum time between two readmissions; nodes are readmitted one at a time."""
     slow_start: float = 30.0
-    """How long a node that is new, or came back, takes up to its full weight; 0: at once."""
+    """The time in which a new or readmitted node reaches its full weight; 0: at once."""
     slow_start_least: float = 0.1
     """The share of its weight that it starts with."""
 
     panic_threshold: float = 0.5
-    """If less than this share of the nodes is usable, all are used: too many cannot be called for
-    the rest to carry the load, or it is the observer who is ill. The caller's zone and all other
-    zones are judged apart: while one of the two has enough, no unhealthy node is used. 0: never."""
+    """If less than this share of the nodes is healthy, all are used: the rest could not carry the
+    load, or the fault is the observer's. The caller's zone and the other zones are evaluated
+    separately: while one of them has enough, no unhealthy node is used. 0: never."""
 
     zone_threshold: float = 0.7
-    """While at least this share of what the caller's zone can carry is usable, all calls stay in
-    the zone. Below it, calls spill over to other zones in proportion, as with Envoy's
-    overprovisioning factor (1.4 is 1 / 0.7). 0: never, while there is one instance to call."""
+    """While at least this share of the weight in the caller's zone is usable, all calls stay in the
+    zone. Below it, calls spill over to other zones in proportion, as with Envoy's overprovisioning
+    factor (1.4 is 1 / 0.7). 0: calls leave only if the zone has no instance to call."""
 
     retry_ratio: float = 0.2
-    """Retries that each request pays for."""
+    """The number of retries that each request allows."""
     retry_least: float = 1.0
-    """Retries a second that are allowed though there are hardly any requests."""
+    """Retries per second that are allowed regardless of the number of requests."""
     retry_window: float = 10.0
-    """The time over which retries are weighed against requests."""
+    """The time over which retries and requests are counted."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -83,7 +83,7 @@ class Resilience:
         if self.ejection_most < self.ejection:
             raise InvalidRequest(
                 f"ejection_most ({self.ejection_most:g}) is less than ejection "
-                f"({self.ejection:g}): the longest one cannot be shorter than the first"
+                f"({self.ejection:g}), the duration of the first one"
             )
 
 
@@ -107,45 +107,45 @@ _RULES: dict[str, tuple[float, float, str]] = {
 
 
 def slow_start(age: float, window: float, least: float = 0.1) -> float:
-    """By what to multiply a node's weight at `age`: from `least` evenly up to 1 at `window`."""
+    """The factor for a node's weight: it rises linearly from `least` to 1 at the age `window`."""
     if age >= window:
         return 1.0
     return min(1.0, least + (1.0 - least) * max(age, 0.0) / window)
 
 
 class Outliers:
-    """Which nodes are ejected because their requests fail, and when they come back.
+    """Decides which nodes are ejected because their requests fail, and when they are readmitted.
 
-    Who keeps it adds and forgets the nodes, records how each request ended, and calls `due` when
-    `next_due` has come, as well as after nodes were forgotten.
+    The owner adds and forgets the nodes, records the result of each request, and calls `due` at the
+    time `next_due`, and after it forgot nodes.
 
-    A node that is let back in starts with a clean sheet, but its next ejection is longer; it should
-    come through `slow_start`. Since only one comes back in each `recovery_spacing`, a mass ejection
-    does not end in a stampede on servers that have just recovered.
+    The failures of a readmitted node are reset, but its next ejection is longer; the owner should
+    give it a `slow_start`. Since only one node is readmitted in each `recovery_spacing`, the end of
+    a mass ejection does not overload servers that have just recovered.
     """
 
     def __init__(self, settings: Resilience | None = None) -> None:
         self._settings = settings or Resilience()
         self._records: dict[str, _NodeHistory] = {}
         self._ejected: dict[str, float] = {}
-        self._returns: list[tuple[float, str]] = []
-        self._last_return = -math.inf
+        self._readmissions: list[tuple[float, str]] = []
+        self._last_readmission = -math.inf
 
     @property
     def ejected(self) -> KeysView[str]:
-        """The ids that are ejected now: a live view."""
+        """The ids of the ejected nodes: a live view."""
         return self._ejected.keys()
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, id: str) -> None:
-        """Watch a node. Nothing changes where it is watched already."""
+        """Track a node. Does nothing if it is tracked already."""
         if id not in self._records:
             self._records[id] = _NodeHistory(self._settings.failure_rate_window)
 
     def forget(self, id: str) -> None:
-        """The node is gone. What was known of it is lost, its ejections too."""
+        """Stop tracking a node, and forget its ejections."""
         self._records.pop(id, None)
         if self._ejected.pop(id, None) is not None:
             self._sweep()
@@ -153,7 +153,7 @@ class Outliers:
     def record(self, id: str, ok: bool, now: float) -> bool:
         """A request ended. Returns whether the node is ejected for it.
 
-        Late answers of a node that is ejected or forgotten count for nothing.
+        Late results of ejected or forgotten nodes do not count.
         """
         record = self._records.get(id)
         if record is None or id in self._ejected:
@@ -170,26 +170,25 @@ class Outliers:
         return True
 
     def next_due(self) -> float | None:
-        """When `due` will next have somebody; None where nobody is ejected."""
+        """The time of the next readmission; None if no node is ejected."""
         if not self._ejected:
             return None
         if len(self._ejected) > self._allowed():
             return -math.inf
-        return max(self._first()[0], self._last_return + self._settings.recovery_spacing)
+        return max(
+            self._next_readmission()[0], self._last_readmission + self._settings.recovery_spacing
+        )
 
     def due(self, now: float) -> list[str]:
-        """Let back in, and return, whose time has come: mostly nobody, or one.
-
-        Only where so many others are gone that more are ejected than may be, those are let back in
-        at once.
-        """
-        back: list[str] = []
+        """Readmit and return the node whose time has come, if any. If more are ejected than
+        allowed, because others left, readmit the excess at once."""
+        readmitted: list[str] = []
         while len(self._ejected) > self._allowed():
-            back.append(self._let_back(now))
+            readmitted.append(self._readmit(now))
         due = self.next_due()
-        if not back and due is not None and due <= now:
-            back.append(self._let_back(now))
-        return back
+        if not readmitted and due is not None and due <= now:
+            readmitted.append(self._readmit(now))
+        return readmitted
 
     def _failing(self, record: _NodeHistory) -> bool:
         settings, window = self._settings, record.window
@@ -209,40 +208,40 @@ class Outliers:
         settings = self._settings
         forgiven = (now - record.returned) // settings.ejection_forgiven
         record.ejections = max(record.ejections - forgiven, 0.0) + 1
-        lasts = min(settings.ejection * record.ejections, settings.ejection_most)
-        # Beyond the longest one the count would only take ever longer to be forgiven.
+        duration = min(settings.ejection * record.ejections, settings.ejection_most)
+        # Beyond the longest ejection, a higher count would only take longer to be forgiven.
         record.ejections = min(
             record.ejections, math.ceil(settings.ejection_most / settings.ejection)
         )
         record.consecutive = 0
         record.window = _Window(settings.failure_rate_window)
-        self._ejected[id] = now + lasts
-        heappush(self._returns, (now + lasts, id))
+        self._ejected[id] = now + duration
+        heappush(self._readmissions, (now + duration, id))
 
-    def _let_back(self, now: float) -> str:
-        _, id = self._first()
-        heappop(self._returns)
+    def _readmit(self, now: float) -> str:
+        _, id = self._next_readmission()
+        heappop(self._readmissions)
         del self._ejected[id]
-        self._records[id].returned = self._last_return = now
+        self._records[id].returned = self._last_readmission = now
         return id
 
-    def _first(self) -> tuple[float, str]:
-        """Who comes back next. There must be somebody."""
-        while self._ejected.get(self._returns[0][1]) != self._returns[0][0]:
-            heappop(self._returns)
-        return self._returns[0]
+    def _next_readmission(self) -> tuple[float, str]:
+        """The next node to readmit, and when. There must be one."""
+        while self._ejected.get(self._readmissions[0][1]) != self._readmissions[0][0]:
+            heappop(self._readmissions)
+        return self._readmissions[0]
 
     def _sweep(self) -> None:
-        if len(self._returns) > 2 * len(self._ejected) + _SLACK:
-            self._returns = [(when, id) for id, when in self._ejected.items()]
-            heapify(self._returns)
+        if len(self._readmissions) > 2 * len(self._ejected) + _SWEEP_SLACK:
+            self._readmissions = [(when, id) for id, when in self._ejected.items()]
+            heapify(self._readmissions)
 
 
 class RetryBudget:
-    """Keeps retries from multiplying an outage: no more than a share of the requests.
+    """Limits retries to a share of the requests, so that they do not amplify an outage.
 
-    Over any `retry_window` there are at most `retry_ratio` retries for each request of that time,
-    plus `retry_least` a second, as in Finagle. What is not used expires with the window.
+    In any `retry_window` there are at most `retry_ratio` retries for each request of that time,
+    plus `retry_least` per second, as in Finagle. Unused retries expire with the window.
     """
 
     def __init__(self, settings: Resilience | None = None) -> None:
@@ -252,14 +251,14 @@ class RetryBudget:
         self._window = _Window(settings.retry_window)
 
     def request(self, now: float) -> None:
-        """A request was made: a first try, not a retry."""
+        """A request was made: a first attempt, not a retry."""
         self._window.add(now, 1, 0)
 
     def try_retry(self, now: float) -> bool:
-        """Whether a retry may be made; where it may, it is counted."""
+        """Whether a retry is allowed; if so, it is counted."""
         window = self._window
         window.add(now, 0, 0)
-        # The bound is a product of decimal fractions: 0.2 × 15 must not come out below 3.
+        # The limit is a product of decimal fractions: 0.2 × 15 must not result in less than 3.
         if window.second + 1 > self._ratio * window.first + self._reserve + 1e-9:
             return False
         window.add(now, 0, 1)
@@ -267,7 +266,7 @@ class RetryBudget:
 
 
 class _NodeHistory:
-    """How the requests of one node ended."""
+    """The results of one node's requests."""
 
     __slots__ = ("consecutive", "ejections", "returned", "window")
 
@@ -279,10 +278,8 @@ class _NodeHistory:
 
 
 class _Window:
-    """Two sums over the last `seconds`, which move on in tenths: the present tenth and nine before.
-
-    Constant in size, however many requests there are.
-    """
+    """Two sums over the last `seconds`: over the current tenth and the nine before it. Its size
+    does not depend on the number of requests."""
 
     __slots__ = ("_firsts", "_seconds", "_slot", "_width", "first", "second")
 
@@ -297,14 +294,14 @@ class _Window:
     def add(self, now: float, first: int, second: int) -> None:
         slot = int(now // self._width)
         if slot > self._slot:
-            self._move_on(slot)
+            self._advance(slot)
         at = self._slot % _SLOTS
         self._firsts[at] += first
         self._seconds[at] += second
         self.first += first
         self.second += second
 
-    def _move_on(self, slot: int) -> None:
+    def _advance(self, slot: int) -> None:
         for old in range(max(self._slot + 1, slot - _SLOTS + 1), slot + 1):
             at = old % _SLOTS
             self.first -= self._firsts[at]
@@ -313,9 +310,16 @@ class _Window:
         self._slot = slot
 
 
-_UNREACHED = (ConnectionError, TimeoutError, EOFError, socket.gaierror, socket.herror, ssl.SSLError)
-_AT_HOME = (
-    ValueError,  # what is asked for makes no sense: `io.UnsupportedOperation`
+_NETWORK_ERRORS = (
+    ConnectionError,
+    TimeoutError,
+    EOFError,
+    socket.gaierror,
+    socket.herror,
+    ssl.SSLError,
+)
+_LOCAL_ERRORS = (
+    ValueError,  # `io.UnsupportedOperation`
     BlockingIOError,
     ChildProcessError,
     FileExistsError,
@@ -326,7 +330,7 @@ _AT_HOME = (
     PermissionError,
     ProcessLookupError,
 )
-_ON_THE_WAY = {
+_NETWORK_ERRNOS = {
     errno.ECONNABORTED,
     errno.ECONNREFUSED,
     errno.ECONNRESET,
@@ -343,13 +347,13 @@ _ON_THE_WAY = {
 
 
 def blames(error: BaseException) -> bool:
-    """Whether an error that ends a call is the instance's fault: it could not be reached, or did
-    not answer in time. A file that is missing here, or a full disk, is not."""
-    if isinstance(error, _UNREACHED):
+    """Whether an error of a call is the instance's fault: it was not reached, or did not respond in
+    time. Errors of this machine, like a missing file or a full disk, are not."""
+    if isinstance(error, _NETWORK_ERRORS):
         return True
-    if not isinstance(error, OSError) or isinstance(error, _AT_HOME):
+    if not isinstance(error, OSError) or isinstance(error, _LOCAL_ERRORS):
         return False
-    # Without a number it comes from a library: asyncio's where no address of a host answers,
-    # `requests`' own. A negative one is the resolver's.
+    # Errors without a number come from libraries, like asyncio if no address of a host responds, or
+    # `requests`. Negative numbers come from the resolver.
     number = error.errno
-    return number is None or number < 0 or number in _ON_THE_WAY
+    return number is None or number < 0 or number in _NETWORK_ERRNOS

@@ -1,8 +1,8 @@
-"""A live view of a service: who is there, who may be called, and whose turn it is.
+"""A live view of a service: its instances, those that may be called, and the next one to call.
 
 async with hub.discover("Common/AuthenticationService") as auth:
     async with auth.pick() as instance:
-        ...  # how it ends and how long it takes teaches the picker
+        ...  # the picker learns from the result and the duration
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_AGAIN = 1.0  # seconds at most that time passes unnoticed: a call may eject somebody meanwhile
-_SAVE_AFTER = 1.0  # seconds: changes that come together are saved together
+_TICK = 1.0  # seconds at most between two ticks of the rotation: a call may eject an instance
+_SAVE_DELAY = 1.0  # seconds within which changes are saved together
 
 
 class DiscoveryOptions(TypedDict, total=False):
@@ -71,11 +71,11 @@ class ViewState(NamedTuple):
 class View:
     """Made by `hub.discover`; use it as an async context manager.
 
-    Entering waits for the first list, for at most `wait` seconds; where the registry is away, a
-    copy from disk stands in, and without one it raises `Unavailable`. Where its hub is closed
-    meanwhile, it raises `Closed` at once. From then on a failure never takes instances away: the
-    last list is kept and called `stale`. So it is for a while if all instances vanish at once
-    without a goodbye. The last ones to leave are called for `hold` seconds more: see
+    Entering waits at most `wait` seconds for the first list. If the registry is unavailable, it
+    uses a copy from disk, and without one it raises `Unavailable`. If the hub is closed meanwhile,
+    it raises `Closed` at once. Afterwards, no failure removes instances: the view keeps the last
+    list, and is `stale`. It also keeps the list for a while if all instances vanish at once without
+    a goodbye. The last instances to leave are called for another `hold` seconds: see
     `mooring.discovery.last_known_good`.
     """
 
@@ -100,7 +100,7 @@ class View:
         self._cache, self._wait = cache, wait
         self._retained = RetainedFeed(feed, self.rotation.selector, empty=empty, hold=hold)
         self._mirror: Mirror[str, Instance] = Mirror(self._retained, wait=False)
-        self._mirror.subscribe(self._apply)  # before anybody else, who is told what was applied
+        self._mirror.subscribe(self._apply)  # first, so that others see what was applied
         self._from_disk = self._entered = False
         self._changed, self._unsaved = asyncio.Event(), asyncio.Event()
         self._tasks = Tasks()
@@ -118,23 +118,23 @@ class View:
 
     @property
     def instances(self) -> tuple[Instance, ...]:
-        """Everybody who is registered, whether or not they may be called."""
+        """All registered instances, whether or not they may be called."""
         return self.seen.instances
 
     @property
     def stale(self) -> bool:
-        """Whether the list may be old."""
+        """Whether the list may be stale."""
         return self._from_disk or self._mirror.stale or bool(self._retained.doubt)
 
     @property
     def age(self) -> float:
-        """Seconds since the registry was last heard."""
+        """Seconds since the last contact with the registry."""
         return self._mirror.age
 
     def pick(self, key: str | bytes | None = None, *, exclude: Collection[str] = ()) -> Pick:
-        """A context manager around one call: gives the instance to call, and learns from how the
-        call ends. Raises `NoInstance` on entering where there is none. `key` is for consistent
-        hashing; `exclude` names ids that were tried already."""
+        """A context manager around one call: it returns the instance to call, and learns from the
+        result. Entering raises `NoInstance` if no instance can be called. `key` is for consistent
+        hashing; `exclude` lists the ids that were tried already."""
         return Pick(self, key, exclude)
 
     async def call(
@@ -144,9 +144,9 @@ class View:
         key: str | bytes | None = None,
         tries: int = 3,
     ) -> T:
-        """Do `work` with an instance, and with another where the first is to blame for an error,
-        up to so many `tries` and within the retry budget. Only for work that may be done twice.
-        """
+        """Call `work` with an instance, and retry with another one after an error that is the
+        instance's fault, for at most `tries` attempts and within the retry budget. Only for
+        idempotent work."""
         tried: list[str] = []
         self.retries.request(time.monotonic())
         while True:
@@ -163,27 +163,27 @@ class View:
                     raise
 
     def explain(self) -> list[Explanation]:
-        """For each instance, why it is or is not called."""
-        reason = self._retained.reason
+        """Why each instance is or is not called."""
+        retained = message("retained", detail=self._retained.reason)
         return [
-            replace(each, messages=(*each.messages, message("retained", detail=reason)))
-            if self._retained.holds(each.instance.id)
-            else each
-            for each in self.rotation.explain()
+            replace(explanation, messages=(*explanation.messages, retained))
+            if self._retained.holds(explanation.instance.id)
+            else explanation
+            for explanation in self.rotation.explain()
         ]
 
     def subscribe(self, callback: Callable[[Update[str, Instance]], None]) -> Callable[[], None]:
-        """Call back at each change, after it was applied; what is returned ends it."""
+        """Call `callback` after each change. The returned function unsubscribes it."""
         return self._mirror.subscribe(callback)
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Update[str, Instance]]]:
         """Changes from now on: `async with view.changes() as changes: async for …`. After a start
-        from disk the first is the difference to the copy."""
+        from disk, the first one is the difference to the copy."""
         return self._mirror.changes()
 
     async def wait(self, count: int = 1, *, timeout: float | None = None) -> None:
-        """Wait until at least so many instances may be called, in whatever zone. Raises
-        `NoInstance` after `timeout` seconds, and `Closed` where the view is closed."""
+        """Wait until at least `count` instances of all zones may be called. Raises `NoInstance`
+        after `timeout` seconds, and `Closed` if the view is closed."""
         try:
             async with asyncio.timeout(timeout):
                 while self.rotation.available < count:
@@ -220,14 +220,14 @@ class View:
             pass
         if self._mirror.loaded:
             return
-        why = str(self._mirror.error or "no answer in time")
+        reason = str(self._mirror.error or "no response in time")
         if copy is None:
-            raise Unavailable(f"the instances of {self.service} cannot be read: {why}")
-        log.warning("%s: the copy of %s stands in: %s", self.service, copy.saved_at, why)
+            raise Unavailable(f"the instances of {self.service} cannot be read: {reason}")
+        log.warning("%s: uses the copy from %s: %s", self.service, copy.saved_at, reason)
         self._from_disk = True
-        there = {instance.id: instance for instance in copy.instances}
-        self._retained.stand_in(there)
-        self._mirror.stand_in(there)
+        instances = {instance.id: instance for instance in copy.instances}
+        self._retained.stand_in(instances)
+        self._mirror.stand_in(instances)
         for instance in copy.instances:
             self.rotation.put(instance, time.monotonic(), first=True)
 
@@ -235,7 +235,7 @@ class View:
         moment = time.monotonic()
         self._from_disk = False
         changes: Sequence[Change[str, Instance]] = update.changes
-        if not self._entered:  # callers that start together must not march in step
+        if not self._entered:  # callers that start together must not use the same order
             changes = random.sample(changes, len(changes))
         for change in changes:
             if change.after is None:
@@ -246,19 +246,18 @@ class View:
         self._unsaved.set()
 
     async def _tick(self) -> None:
-        """Let time pass for those who were ejected or are new."""
         while True:
             pause = self.rotation.tick(time.monotonic())
             self._changed.set()
-            await asyncio.sleep(_LOOK_AGAIN if pause is None else min(pause, _LOOK_AGAIN))
+            await asyncio.sleep(_TICK if pause is None else min(pause, _TICK))
 
     async def _save(self, cache: InstanceCache) -> None:
         while True:
             if not self._from_disk and not self._retained.kept and len(self.rotation):
-                self._unsaved.clear()  # before it is saved: what changes meanwhile is saved next
+                self._unsaved.clear()  # before saving: later changes cause the next save
                 await asyncio.to_thread(cache.save, self.instances)
             await self._unsaved.wait()
-            await asyncio.sleep(_SAVE_AFTER)
+            await asyncio.sleep(_SAVE_DELAY)
 
     async def aclose(self) -> None:
         telemetry.VIEWS.hide(self)
