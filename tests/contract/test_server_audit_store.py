@@ -77,7 +77,7 @@ async def test_what_was_written_while_the_store_was_away_comes_later(store: Stor
         audit.append(entry(number))
     async with AuditStore(store, audit) as here:
         await _has(here, [3, 2, 1])
-        await eventually(lambda: not here._waiting and not here._behind)
+        await eventually(lambda: not here._waiting and not here._incomplete)
         assert len((await store.read(prefix(b"/mooring/audit/"))).entries) == 3
     audit.append(entry(4))
     async with AuditStore(store, audit) as here:
@@ -103,7 +103,7 @@ async def test_a_flood_of_one_token_removes_nothing_of_others(
         assert await read(here, token="careful") == [5, 4, 3, 2, 1]
         assert (await read(here))[0] == 499
     async with AuditStore(store, audit) as here:
-        await eventually(lambda: not here._waiting and not here._behind)
+        await eventually(lambda: not here._waiting and not here._incomplete)
         assert len(await read(here)) <= 30, "what was removed stays removed"
         assert await read(here, token="careful") == [5, 4, 3, 2, 1]
 
@@ -137,10 +137,10 @@ async def test_what_the_store_no_longer_keeps_is_not_put_back(
 async def test_more_than_memory_holds_is_read_from_the_files(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(audit_store, "_WAITING", 10)
+    monkeypatch.setattr(audit_store, "_MAX_WAITING", 10)
     audit = audit_in(tmp_path)
     async with AuditStore(store, audit) as here:
-        await eventually(lambda: not here._behind and not here._waiting)
+        await eventually(lambda: not here._incomplete and not here._waiting)
         for number in range(1, 51):
             audit.append(entry(number))
         assert len(here._waiting) == 10

@@ -575,7 +575,7 @@ class TestAudit:
         assert told[0]["session"]
         assert told[0]["from"] == "127.0.0.1"
         assert told[-1]["notes"] == {"id": made["id"], "name": "ann", "role": "viewer"}
-        kept = admin.server.folder.audit
+        kept = admin.server.folder.path / "audit.jsonl"
         assert made["token"] not in kept.read_text()
         assert "code=" not in kept.read_text()
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600

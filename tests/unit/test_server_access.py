@@ -258,7 +258,7 @@ class TestFolder:
             Tokens(folder).open()
         file.unlink()
         os.mkfifo(file, 0o600)
-        with pytest.raises(InvalidRequest, match="no file"):
+        with pytest.raises(InvalidRequest, match="not a regular file"):
             Tokens(folder).open()
 
     @pytest.mark.parametrize("writable", [0o620, 0o602, 0o666])
@@ -267,7 +267,7 @@ class TestFolder:
         folder.tokens.chmod(0o644)  # as a copy has it
         Tokens(folder).open()
         folder.tokens.chmod(writable)
-        with pytest.raises(InvalidRequest, match=r"tokens.json is not for you alone"):
+        with pytest.raises(InvalidRequest, match=r"tokens.json is not private"):
             Tokens(folder).open()
 
     def test_the_server_key_is_made_once_and_for_the_user_alone(
@@ -284,7 +284,7 @@ class TestFolder:
             folder.server_key()
         monkeypatch.delenv("MOORING_SERVER_KEY")
         (folder.path / "server-key").chmod(0o640)
-        with pytest.raises(InvalidRequest, match="others may read"):
+        with pytest.raises(InvalidRequest, match="other users can read"):
             folder.server_key()
 
     @pytest.mark.parametrize("readable", [0o644, 0o640, 0o604])
@@ -294,7 +294,7 @@ class TestFolder:
         text = folder.read_admin_token()
         assert tokens.bearer(text) is not None
         folder.admin_token.chmod(readable)
-        with pytest.raises(InvalidRequest, match="others may read"):
+        with pytest.raises(InvalidRequest, match="other users can read"):
             folder.prepare()
         assert tokens.bearer(text) is None
 
@@ -312,7 +312,7 @@ class TestFolder:
     def test_where_the_server_is_nobody_else_says(self, folder: DataDir):
         folder.announce("http://127.0.0.1:1")
         (folder.path / "server.json").chmod(0o666)
-        with pytest.raises(InvalidRequest, match="others may write to it"):
+        with pytest.raises(InvalidRequest, match="other users can write to it"):
             folder.running()
 
     def test_only_our_own_word_is_retracted(self, folder: DataDir):

@@ -116,7 +116,7 @@ def test_a_damaged_file_is_refused(folder: DataDir, content: bytes):
         EndedRecords(folder)
     file.write_bytes(b"{}")
     file.chmod(0o666)
-    with pytest.raises(InvalidRequest, match="others may write"):
+    with pytest.raises(InvalidRequest, match="other users can write"):
         EndedRecords(folder)
 
 

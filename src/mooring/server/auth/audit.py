@@ -1,8 +1,8 @@
-"""Who did what: a line of JSON for every write, on the disk before it is answered.
+"""The audit log of this server: a line of JSON for every write, on disk before the response.
 
-There are three files, so that nobody pushes out what others did who could do less: what operators
-and admins did, what viewers and services did, which is much and of little weight, and what was
-refused, of which everybody can bring about as much as they like. They are read as one.
+There are three files: "done" for operators and admins, "routine" for viewers and services, and
+"refused", which any caller can fill. So lower-privileged callers cannot rotate the entries of
+higher-privileged callers out of the log. They are read as one.
 """
 
 from __future__ import annotations
@@ -14,68 +14,67 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
+from starlette.requests import Request
 
+from mooring.server.auth.authorization import Principal
 from mooring.server.auth.data_dir import DataDir
 from mooring.server.auth.rate_limits import TokenBuckets, network
 from mooring.server.http.response import shown
 
-if TYPE_CHECKING:
-    from mooring.server.http.request import ApiCall
-
 log = logging.getLogger(__name__)
 
-LARGEST = 10 * 1024 * 1024
-"""Bytes of a file before another is begun."""
+MAX_BYTES = 10 * 1024 * 1024
+"""The size at which a file is rotated."""
 KEPT = 5
-"""Files that are kept beside the one that is written."""
-_LONGEST = 2000
-_LONGEST_REFUSED = 200
-"""Bytes of what somebody chose who may have had no right to."""
-_LONGEST_NOTES = 8000
-_NAMES = 100
-_LONGEST_NAME = 200
+"""Rotated files that are kept."""
+_MAX_TEXT = 2000
+_MAX_REFUSED_TEXT = 200
+"""The same for refused requests, whose callers may have no rights at all."""
+_MAX_NOTES = 8000
+_MAX_NAMES = 100
+_MAX_NAME = 200
 _REFUSALS = 60.0
-"""Refusals a minute, of one token or of one address without any, that are written down."""
-_STRANGERS = 600.0
-"""Refusals a minute of all who did not say who they are."""
+"""Refusals per minute that are recorded of one token, or of one address without a token."""
+_UNAUTHENTICATED = 600.0
+"""Refusals per minute that are recorded of all callers without a token."""
 _BLOCK = 64 * 1024
 
 
 class AuditEntry(
     msgspec.Struct, frozen=True, kw_only=True, rename={"client": "from", "left_out": "leftOut"}
 ):
-    """What somebody did, or tried to."""
+    """A write, or the attempt of one."""
 
     id: str
-    """Later ones are larger."""
+    """Increases with time."""
     time: str
     who: str
     role: str = ""
     token: str = ""
     """The id of the token."""
     session: str = ""
-    """The id of the browser's session, where it was one."""
+    """The id of the browser session, if there was one."""
     client: str = ""
-    """The address that it came from."""
+    """The address of the caller."""
     method: str
     path: str
     service: str = ""
     tenant: str = ""
     status: int
     notes: dict[str, Any] = {}
-    """What the action itself has to say: a reason, what it was before."""
+    """Details of the action, such as a reason and previous values."""
     left_out: int = 0
-    """Refusals before this one, of anybody, that were too many to write down."""
+    """Refusals of any caller before this one that were not recorded because of their rate."""
 
     @property
     def kind(self) -> Literal["done", "routine", "refused"]:
-        if is_refused(self.status, stranger=not self.token):
+        if is_refused(self.status, authenticated=bool(self.token)):
             return "refused"
         return "routine" if self.role in ("viewer", "service") else "done"
 
@@ -83,23 +82,40 @@ class AuditEntry(
 _decoder = msgspec.json.Decoder(AuditEntry)
 
 
+class AuditedCall(Protocol):
+    """The part of an `ApiCall` that is recorded: neither its body nor its query."""
+
+    @property
+    def principal(self) -> Principal: ...
+    @property
+    def client(self) -> str: ...
+    @property
+    def request(self) -> Request: ...
+    @property
+    def here(self) -> str: ...
+    @property
+    def path(self) -> Mapping[str, str]: ...
+    @property
+    def notes(self) -> dict[str, Any]: ...
+
+
 class Audit:
     def __init__(
         self,
         folder: DataDir,
         *,
-        largest: int = LARGEST,
+        max_bytes: int = MAX_BYTES,
         kept: int = KEPT,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._journals = {
-            "done": _Journal(folder, folder.audit, largest, kept),
-            "routine": _Journal(folder, folder.routine, largest, kept),
-            "refused": _Journal(folder, folder.refused, largest, kept),
+            "done": _Journal(folder, "audit.jsonl", max_bytes, kept),
+            "routine": _Journal(folder, "routine.jsonl", max_bytes, kept),
+            "refused": _Journal(folder, "refused.jsonl", max_bytes, kept),
         }
         self._refusals = TokenBuckets(_REFUSALS / 60, _REFUSALS)
-        self._strangers = TokenBuckets(_STRANGERS / 60, _STRANGERS, most=1)
+        self._unauthenticated = TokenBuckets(_UNAUTHENTICATED / 60, _UNAUTHENTICATED, most=1)
         self._left_out = 0
         self._last = 0
         self.failures = 0
@@ -107,27 +123,27 @@ class Audit:
         self.appended: Callable[[AuditEntry], None] | None = None
         """Called with each entry, after it was written."""
 
-    def write(self, call: ApiCall, status: int) -> None:
-        """Write down how a call was answered: never its body, nor its query. A failure is logged
-        and counted, and does not undo what was done."""
-        who = call.principal
-        refused = is_refused(status, stranger=not who.token)
-        if refused and self._is_too_much(who.token, call.client):
+    def write(self, call: AuditedCall, status: int) -> None:
+        """Record the outcome of a call. A failure is logged and counted; the call stays done."""
+        principal = call.principal
+        authenticated = bool(principal.token)
+        refused = is_refused(status, authenticated=authenticated)
+        if refused and self._exceeds_rate(principal.token, call.client):
             self._left_out += 1
             return
-        most = _LONGEST_REFUSED if refused else _LONGEST
+        most = _MAX_REFUSED_TEXT if refused else _MAX_TEXT
         entry = AuditEntry(
-            id=self._next(),
+            id=self._next_id(),
             time=shown(datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)) or "",
-            who=who.name if who.token else "nobody",
-            role=who.role if who.token else "",
-            token=who.token,
-            session=who.session,
+            who=principal.name if authenticated else "nobody",
+            role=principal.role if authenticated else "",
+            token=principal.token,
+            session=principal.session,
             client=call.client,
             method=call.request.method[:20],
-            path=_cut(call.here, most),
-            service=_cut(call.path.get("service", ""), most),
-            tenant=_cut(call.path.get("tenant", ""), most),
+            path=_truncated(call.here, most),
+            service=_truncated(call.path.get("service", ""), most),
+            tenant=_truncated(call.path.get("tenant", ""), most),
             status=status,
             notes=_bounded(call.notes),
             left_out=self._left_out,
@@ -142,7 +158,7 @@ class Audit:
         except OSError as error:
             self.failures += 1
             log.error(
-                "the audit lost what %s did (%s %s, answered %d): %s: %s",
+                "the audit log has no entry for what %s did (%s %s, status %d): %s: %s",
                 entry.who,
                 entry.method,
                 entry.path,
@@ -160,39 +176,41 @@ class Audit:
         before: str = "",
         matches: Callable[[AuditEntry], bool] = lambda entry: True,
     ) -> list[AuditEntry]:
-        """The newest first, and of those older than `before`, the id of an entry. Blocks on the
-        disk. Lines that are no entries are passed over. Raises `OSError`."""
-        found: list[AuditEntry] = []
-        entries = (each.entries() for each in self._journals.values())
+        """Entries, newest first, optionally only those before the id `before`. Skips invalid lines.
+        Blocks on the disk. Raises `OSError`."""
+        selected: list[AuditEntry] = []
+        entries = (journal.entries() for journal in self._journals.values())
         for entry in heapq.merge(*entries, key=attrgetter("id"), reverse=True):
             if before and entry.id >= before:
                 continue
             if matches(entry):
-                found.append(entry)
-                if len(found) == limit:
+                selected.append(entry)
+                if len(selected) == limit:
                     break
-        return found
+        return selected
 
-    def _is_too_much(self, token: str, client: str) -> bool:
+    def _exceeds_rate(self, token: str, client: str) -> bool:
         if token:
             return self._refusals.take(f"token {token}") > 0
-        return self._refusals.take(network(client)) > 0 or self._strangers.take("") > 0
+        return self._refusals.take(network(client)) > 0 or self._unauthenticated.take("") > 0
 
-    def _next(self) -> str:
+    def _next_id(self) -> str:
         self._last = max(self._last + 1, int(self._clock() * 1_000_000))
         return f"{self._last:014x}{secrets.token_hex(2)}"
 
 
-def is_refused(status: int, *, stranger: bool) -> bool:
-    """Whether nothing was done. Where we failed something may have been, by who was let in."""
-    return status >= 400 and (stranger or status < 500)
+def is_refused(status: int, *, authenticated: bool) -> bool:
+    """Whether a call had no effect. A call that failed in the server may have had one, if its
+    caller was admitted."""
+    return status >= 400 and (status < 500 or not authenticated)
 
 
 class _Journal:
-    """A file of lines that goes on in another when it is full."""
+    """A file of lines that is rotated when it is full."""
 
-    def __init__(self, folder: DataDir, file: Path, largest: int, kept: int) -> None:
-        self._folder, self.file, self._largest, self._kept = folder, file, largest, kept
+    def __init__(self, folder: DataDir, name: str, max_bytes: int, kept: int) -> None:
+        self._folder, self._max_bytes, self._kept = folder, max_bytes, kept
+        self.file = folder.path / name
         self._torn = False
 
     def append(self, line: bytes) -> None:
@@ -201,33 +219,33 @@ class _Journal:
         descriptor = os.open(self.file, flags, 0o600)
         try:
             if self._torn:
-                line = b"\n" + line  # the last one has no end
+                line = b"\n" + line  # the last line is incomplete
             written = os.write(descriptor, line)
             self._torn = written < len(line)
             if self._torn:
-                raise OSError(28, "the disk is full, and the entry cut short")
-            full = os.fstat(descriptor).st_size >= self._largest
+                raise OSError(28, "the disk is full, and the entry is incomplete")
+            full = os.fstat(descriptor).st_size >= self._max_bytes
         finally:
             os.close(descriptor)
         if full:
             self._rotate()
 
     def _rotate(self) -> None:
-        """Begin another file; later, where somebody holds the lock: requests do not wait for it."""
+        """Does nothing while another process holds the lock: requests must not wait for it."""
         with contextlib.suppress(BlockingIOError), self._folder.locked(wait=False):
-            if self.file.stat().st_size < self._largest:
-                return  # another server was faster
+            if self.file.stat().st_size < self._max_bytes:
+                return  # another process was faster
             for number in range(self._kept - 1, 0, -1):
                 with contextlib.suppress(FileNotFoundError):
-                    os.replace(self._numbered(number), self._numbered(number + 1))
-            os.replace(self.file, self._numbered(1))
+                    os.replace(self._rotated(number), self._rotated(number + 1))
+            os.replace(self.file, self._rotated(1))
 
-    def _numbered(self, number: int) -> Path:
+    def _rotated(self, number: int) -> Path:
         return self.file.with_name(f"{self.file.name}.{number}")
 
     def entries(self) -> Iterator[AuditEntry]:
-        """All that are kept, the last first."""
-        for file in (self.file, *map(self._numbered, range(1, self._kept + 1))):
+        """All entries, newest first."""
+        for file in (self.file, *map(self._rotated, range(1, self._kept + 1))):
             with contextlib.suppress(FileNotFoundError):
                 for line in _backwards(file):
                     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -235,7 +253,7 @@ class _Journal:
 
 
 def _backwards(file: Path) -> Iterator[bytes]:
-    """The lines of a file from its end to its beginning, but for a last one without an end."""
+    """The complete lines of a file, from its end to its start."""
     with file.open("rb") as opened:
         position = opened.seek(0, os.SEEK_END)
         rest = b""
@@ -254,31 +272,31 @@ def _backwards(file: Path) -> Iterator[bytes]:
             yield rest
 
 
-def _cut(text: str, most: int) -> str:
-    """No more bytes of a text than these."""
+def _truncated(text: str, most: int) -> str:
+    """The start of a text, in at most this many bytes."""
     return text if len(text) * 4 <= most else text.encode()[:most].decode(errors="ignore")
 
 
 def _bounded(notes: dict[str, Any]) -> dict[str, Any]:
     try:
-        if len(msgspec.json.encode(notes)) <= _LONGEST_NOTES:
+        if len(msgspec.json.encode(notes)) <= _MAX_NOTES:
             return dict(notes)
     except (TypeError, ValueError):
         return {"notes": "these cannot be written as JSON"}
     for most in (200, 20, 0):
         short = {name[:100]: _shortened(value, most) for name, value in list(notes.items())[:30]}
-        if len(msgspec.json.encode(short)) <= _LONGEST_NOTES:
+        if len(msgspec.json.encode(short)) <= _MAX_NOTES:
             break
     return short
 
 
 def _shortened(value: object, most: int) -> object:
-    """Every name that a note has, with so much of what it says of each as fits."""
+    """A value with all its names, and with its texts shortened to `most` characters."""
     if isinstance(value, dict):
-        some = list(value.items())[:_NAMES]
-        return {str(name)[:_LONGEST_NAME]: _text(inner, most) for name, inner in some}
+        items = list(value.items())[:_MAX_NAMES]
+        return {str(name)[:_MAX_NAME]: _text(inner, most) for name, inner in items}
     if isinstance(value, list | tuple):
-        return [_text(inner, _LONGEST_NAME) for inner in value[:_NAMES]]
+        return [_text(inner, _MAX_NAME) for inner in value[:_MAX_NAMES]]
     return _text(value, max(most, 200))
 
 

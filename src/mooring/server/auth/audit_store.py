@@ -1,7 +1,7 @@
-"""The audit of all servers of a store, in that store.
+"""The audit log of all servers, in their store.
 
-Each server first writes an entry into its own files (see `audit`), then puts it here, as soon as
-the store takes it. What was not put here before a server stopped is put here when it starts again.
+Each server writes an entry to its own files first (see `audit`) and to the store as soon as the
+store accepts it. A restarted server writes the entries that are missing from the store.
 
     /mooring/audit/{done|routine|refused}/{id}/{token}
 """
@@ -26,13 +26,13 @@ from mooring.tasks import Backoff, Tasks
 log = logging.getLogger(__name__)
 
 KEPT = 5_000
-"""Entries of a kind that the store keeps."""
+"""Entries of each kind that the store keeps."""
 _SLACK = 250
-"""More than that, for a while: to count them is work."""
-_WAITING = 2_000
-"""Entries that wait for the store in memory; of more, those in the files are read again."""
-_AT_ONCE = 100
-_BYTES = 512 * 1024
+"""Entries above `KEPT` that are tolerated, because counting them is expensive."""
+_MAX_WAITING = 2_000
+"""Entries that wait for the store in memory. Any more are read from the files again."""
+_BATCH = 100
+_BATCH_BYTES = 512 * 1024
 _PAGE = 200
 _ROOT = f"{ROOT}audit/".encode()
 
@@ -40,21 +40,21 @@ _decoder = msgspec.json.Decoder(AuditEntry)
 
 
 class AuditStore:
-    """Puts what the audit of this server writes into a store, and reads what all wrote there."""
+    """Copies the audit log of this server to a store, and reads that of all servers."""
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store, self._audit = store, audit
         self._waiting: deque[AuditEntry] = deque()
-        self._behind = True
-        """Whether the files may hold what is neither in the store nor in memory."""
-        self._more = asyncio.Event()
-        self._more.set()
-        self._put = Counter[str]()
-        """Entries of each kind since they were last counted."""
+        self._incomplete = True
+        """Whether the files may contain entries that are neither in the store nor in memory."""
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self._added = Counter[str]()
+        """Entries of each kind since the last trim."""
         self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
-        self._audit.appended = self._appended
+        self._audit.appended = self._append
         self._tasks.start(self._run(), name="audit")
         return self
 
@@ -65,75 +65,75 @@ class AuditStore:
     async def read(
         self, *, limit: int, before: str = "", matches: Callable[[AuditEntry], bool]
     ) -> list[AuditEntry]:
-        """The newest first, and of those older than `before`, the id of an entry. Raises what the
+        """Entries, newest first, optionally only those before the id `before`. Raises what the
         store raises."""
-        ahead = {entry.id: entry for entry in self._waiting}
+        waiting = {entry.id: entry for entry in self._waiting}
         names = {_id(name): name for name in await self._names(_ROOT)}
-        ids = sorted({*ahead, *names}, reverse=True)
+        ids = sorted({*waiting, *names}, reverse=True)
         if before:
             ids = [id for id in ids if id < before]
-        found: list[AuditEntry] = []
+        selected: list[AuditEntry] = []
         for start in range(0, len(ids), _PAGE):
             page = ids[start : start + _PAGE]
-            entries = ahead | await self._fetch([names[id] for id in page if id in names])
-            found += [entries[id] for id in page if id in entries and matches(entries[id])]
-            if len(found) >= limit:
+            entries = waiting | await self._fetch([names[id] for id in page if id in names])
+            selected += [entries[id] for id in page if id in entries and matches(entries[id])]
+            if len(selected) >= limit:
                 break
-        return found[:limit]
+        return selected[:limit]
 
     async def _fetch(self, names: Sequence[bytes]) -> dict[str, AuditEntry]:
-        """Entries by id. Those of one kind lie side by side."""
+        """Entries by id. Reads one range for each kind."""
         by_kind: dict[str, list[bytes]] = {}
         for name in names:
             by_kind.setdefault(_kind(name), []).append(name)
-        found: dict[str, AuditEntry] = {}
-        for same in by_kind.values():
-            stretch = between(min(same), max(same) + b"\0")
-            for stored in (await self._store.read(stretch)).entries:
+        entries: dict[str, AuditEntry] = {}
+        for same_kind in by_kind.values():
+            span = between(min(same_kind), max(same_kind) + b"\0")
+            for stored in (await self._store.read(span)).entries:
                 try:
                     entry = _decoder.decode(stored.value)
                 except (msgspec.DecodeError, UnicodeDecodeError):
-                    continue  # somebody else wrote it
-                found[entry.id] = entry
-        return found
+                    continue  # not written by a server
+                entries[entry.id] = entry
+        return entries
 
     async def _names(self, root: bytes) -> list[bytes]:
         snapshot = await self._store.read(prefix(root), keys_only=True)
         return [entry.key for entry in snapshot.entries if entry.key.count(b"/") == 5]
 
-    def _appended(self, entry: AuditEntry) -> None:
-        if len(self._waiting) >= _WAITING:
-            self._behind = True
+    def _append(self, entry: AuditEntry) -> None:
+        if len(self._waiting) >= _MAX_WAITING:
+            self._incomplete = True
         else:
             self._waiting.append(entry)
-        self._more.set()
+        self._wake.set()
 
     async def _run(self) -> None:
         backoff, failing = Backoff(0.1, 5.0), False
         while True:
-            await self._more.wait()
-            self._more.clear()
+            await self._wake.wait()
+            self._wake.clear()
             try:
                 await self._catch_up()
-                while self._waiting or self._behind:
-                    await self._put_some()
+                while self._waiting or self._incomplete:
+                    await self._put_batch()
                     await self._catch_up()
                 failing = False
                 backoff.reset()
             except StoreError as error:
                 if not failing:
-                    log.warning("the audit stays in the files of this server: %s", error)
+                    log.warning("audit entries stay in the files of this server: %s", error)
                 failing = True
-                self._more.set()
+                self._wake.set()
                 await asyncio.sleep(backoff.next())
 
-    async def _put_some(self) -> None:
+    async def _put_batch(self) -> None:
         puts: list[Put] = []
         size = 0
-        for entry in list(self._waiting)[:_AT_ONCE]:
+        for entry in list(self._waiting)[:_BATCH]:
             put = Put(_name(entry), msgspec.json.encode(entry))
             size += len(put.value)
-            if puts and size > _BYTES:
+            if puts and size > _BATCH_BYTES:
                 break
             puts.append(put)
         if not puts:
@@ -141,15 +141,16 @@ class AuditStore:
         await self._store.commit(*puts)
         for put in puts:
             self._waiting.popleft()
-            self._put[_kind(put.key)] += 1
-        for kind in [kind for kind, put_since in self._put.items() if put_since >= _SLACK]:
+            self._added[_kind(put.key)] += 1
+        for kind in [kind for kind, added in self._added.items() if added >= _SLACK]:
             await self._trim(kind)
 
     async def _catch_up(self) -> None:
-        """Put what the files hold and the store does not, but for what it no longer keeps."""
-        if not self._behind or self._waiting:
+        """Queue the entries that are in the files and not in the store, except for those that the
+        store no longer keeps."""
+        if not self._incomplete or self._waiting:
             return
-        self._behind = False
+        self._incomplete = False
         try:
             names = await self._names(_ROOT)
             kinds = Counter(map(_kind, names))
@@ -159,43 +160,43 @@ class AuditStore:
                 for kind, number in kinds.items()
                 if number >= KEPT
             }
-            mine = await asyncio.to_thread(self._audit.read, limit=KEPT)
+            own = await asyncio.to_thread(self._audit.read, limit=KEPT)
         except (StoreError, OSError) as error:
-            self._behind = True
+            self._incomplete = True
             raise error if isinstance(error, StoreError) else StoreError(str(error)) from error
         missing = [
             entry
-            for entry in mine
+            for entry in own
             if entry.id not in known and entry.id > oldest.get(entry.kind, "")
         ]
-        self._waiting.extendleft(missing)  # the newest came first
+        self._waiting.extendleft(missing)  # newest first
         for kind in {entry.kind for entry in missing}:
-            self._put[kind] += _SLACK  # they may be many
+            self._added[kind] += _SLACK  # trim soon: they may be many
 
     async def _trim(self, kind: str) -> None:
         names = await self._names(_ROOT + kind.encode() + b"/")
-        gone = surplus(names, KEPT)
-        for start in range(0, len(gone), _AT_ONCE):
-            deletes = [Delete(key(name)) for name in gone[start : start + _AT_ONCE]]
+        excess = surplus(names, KEPT)
+        for start in range(0, len(excess), _BATCH):
+            deletes = [Delete(key(name)) for name in excess[start : start + _BATCH]]
             await self._store.commit(*deletes)
-        self._put[kind] = 0
+        self._added[kind] = 0
 
 
 def surplus(names: Iterable[bytes], most: int) -> list[bytes]:
-    """Which keys to delete so that no more than `most` remain: the oldest of those tokens that have
-    the most entries, so that one which writes much removes nothing but its own."""
+    """The keys to delete so that `most` remain: the oldest ones of the tokens with the most
+    entries, so that a token that writes much only displaces its own entries."""
     by_token: dict[bytes, deque[bytes]] = {}
     for name in sorted(names):
         by_token.setdefault(name.rpartition(b"/")[2], deque()).append(name)
     heap = [(-len(own), own[0], own) for own in by_token.values()]
     heapq.heapify(heap)
-    gone: list[bytes] = []
+    excess: list[bytes] = []
     for _ in range(sum(map(len, by_token.values())) - most):
         own = heapq.heappop(heap)[2]
-        gone.append(own.popleft())
+        excess.append(own.popleft())
         if own:
             heapq.heappush(heap, (-len(own), own[0], own))
-    return gone
+    return excess
 
 
 def _name(entry: AuditEntry) -> bytes:

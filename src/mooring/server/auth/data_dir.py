@@ -1,4 +1,4 @@
-"""The data folder of a server: its admin token, the key that it shares with others, its audit."""
+"""The data folder of a server: its admin token, the server key, the audit, and its locks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,30 +22,27 @@ SERVER_KEY = "server-key"
 SERVER_KEY_VARIABLE = "MOORING_SERVER_KEY"
 TOKENS = "tokens.json"
 """Where earlier versions kept the tokens."""
-AUDIT = "audit.jsonl"
-ROUTINE = "routine.jsonl"
-REFUSED = "refused.jsonl"
 SERVER = "server.json"
+ENDED_TOKENS = "ended-tokens.json"
 _LOCK = ".lock"
 _SERVER_LOCK = "server.lock"
 _SERVER_ID = "server-id"
 _SHARED_ADMIN = "admin-token-shared"
-ENDED_TOKENS = "ended-tokens.json"
-_WITHOUT = {
-    ADMIN_TOKEN: "and the next start makes another",
+_IF_REMOVED = {
+    ADMIN_TOKEN: "and the next start creates another",
     SERVER_KEY: "and give this server the key of the others again",
-    TOKENS: "which revokes all tokens but the admin's",
+    TOKENS: "which revokes all tokens except the admin token",
     SERVER: "and start the server again",
-    _SERVER_ID: "and the next start makes another",
+    _SERVER_ID: "and the next start creates another",
     _SHARED_ADMIN: "and the admin token is shared again, even if another server revoked it",
-    ENDED_TOKENS: "which forgets the tokens that ended",
+    ENDED_TOKENS: "which forgets the ended tokens",
 }
-"""What comes of removing a file."""
+"""What happens if a file is removed, for error messages."""
 
 PREFIX = "moor_"
-"""How every token begins that is made here, so that who finds one knows what it is."""
+"""The start of every token, by which secret scanners recognize one."""
 SHORTEST = 32
-"""Characters that an admin token has at the least which somebody wrote into the file."""
+"""Characters of the shortest accepted admin token or server key."""
 
 
 def data_folder() -> Path:
@@ -54,7 +51,7 @@ def data_folder() -> Path:
 
 
 def expanded(folder: str) -> Path:
-    """A folder that may begin with `~`."""
+    """A path that may start with `~`."""
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:
@@ -65,22 +62,22 @@ def expanded(folder: str) -> Path:
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """Where the server of a folder is, for the commands on the same machine."""
+    """The address of the server of a folder, for commands on the same machine."""
 
     url: str
     pid: int
     at: str = ""
-    """Its address on this machine, where the URL has the name of its certificate."""
+    """Its local address, if the URL contains the host name of its certificate."""
 
 
 def is_trusted(owner: int, *, me: int, of_folder: int) -> bool:
-    """Whether a file of this user is good for us: our own or root's. Who is root looks into the
-    folder of whom they like, and takes there what its owner put."""
+    """Whether files of this user are trusted: our own and those of root. Root also trusts the owner
+    of the folder, because it may run commands on the folder of any user."""
     return owner in (me, 0) or (me == 0 and owner == of_folder)
 
 
 def new_token() -> str:
-    """256 bits that nobody can guess."""
+    """A token with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -98,178 +95,138 @@ class DataDir:
     def tokens(self) -> Path:
         return self.path / TOKENS
 
-    @property
-    def audit(self) -> Path:
-        """What operators and admins did."""
-        return self.path / AUDIT
-
-    @property
-    def routine(self) -> Path:
-        """What viewers and services did."""
-        return self.path / ROUTINE
-
-    @property
-    def refused(self) -> Path:
-        """What was refused."""
-        return self.path / REFUSED
-
     def prepare(self) -> None:
-        """Make the folder and the admin token where they are not there. Raises `StoreError` for a
-        folder that cannot be used, and `InvalidRequest` if it is not a folder, or if others could
-        write to it."""
+        """Create the folder and the admin token if they are missing. Raises `StoreError` if the
+        folder cannot be used, and `InvalidRequest` if it is not a folder, or writable by others."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.check()
         except OSError as error:
             raise self._no_folder(error) from error
-        self._make(self.admin_token, new_token())
+        self._create(ADMIN_TOKEN, new_token())
         self.read_admin_token()
 
     def check(self) -> os.stat_result:
-        """Raises `InvalidRequest` for a folder that others could write to, and `OSError`."""
-        told = self.path.stat()
-        if told.st_mode & 0o022:
+        """Raises `InvalidRequest` if others can write to the folder, and `OSError`."""
+        status = self.path.stat()
+        if status.st_mode & 0o022:
             raise InvalidRequest(
-                f"others may write to {self.path} (mode {stat.S_IMODE(told.st_mode):o}), and so "
-                f"replace the tokens in it: chmod 700 {self.path}, or name another folder with "
-                "--data, be it a new one below it"
+                f"other users can write to {self.path} (mode {stat.S_IMODE(status.st_mode):o}) and "
+                f"so replace the tokens in it: chmod 700 {self.path}, or name another folder with "
+                "--data, such as a new one below it"
             )
-        if not is_trusted(told.st_uid, me=os.geteuid(), of_folder=told.st_uid):
+        if not is_trusted(status.st_uid, me=os.geteuid(), of_folder=status.st_uid):
             raise InvalidRequest(
-                f"{self.path} belongs to another user ({told.st_uid}), who could replace the "
+                f"{self.path} belongs to another user ({status.st_uid}), who could replace the "
                 "tokens in it: name a folder of your own with --data"
             )
-        return told
+        return status
 
     def read(self, file: Path, *, closed: int) -> bytes:
-        """What is in a file of the folder. Raises `InvalidRequest` where somebody else could have
-        put it there, or may do what is `closed` to others, and `FileNotFoundError`."""
+        """The content of a file of the folder. Raises `FileNotFoundError`, and `InvalidRequest` if
+        another user may have written it, or has one of the permissions `closed`."""
         try:
             folder = self.check()
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             with os.fdopen(os.open(file, flags), "rb") as opened:
-                told = os.fstat(opened.fileno())
-                if problem := _problem(told, closed, of_folder=folder.st_uid):
+                status = os.fstat(opened.fileno())
+                if problem := _problem(status, closed, of_folder=folder.st_uid):
                     raise InvalidRequest(
-                        f"{file} {problem}: remove it, {_WITHOUT[file.name]}; or, if nobody did "
-                        "anything with it, make it yours and chmod 600"
+                        f"{file} {problem}: remove it, {_IF_REMOVED[file.name]}; or, if you are "
+                        "sure that it was not read or changed, make it yours and chmod 600"
                     )
                 return opened.read()
         except FileNotFoundError:
             raise
         except OSError as error:
             link = error.errno == errno.ELOOP
-            why = "it is a symbolic link" if link else error.strerror
+            reason = "it is a symbolic link" if link else error.strerror
             raise InvalidRequest(
-                f"{file} cannot be read ({why}): remove it, {_WITHOUT[file.name]}"
+                f"{file} cannot be read ({reason}): remove it, {_IF_REMOVED[file.name]}"
             ) from error
 
     def read_admin_token(self) -> str:
-        """The token of the file. Raises `InvalidRequest` where others could have read it, or where
-        it is none, and `FileNotFoundError`."""
+        """Raises `FileNotFoundError`, and `InvalidRequest` if the token is invalid or if others
+        could have read it."""
         token = self.read(self.admin_token, closed=0o077).decode("ascii", "replace").strip()
-        good = token.isascii() and token.isprintable() and " " not in token
-        if len(token) < SHORTEST or not good:
+        valid = token.isascii() and token.isprintable() and " " not in token
+        if len(token) < SHORTEST or not valid:
             raise InvalidRequest(
-                f"{self.admin_token} holds no token ({SHORTEST} characters at the least): remove "
-                "it, and the next start makes another"
+                f"{self.admin_token} does not contain a token of at least {SHORTEST} characters: "
+                "remove it, and the next start creates another"
             )
         return token
 
     def server_key(self) -> bytes:
-        """The key that the servers of a store share: that of the environment, or that of the file,
-        which is made if it is missing. Raises `InvalidRequest` if others could have read it, or if
-        it is too short, and `StoreError`."""
+        """The key that the servers of a store share: from the environment, or from the file, which
+        is created if it is missing. Raises `StoreError`, and `InvalidRequest` if others could have
+        read it or if it is too short."""
         text = os.environ.get(SERVER_KEY_VARIABLE, "").strip().encode("utf-8", "surrogateescape")
-        where = SERVER_KEY_VARIABLE
+        source = SERVER_KEY_VARIABLE
         if not text:
-            file = self.path / SERVER_KEY
-            self._make(file, secrets.token_urlsafe(32))
-            text, where = self.read(file, closed=0o077).strip(), str(file)
+            file = self._create(SERVER_KEY, secrets.token_urlsafe(32))
+            text, source = self.read(file, closed=0o077).strip(), str(file)
         if len(text) < SHORTEST:
             raise InvalidRequest(
-                f"{where} is not a server key: it needs {SHORTEST} random characters or more"
+                f"{source} is not a server key: it needs at least {SHORTEST} random characters"
             )
         return text
 
     def server_id(self) -> str:
-        """Tells this server from the others, and stays the same. Raises `StoreError`."""
-        file = self.path / _SERVER_ID
-        self._make(file, secrets.token_hex(6))
+        """A permanent random id of this server. Raises `StoreError`."""
+        file = self._create(_SERVER_ID, secrets.token_hex(6))
         return self.read(file, closed=0o022).decode("ascii", "replace").strip()[:40]
 
     @property
     def shared_admin(self) -> str:
-        """The SHA-256 of the admin token that the other servers were given last; empty if there is
-        none. Raises `InvalidRequest`."""
+        """The SHA-256 of the admin token that was last shared with the other servers; empty if none
+        was. Raises `InvalidRequest`."""
         try:
-            found = self.read(self.path / _SHARED_ADMIN, closed=0o022)
+            digest = self.read(self.path / _SHARED_ADMIN, closed=0o022)
         except FileNotFoundError:
             return ""
-        return found.decode("ascii", "replace").strip()
+        return digest.decode("ascii", "replace").strip()
 
     def keep_shared_admin(self, sha256: str) -> None:
         """Raises `StoreError`."""
-        try:
-            with replacing(self.path / _SHARED_ADMIN) as out:
-                out.write(sha256.encode() + b"\n")
-        except OSError as error:
-            raise self.unusable(error) from error
+        with self._store_errors():
+            _write(self.path / _SHARED_ADMIN, sha256.encode())
 
-    def _make(self, file: Path, text: str) -> None:
-        try:
-            with self.locked():
-                if not file.exists():
-                    with replacing(file) as out:
-                        out.write(text.encode() + b"\n")
-        except OSError as error:
-            raise self.unusable(error) from error
+    def _create(self, name: str, text: str) -> Path:
+        file = self.path / name
+        with self._store_errors(), self.locked():
+            if not file.exists():
+                _write(file, text.encode())
+        return file
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
-        """While nobody else changes what is kept here. Waits, or raises `BlockingIOError` where
-        somebody does; raises `OSError`."""
-        descriptor = os.open(
-            self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise
-            except OSError:
-                pass  # a file system without locks
+        """Hold the lock on the files of the folder. Without `wait`, raises `BlockingIOError` if
+        another process holds it. Raises `OSError`."""
+        with _flocked(self.path / _LOCK, wait=wait):
             yield
-        finally:
-            os.close(descriptor)
 
     @contextmanager
     def server_lock(self) -> Iterator[None]:
-        """While this process is the server of the folder. Raises `StoreError` if another one is,
-        which changes nothing, and if the folder cannot be used; `InvalidRequest` for no folder."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self.path / _SERVER_LOCK, flags, 0o600)
-        except OSError as error:
-            raise self._no_folder(error) from error
-        try:
+        """Hold the lock of the server that runs on the folder. Raises `StoreError` if another
+        server does or if the folder cannot be used, and `InvalidRequest` if it is not a folder."""
+        with ExitStack() as stack:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+                lock = _flocked(self.path / _SERVER_LOCK, wait=False)
+                descriptor = stack.enter_context(lock)
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
             except BlockingIOError:
-                raise StoreError(self._taken(descriptor)) from None
-            except OSError:
-                pass  # a file system without locks
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+                raise StoreError(self._locked_by()) from None
+            except OSError as error:
+                raise self._no_folder(error) from error
             yield
-        finally:
-            os.close(descriptor)
 
-    def _taken(self, descriptor: int) -> str:
-        pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+    def _locked_by(self) -> str:
+        pid = (self.path / _SERVER_LOCK).read_text("ascii", "replace").strip()
         with contextlib.suppress(InvalidRequest):
-            # Not yet there while the other one starts, and a former one's if it has no HTTP.
+            # Missing while that server starts, and left by an earlier one if it has no HTTP.
             if (running := self.running()) is not None and str(running.pid) == pid:
                 pid = f"{pid}, {running.url}"
         return (
@@ -278,25 +235,23 @@ class DataDir:
         )
 
     def announce(self, url: str, *, at: str = "") -> None:
-        """Write down where the server is. Raises `StoreError`."""
-        try:
-            with replacing(self.path / SERVER) as out:
-                out.write(msgspec.json.encode(RunningServer(url, os.getpid(), at)) + b"\n")
-        except OSError as error:
-            raise self.unusable(error) from error
+        """Publish the address of this server. Raises `StoreError`."""
+        with self._store_errors():
+            _write(self.path / SERVER, msgspec.json.encode(RunningServer(url, os.getpid(), at)))
 
     def retract(self, url: str) -> None:
-        """The server at this URL is gone; another's word stays."""
+        """Withdraw the address of this server, but not that of another."""
         with contextlib.suppress(OSError, InvalidRequest):
-            if (told := self.running()) is not None and told.url == url and told.pid == os.getpid():
+            running = self.running()
+            if running is not None and (running.url, running.pid) == (url, os.getpid()):
                 (self.path / SERVER).unlink()
 
     def running(self) -> RunningServer | None:
-        """Where the server of this folder is, or was when it was killed; None where there is none.
-        Raises `InvalidRequest` where somebody else may have said so."""
+        """The address of the server of this folder, which may have been killed. Raises
+        `InvalidRequest` if another user may have written it."""
         try:
-            told = self.read(self.path / SERVER, closed=0o022)
-            return msgspec.json.decode(told, type=RunningServer)
+            content = self.read(self.path / SERVER, closed=0o022)
+            return msgspec.json.decode(content, type=RunningServer)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
@@ -306,18 +261,46 @@ class DataDir:
 
     def unusable(self, error: OSError) -> StoreError:
         return StoreError(
-            f"{self.path} cannot keep the server's tokens and audit: {error.strerror}. Name "
-            "another folder with --data, or serve without HTTP (--http off)"
+            f"the server's tokens and audit cannot be stored in {self.path}: {error.strerror}. "
+            "Name another folder with --data, or serve without HTTP (--http off)"
         )
 
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self.unusable(error) from error
 
-def _problem(told: os.stat_result, closed: int, *, of_folder: int) -> str:
-    if not stat.S_ISREG(told.st_mode):
-        return "is no file"
-    if told.st_mode & closed:
-        may = "read" if told.st_mode & closed & 0o044 else "write to"
-        mode = stat.S_IMODE(told.st_mode)
-        return f"is not for you alone, others may {may} it (mode {mode:o})"
-    if not is_trusted(told.st_uid, me=os.geteuid(), of_folder=of_folder):
-        return f"belongs to another user ({told.st_uid}), who knows what is in it"
+
+def _write(file: Path, content: bytes) -> None:
+    with replacing(file) as out:
+        out.write(content + b"\n")
+
+
+@contextmanager
+def _flocked(file: Path, *, wait: bool) -> Iterator[int]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(file, flags, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # a file system without locks
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _problem(status: os.stat_result, closed: int, *, of_folder: int) -> str:
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if status.st_mode & closed:
+        action = "read" if status.st_mode & closed & 0o044 else "write to"
+        mode = stat.S_IMODE(status.st_mode)
+        return f"is not private: other users can {action} it (mode {mode:o})"
+    if not is_trusted(status.st_uid, me=os.geteuid(), of_folder=of_folder):
+        return f"belongs to another user ({status.st_uid}), who knows its content"
     return ""
