@@ -489,7 +489,7 @@ SIDE = st.builds(Side, DIGEST, st.integers(1, 9))
 def test_a_decision_makes_them_level_and_nothing_is_deleted_that_was_written(
     old: Side, new: Side, base: Base
 ):
-    move, _ = decide(old, new, base, same=old.digest == new.digest)
+    move, *_ = decide(old, new, base, same=old.digest == new.digest)
     if move == "out of new":
         assert base.old, "without a base nothing is deleted"
         assert new.digest == base.new
@@ -504,7 +504,7 @@ def test_a_decision_makes_them_level_and_nothing_is_deleted_that_was_written(
 
 @given(SIDE, SIDE, st.builds(Base, DIGEST, DIGEST))
 def test_after_the_cut_over_the_old_side_is_never_followed(old: Side, new: Side, base: Base):
-    move, stray = decide_after_cutover(old, new, base, same=old.digest == new.digest)
+    move, _, stray = decide_after_cutover(old, new, base, same=old.digest == new.digest)
     assert move in ("", "to old", "out of old")
     if old.digest != new.digest and old.digest != base.old:
         assert stray

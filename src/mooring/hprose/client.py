@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
@@ -60,7 +60,6 @@ class Remote(ABC, Generic[R]):
         """The callable servers of the domain."""
         return self._calls.servers
 
-    @abstractmethod
     def invoke(
         self,
         name: str,
@@ -77,6 +76,11 @@ class Remote(ABC, Generic[R]):
         `NoInstance` if there is no server, and the last transport error (`OSError`,
         `HTTPException`) after `tries` calls.
         """
+        options = {"byref": byref, "resultMode": resultMode, "simple": simple}
+        return self._invoke(name, args, options)
+
+    @abstractmethod
+    def _invoke(self, name: str, args: Sequence[object], options: Mapping[str, object]) -> R: ...
 
 
 class Client(Remote[Awaitable[object]]):
@@ -90,19 +94,11 @@ class Client(Remote[Awaitable[object]]):
         self._calls = calls
         self._threads = ThreadPoolExecutor(_THREADS, f"hprose {calls.domain}")
 
-    async def invoke(
-        self,
-        name: str,
-        args: Sequence[object] = (),
-        *,
-        byref: bool = False,
-        resultMode: int = 0,
-        simple: bool | None = None,
+    async def _invoke(
+        self, name: str, args: Sequence[object], options: Mapping[str, object]
     ) -> object:
-        threads = partial(asyncio.get_running_loop().run_in_executor, self._threads)
-        return await self._calls.invoke(
-            name, args, threads, byref=byref, resultMode=resultMode, simple=simple
-        )
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._threads)
+        return await self._calls.invoke(name, args, in_thread, **options)
 
     async def aclose(self) -> None:
         self._threads.shutdown(wait=False)
@@ -125,20 +121,10 @@ class BlockingClient(Remote[object]):
     def __init__(self, portal: Portal, calls: CallDispatcher) -> None:
         self._portal, self._calls = portal, calls
 
-    def invoke(
-        self,
-        name: str,
-        args: Sequence[object] = (),
-        *,
-        byref: bool = False,
-        resultMode: int = 0,
-        simple: bool | None = None,
-    ) -> object:
+    def _invoke(self, name: str, args: Sequence[object], options: Mapping[str, object]) -> object:
         caller = Caller()
-        options = {"byref": byref, "resultMode": resultMode, "simple": simple}
-        return self._portal.call(
-            partial(self._calls.invoke, name, args, caller.do, **options), caller=caller
-        )
+        call = partial(self._calls.invoke, name, args, caller.do, **options)
+        return self._portal.call(call, caller=caller)
 
     def close(self) -> None:
         if self._portal.running:

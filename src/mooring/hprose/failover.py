@@ -106,6 +106,7 @@ Connect = Callable[[str], HproseClient]
 """Creates hprose's client for the URL of a server. Raises `ValueError` if it cannot."""
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
+"""Executes a blocking function."""
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import socket
 import time
@@ -299,18 +298,18 @@ class Catalogue:
         if not service and client.kind == "envoy":
             return "absent"
         if kind == proto.LISTENER:
-            return _listener(name) if client.kind == "grpc" else "absent"
+            return resources.listener(name) if client.kind == "grpc" else "absent"
         if kind == proto.CLUSTER:
-            return _cluster(name, XdsClient(client.kind))
+            return resources.cluster(name, XdsClient(client.kind))
         if kind == proto.ROUTES and client.kind == "grpc":
-            return _routes(name, False)
+            return resources.routes(name, separate_http=False)
         if not service:
             return resources.endpoints(name, (), client)
         entry = self._entries.get(service)
         if entry is None or entry.instances is None:
             return "unknown"
         if kind == proto.ROUTES:
-            return _routes(name, entry.separate_http)
+            return resources.routes(name, separate_http=entry.separate_http)
         key = (kind, name, client)
         if (cached := entry.cache.get(key)) is None:
             if len(entry.cache) > _CACHED:
@@ -323,18 +322,3 @@ class Catalogue:
         for entry in self._entries.values():
             await entry.aclose()
         await self._tasks.aclose()
-
-
-@functools.lru_cache(_CACHED)
-def _listener(name: str) -> Resource:
-    return resources.listener(name)
-
-
-@functools.lru_cache(4 * _CACHED)
-def _cluster(name: str, client: XdsClient) -> Resource:
-    return resources.cluster(name, client)
-
-
-@functools.lru_cache(_CACHED)
-def _routes(name: str, separate_http: bool) -> Resource:
-    return resources.routes(name, separate_http=separate_http)

@@ -19,6 +19,7 @@ both become one priority and the locality weights split the calls.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -43,6 +44,7 @@ _SETTINGS = Resilience()
 _MAX_TOTAL_WEIGHT = 2**31  # xDS has 32 bits for the sum of all weights
 _WEIGHT_SCALE = 1_000_000  # the largest weight, if the weights are not integers
 _UNBOUNDED = 2**31  # more than the requests in flight will ever be
+_CACHED = 1000
 _HOST = re.compile(r"[^\s*:/?#@\[\]\\]+")
 
 
@@ -80,6 +82,7 @@ def _over_ads() -> Any:
     )
 
 
+@functools.lru_cache(_CACHED)
 def listener(service: str) -> Resource:
     """The first resource that `xds:///service` requests."""
     manager = packed(
@@ -99,6 +102,7 @@ def listener(service: str) -> Resource:
     )
 
 
+@functools.lru_cache(_CACHED)
 def routes(service: str, *, separate_http: bool) -> Resource:
     """Routes for all calls to one service. `separate_http`: its HTTP ports differ from its gRPC
     ports."""
@@ -181,6 +185,7 @@ def _action(cluster: str) -> Any:
     )
 
 
+@functools.lru_cache(4 * _CACHED)
 def cluster(name: str, client: XdsClient) -> Resource:
     """The cluster of a service, without limits on concurrent requests: by default, clients reject
     the 1025th."""

@@ -285,7 +285,7 @@ def _compare_part(state: UnitState, path: str, criteria: _Criteria) -> tuple[Ver
 def _compare_after_cutover(state: UnitState, path: str, criteria: _Criteria) -> tuple[Verdict, str]:
     """A value written after the cut-over exists only in the old key, so it must not count as
     older."""
-    decision = state.decide_after_cutover(path, criteria.ring)
+    decision = state.decide(path, criteria.ring, criteria.phase)
     late = state.old.parts[path].modified > criteria.compared_at
     if decision.stray and (late or not decision.move):
         return "stray", ""

@@ -43,6 +43,8 @@ class MergeDecision(NamedTuple):
     move: Move = ""
     conflict: bool = False
     """Both sides changed, and one change is lost."""
+    stray: bool = False
+    """A program has written the old side after the cut-over."""
 
 
 def decide(old: Side, new: Side, base: Base, *, same: bool) -> MergeDecision:
@@ -63,22 +65,14 @@ def decide(old: Side, new: Side, base: Base, *, same: bool) -> MergeDecision:
     return MergeDecision("to new" if old.revision > new.revision else "to old", conflict=True)
 
 
-class FollowDecision(NamedTuple):
-    """How the old side follows the new one after the cut-over."""
-
-    move: Move = ""
-    stray: bool = False
-    """A program still writes the old side."""
-
-
-def decide_after_cutover(old: Side, new: Side, base: Base, *, same: bool) -> FollowDecision:
+def decide_after_cutover(old: Side, new: Side, base: Base, *, same: bool) -> MergeDecision:
     """As `decide`, but the old side is never followed. Strays stay until the new side changes."""
     if same or old.digest == new.digest == "":
-        return FollowDecision()
+        return MergeDecision()
     stray = old.digest != base.old
     if new.digest == base.new:
-        return FollowDecision("", stray)
-    return FollowDecision("to old" if new.digest else "out of old", stray)
+        return MergeDecision(stray=stray)
+    return MergeDecision("to old" if new.digest else "out of old", stray=stray)
 
 
 Phase: TypeAlias = Literal["both", "cut over", "over"]
@@ -215,17 +209,12 @@ class UnitState(msgspec.Struct, frozen=True):
             return self.is_same(path, ring)
         return not self.old.hides(path)
 
-    def decide(self, path: str, ring: Keyring) -> MergeDecision:
+    def decide(self, path: str, ring: Keyring, phase: Phase = "both") -> MergeDecision:
         if isinstance(self.new.get(path), UnreadablePart):
             return MergeDecision()
+        rule = decide if phase == "both" else decide_after_cutover
         base = self.synced.bases.get(path, NO_BASE)
-        return decide(*self.sides(path), base, same=self.is_same(path, ring))
-
-    def decide_after_cutover(self, path: str, ring: Keyring) -> FollowDecision:
-        if isinstance(self.new.get(path), UnreadablePart):
-            return FollowDecision()
-        base = self.synced.bases.get(path, NO_BASE)
-        return decide_after_cutover(*self.sides(path), base, same=self.is_same(path, ring))
+        return rule(*self.sides(path), base, same=self.is_same(path, ring))
 
 
 def _digest(value: JSON | UnreadablePart) -> str:

@@ -128,11 +128,9 @@ class UnitSync:
         taken: Mapping[str, str],
     ) -> bool:
         """Make one commit. Returns whether there was anything to do."""
-        if cutover.phase == "both":
-            moves = self._moves(state)
-        else:
-            decisions = {p: state.decide_after_cutover(p, self._ring) for p in state.paths}
-            moves = [PartMove(path, one.move) for path, one in decisions.items() if one.move]
+        moves = self._moves(state, cutover.phase)
+        if cutover.phase != "both":
+            decisions = {p: state.decide(p, self._ring, cutover.phase) for p in state.paths}
             result.strays = [path for path, one in decisions.items() if one.stray and not one.move]
         to_new = [change for change in moves if change.move in ("to new", "out of new")]
         problems = [f"{one.path}: {taken[one.path]}" for one in to_new if one.path in taken]
@@ -184,8 +182,8 @@ class UnitSync:
             require=[*indexes.checks, *self._checks(state, cutover)],
         )
 
-    def _moves(self, state: UnitState) -> list[PartMove]:
-        decisions = {path: state.decide(path, self._ring) for path in state.paths}
+    def _moves(self, state: UnitState, phase: Phase = "both") -> list[PartMove]:
+        decisions = {path: state.decide(path, self._ring, phase) for path in state.paths}
         return [
             PartMove(path, decision.move, decision.conflict and path != SENTINEL)
             for path, decision in decisions.items()

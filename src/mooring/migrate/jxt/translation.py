@@ -218,9 +218,7 @@ def _validate(unit: int, path: str, value: JSON) -> str:
     """Why a part is invalid in the new format: its name or an indexed field breaks a rule, or no
     reader can parse it. Empty if it is valid."""
     kind, name = kind_of(path), name_of(path)
-    if not unit:
-        return _validate_common(path, value)
-    if not is_path(path):
+    if unit and not is_path(path):
         return f"{path} is not the name of a part: it is empty or contains a slash"
     if kind == "domain":
         hosts = value if isinstance(value, list) else [value]
@@ -237,15 +235,9 @@ def _validate(unit: int, path: str, value: JSON) -> str:
             if problem := FIELDS[kind][field](value[field]):
                 return f"{field} {problem}"
     try:
-        parse_part(unit, path, value, _NO_KEYS)
-    except UnreadableValue as error:
-        return str(error)
-    return ""
-
-
-def _validate_common(path: str, value: JSON) -> str:
-    try:
-        if path in _COMMON and isinstance(value, dict):
+        if unit:
+            parse_part(unit, path, value, _NO_KEYS)
+        elif path in _COMMON and isinstance(value, dict):
             to_record(_COMMON[path], value)
     except UnreadableValue as error:
         return str(error)

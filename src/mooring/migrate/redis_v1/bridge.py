@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from mooring.errors import InvalidRequest, StoreError
 from mooring.migrate.redis_v1.format import INCARNATION, V1Service, is_v2_key
@@ -50,11 +50,6 @@ class BridgePass:
     problems: list[str] = field(default_factory=list)
 
 
-class _FailedService(NamedTuple):
-    error: StoreError
-    skip_until: float
-
-
 class Bridge:
     def __init__(self, migration: Migration) -> None:
         self._migration = migration
@@ -66,7 +61,8 @@ class Bridge:
         """The services of v2; None if tier 1 is unavailable."""
         self._list_error: StoreError | None = None
         self._list_at = 0.0
-        self._failed: dict[str, _FailedService] = {}
+        self._failed: dict[str, tuple[StoreError, float]] = {}
+        """The errors of failed services, and until when to skip them."""
         self._idle = 0.0
         """Seconds in the last pass during which it only waited."""
         self._seen: dict[str, dict[str, SeenHeartbeat]] = {}
@@ -102,10 +98,8 @@ class Bridge:
         report = BridgePass()
         errors = [error for error in (await self._scan(), await self._list()) if error]
         now = time.monotonic()
-        self._failed = {
-            name: failed for name, failed in self._failed.items() if failed.skip_until > now
-        }
-        errors += [failed.error for failed in self._failed.values()]
+        self._failed = {name: failed for name, failed in self._failed.items() if failed[1] > now}
+        errors += [error for error, _ in self._failed.values()]
         every = sorted(self._services | (self._listed or set()) | self._seen.keys())
         due = [name for name in every if name not in self._failed]
         failures = await self._bridge_services(due, report)
@@ -145,7 +139,7 @@ class Bridge:
         try:
             await self._bridge_service(name, report)
         except StoreError as error:
-            self._failed[name] = _FailedService(error, time.monotonic() + _FAILURE_PAUSE)
+            self._failed[name] = error, time.monotonic() + _FAILURE_PAUSE
             return error
         except InvalidRequest as error:
             report.problems.append(f"{name}: {error}")
