@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mooring.doctor import (
+from mooring.cli.commands.doctor import (
     judge_clock,
     judge_coverage,
     judge_member,
@@ -115,7 +115,7 @@ def test_a_redis_that_tells_nothing_is_not_blamed_for_it():
         (
             Sentinels("m", (ServerInfo("s:1", 0.1),), "h:1", "NOQUORUM"),
             ["error"],
-            "nobody would take",
+            "failover is impossible",
         ),
         (Sentinels("m", (ServerInfo("s:1", 0.1),)), ["error"], "no master 'm'"),
         (Sentinels("m", (ServerInfo("s:1", problem="gone"),)), ["warning", "error"], "0 of the 1"),

@@ -32,7 +32,7 @@ LAYERS = [
     {"etcd_server", "hub"},
     {"sync", "workers"},
     {"asgi", "grpc", "hprose", "httpx", "wsgi", "xds"},
-    {"demo", "doctor", "testing", "server"},
+    {"demo", "testing", "server"},
     {"cli"},
 ]
 """Lowest first. A module imports from its own top-level part and from lower layers only."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -16,21 +17,14 @@ from mooring.errors import InvalidRequest, MooringError
 from mooring.formatting import printable
 
 
-def _panel(title: str, *commands: Any) -> tuple[LazyCommand, ...]:
-    """Commands that the help shows together."""
-    for command in commands:
-        command.rich_help_panel = title
-    return commands
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 
 
-def _eager() -> tuple[list[Any], Any]:
-    """The options of `mooring` itself, and the one command that needs no module of its own."""
+def _own_options() -> tuple[list[Any], Any]:
+    """The options of `mooring` itself, and the `version` command."""
     options = typer.Typer(add_completion=False)
 
     @options.callback()
@@ -55,8 +49,98 @@ def _eager() -> tuple[list[Any], Any]:
     return [*group.params, *get_install_completion_arguments()], group.commands["version"]
 
 
-_OPTIONS, _VERSION = _eager()
+_OPTIONS, _VERSION = _own_options()
 
+
+_PANELS: Mapping[str, Sequence[Any]] = {
+    "Services": [
+        LazyCommand(
+            "register",
+            "register:register",
+            "Register an instance while a command runs.",
+            cls=CommandAfterDashes,
+        ),
+        LazyCommand("groups", "services:groups", "List service groups."),
+        LazyCommand(
+            "services", "services:services", "List services and how many instances each has."
+        ),
+        LazyCommand("instances", "instances:instances", "List the instances of a service."),
+        LazyCommand("watch", "instances:watch", "Follow a service and print its changes."),
+    ],
+    "Calls": [
+        LazyCommand(
+            "resolve", "resolve:resolve", "Pick an instance to call and print its HOST:PORT."
+        ),
+        LazyCommand("wait", "resolve:wait", "Wait until a service has callable instances."),
+        LazyCommand(
+            "explain", "resolve:explain", "Show why each instance is or is not in rotation."
+        ),
+    ],
+    "Locks": [
+        LazyCommand(
+            "lock", "lock:lock", "Run a command while holding a lock.", cls=CommandAfterDashes
+        ),
+        LazyCommand(
+            "elect",
+            "lock:elect",
+            "Run a command while this process is the elected leader.",
+            cls=CommandAfterDashes,
+        ),
+        LazyCommand(
+            "locks", "lock:locks", "List locks and elections with their holders and waiters."
+        ),
+    ],
+    "Operations": [
+        LazyCommand(
+            "deregister", "instances:deregister", "Remove an instance until its process restarts."
+        ),
+        LazyCommand(
+            "cleanup",
+            "cleanup:cleanup",
+            "Evict instances without heartbeats from a Redis registry.",
+        ),
+        LazyCommand(
+            "config", "config:app", "Get, set and unset service and instance configuration."
+        ),
+        LazyCommand("info", "services:app", "Get and set descriptions of services and groups."),
+        LazyCommand(
+            "brake", "cleanup:app", "List and release mass-expiry brakes of a Redis registry."
+        ),
+    ],
+    "Server": [
+        LazyCommand(
+            "serve",
+            "serve:serve",
+            "Run the server: console, admin API, and etcd's API for an embedded store.",
+        ),
+        LazyCommand(
+            "demo",
+            "demo:demo",
+            "Run a small demo fleet that registers, fails, drains and recovers.",
+        ),
+        LazyCommand("login", "token:login", "Print a one-time login link for the console."),
+        LazyCommand(
+            "doctor",
+            "doctor:doctor",
+            "Check a store or a Redis: latency, version, clock, permissions, alarms.",
+        ),
+        _VERSION,
+        LazyCommand("token", "token:app", "Create, list and revoke API tokens."),
+        LazyCommand("xds", "xds:app", "Write bootstrap files for Envoy and gRPC xDS clients."),
+        LazyCommand("store", "store:app", "Check, back up, export and import a store."),
+        LazyCommand("migrate", "migrate:app", "Migrate from older key formats."),
+    ],
+    "Tenants": [
+        LazyCommand(
+            "tenant", "tenant:app", "Publish, inspect, roll back and delete tenant configuration."
+        ),
+    ],
+}
+"""The commands, by the panel of the help that lists them."""
+
+for _title, _commands in _PANELS.items():
+    for _command in _commands:
+        _command.rich_help_panel = _title
 
 app = LazyGroup(
     name="mooring",
@@ -64,125 +148,18 @@ app = LazyGroup(
     no_args_is_help=True,
     params=_OPTIONS,
     context_settings={"help_option_names": ["-h", "--help"]},
-    commands=[
-        *_panel(
-            "Services",
-            LazyCommand(
-                "register",
-                "register:register",
-                "Register an instance while a command runs.",
-                cls=CommandAfterDashes,
-            ),
-            LazyCommand("groups", "services:groups", "List service groups."),
-            LazyCommand(
-                "services",
-                "services:services",
-                "List services and how many instances each has.",
-            ),
-            LazyCommand(
-                "instances",
-                "instances:instances",
-                "List the instances of a service.",
-            ),
-            LazyCommand("watch", "instances:watch", "Follow a service and print its changes."),
-        ),
-        *_panel(
-            "Calls",
-            LazyCommand(
-                "resolve",
-                "resolve:resolve",
-                "Pick an instance to call and print its HOST:PORT.",
-            ),
-            LazyCommand("wait", "resolve:wait", "Wait until a service has callable instances."),
-            LazyCommand(
-                "explain", "resolve:explain", "Show why each instance is or is not in rotation."
-            ),
-        ),
-        *_panel(
-            "Locks",
-            LazyCommand(
-                "lock", "lock:lock", "Run a command while holding a lock.", cls=CommandAfterDashes
-            ),
-            LazyCommand(
-                "elect",
-                "lock:elect",
-                "Run a command while this process is the elected leader.",
-                cls=CommandAfterDashes,
-            ),
-            LazyCommand(
-                "locks", "lock:locks", "List locks and elections with their holders and waiters."
-            ),
-        ),
-        *_panel(
-            "Operations",
-            LazyCommand(
-                "deregister",
-                "instances:deregister",
-                "Remove an instance until its process restarts.",
-            ),
-            LazyCommand(
-                "cleanup",
-                "cleanup:cleanup",
-                "Evict instances without heartbeats from a Redis registry.",
-            ),
-            LazyCommand(
-                "config", "config:app", "Get, set and unset service and instance configuration."
-            ),
-            LazyCommand("info", "services:app", "Get and set descriptions of services and groups."),
-            LazyCommand(
-                "brake",
-                "cleanup:app",
-                "List and release mass-expiry brakes of a Redis registry.",
-            ),
-        ),
-        *_panel(
-            "Server",
-            LazyCommand(
-                "serve",
-                "serve:serve",
-                "Run the server: console, admin API, and etcd's API for an embedded store.",
-            ),
-            LazyCommand(
-                "demo",
-                "demo:demo",
-                "Run a small demo fleet that registers, fails, drains and recovers.",
-            ),
-            LazyCommand(
-                "login",
-                "token:login",
-                "Print a one-time login link for the console.",
-            ),
-            LazyCommand(
-                "doctor",
-                "doctor:doctor",
-                "Check a store or a Redis: latency, version, clock, permissions, alarms.",
-            ),
-            _VERSION,
-            LazyCommand("token", "token:app", "Create, list and revoke API tokens."),
-            LazyCommand("xds", "xds:app", "Write bootstrap files for Envoy and gRPC xDS clients."),
-            LazyCommand("store", "store:app", "Check, back up, export and import a store."),
-            LazyCommand("migrate", "migrate:app", "Migrate from older key formats."),
-        ),
-        *_panel(
-            "Tenants",
-            LazyCommand(
-                "tenant",
-                "tenant:app",
-                "Publish, inspect, roll back and delete tenant configuration.",
-            ),
-        ),
-    ],
+    commands=[command for commands in _PANELS.values() for command in commands],
 )
 
 
 def main() -> None:
-    """Print an error of ours as one line, and exit with 2 for a wrong call, else with 1.
-    Any other exception is a bug."""
+    """Run the command. A `MooringError` is printed without a traceback, and exits with 2 for an
+    invalid request, else with 1. Any other exception is a bug."""
     fill_descriptors()
     sys.stdout = guarded(sys.stdout)
     try:
         app()
     except MooringError as error:
-        for line in f"mooring: {error}".split("\n"):  # which may quote what anybody wrote
+        for line in f"mooring: {error}".split("\n"):  # it may quote control characters
             typer.echo(printable(line), err=True)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)
