@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 import mooring.sync
-from mooring.demo.fleet import LOCK, SETTINGS, Stage
-from mooring.demo.script import ACTS, LASTS, ROLES, Gauges, next_version
+from mooring.demo import (
+    INSTANCES,
+    LOCK,
+    ROUND,
+    SCRIPT,
+    SETTINGS,
+    DemoFleet,
+    DemoMetrics,
+    next_version,
+)
 from mooring.hub import Hub, connect
 from mooring.registry.contract import ServiceCount
 from mooring.settings.registry import parse
@@ -17,7 +25,7 @@ from mooring.store import everything
 from tests.acceptance.commands import Command, running
 from tests.waiting import eventually
 
-SERVICES = sorted({role.service for role in ROLES})
+SERVICES = sorted({spec.service for spec in INSTANCES})
 
 
 async def counted(hub: Hub) -> list[ServiceCount]:
@@ -35,7 +43,7 @@ async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_p
             await eventually(lambda: "Ctrl-C stops the demo" in shown.read_text(), within=60)
             there = await counted(hub)
             assert [each.name for each in there] == SERVICES
-            assert sum(each.instances for each in there) == len(ROLES)
+            assert sum(each.instances for each in there) == len(INSTANCES)
             (instance, *_) = (await hub.registry.instances("shop/orders")).instances
             assert "processCpuLoad" in instance.status.metrics["cpu"]  # type: ignore[operator]
 
@@ -49,7 +57,7 @@ async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_p
             process.send_signal(signal.SIGINT)
             await eventually(lambda: process.poll() is not None, within=60)
             assert process.returncode == 0, errors.read_text()
-        assert "everything of the demo is gone again" in shown.read_text()
+        assert "removed everything that the demo created" in shown.read_text()
         assert await left(hub) == []
 
 
@@ -72,16 +80,16 @@ def test_who_has_no_server_is_told_how_to_start_one(command: Command):
 async def test_a_whole_round_ends_as_it_began():
     said: list[str] = []
     async with connect("memory://", settings=parse(SETTINGS)) as hub:
-        async with Stage(hub, said.append, hurry=LASTS) as stage:
+        async with DemoFleet(hub, said.append, acceleration=ROUND) as fleet:
             await hub.registry.deregister("gateway", (await ids(hub, "gateway"))[0])
-            await stage.play(rounds=1)
-            assert sum(each.instances for each in await counted(hub)) == len(ROLES)
+            await fleet.play(rounds=1)
+            assert sum(each.instances for each in await counted(hub)) == len(INSTANCES)
             versions = {i.version for i in (await hub.registry.instances("shop/cart")).instances}
             assert versions == {"1.9.0", "1.9.1"}
         assert await left(hub) == [] or all(b"tombstone" in key for key in await left(hub))
-    for act in ACTS:
-        assert any(act.text in line for line in said), act
-    assert any("somebody took it out" in line for line in said)
+    for step in SCRIPT:
+        assert any(step.text in line for line in said), step
+    assert any("it was deregistered" in line for line in said)
 
 
 async def ids(hub: Hub, service: str) -> list[str]:
@@ -93,19 +101,19 @@ async def test_a_tenant_of_somebody_else_is_left_alone():
         await hub.publisher().put(9001, "meta", {"code": "theirs", "name": "Theirs"})
         before = await hub.publisher().read(9001)
         said: list[str] = []
-        async with Stage(hub, said.append):
-            assert "tenants 9002 are published" in said
+        async with DemoFleet(hub, said.append):
+            assert "published tenants: 9002" in said
         assert await hub.publisher().read(9001) == before
         assert not await hub.publisher().read(9002)
 
 
 def test_the_play_brings_everybody_back():
-    assert [act.at for act in ACTS] == sorted(act.at for act in ACTS)
-    assert ACTS[-1].at < LASTS
+    assert [step.at for step in SCRIPT] == sorted(step.at for step in SCRIPT)
+    assert SCRIPT[-1].at < ROUND
     away: set[tuple[str, int]] = set()
-    for act in ACTS:
-        who = (act.service, act.number)
-        if act.verb in ("fail", "drain", "leave"):
+    for step in SCRIPT:
+        who = (step.service, step.number)
+        if step.action in ("fail", "drain", "leave"):
             assert who not in away
             away.add(who)
         else:
@@ -115,9 +123,9 @@ def test_the_play_brings_everybody_back():
 
 
 def test_metrics_look_alive_and_make_sense():
-    gauges = Gauges(1)
+    gauges = DemoMetrics(1)
     seen = [gauges.collect() for _ in range(200)]
     loads = [each["cpu"]["processCpuLoad"] for each in seen]  # type: ignore[call-overload,index]
     assert len(set(map(str, loads))) > 50
     assert all(0 <= float(load) <= 100 for load in loads)  # type: ignore[arg-type]
-    assert Gauges(1).collect() == Gauges(1).collect()
+    assert DemoMetrics(1).collect() == DemoMetrics(1).collect()
