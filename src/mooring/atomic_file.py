@@ -1,8 +1,8 @@
-"""Files that are replaced whole or not at all, and leave nothing behind that somebody could read.
+"""Files that are replaced atomically.
 
-A new state is written beside the old one, for this user's eyes only, and takes its place when it is
-on the disk. Who writes holds a lock on it: one that nobody holds was left by a process that died in
-the middle, and is removed by the next one who writes there.
+The new content is written to a temporary file that only this user can read, and replaces the file
+when it is on disk. The writer holds a lock on the temporary file. One without a lock was left by a
+process that died, and the next writer in the folder removes it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_UNFINISHED = ".unfinished-"
+_TEMPORARY = ".unfinished-"
 
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """What is written takes the place of the file at the end, unless something is raised. The
-    folder is made where there is none. Raises `OSError`."""
+    """Write the new content of a file. It replaces the file at the end, unless the block raises.
+    Creates the folder. Raises `OSError`."""
     folder = file.parent
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     sweep(folder)
-    descriptor, name = _begin(folder)
+    descriptor, name = _create(folder)
     try:
         with os.fdopen(descriptor, "wb") as out:
             yield out
@@ -40,21 +40,21 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what was left unfinished in a folder by processes that are gone."""
+    """Remove the temporary files that dead processes left in a folder."""
     with contextlib.suppress(OSError):
-        for left in folder.glob(f"{_UNFINISHED}*"):
-            with contextlib.suppress(OSError):  # locked, or not ours, or gone by now
+        for left in folder.glob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(OSError):  # it is locked, not ours, or removed already
                 _remove(left)
 
 
-def _begin(folder: Path) -> tuple[int, str]:
+def _create(folder: Path) -> tuple[int, str]:
     while True:
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=_UNFINISHED)  # 0600
-        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=_TEMPORARY)  # 0600
+        with contextlib.suppress(OSError):  # a file system without locks: there, nothing is removed
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return descriptor, name
-        os.close(descriptor)  # swept away before it was locked
+        os.close(descriptor)  # another writer removed it before it was locked
 
 
 def _remove(left: Path) -> None:

@@ -1,4 +1,4 @@
-"""Durations as people write them: `10s`, `1m30s`, `250ms`. In code they are float seconds."""
+"""Durations as text: `10s`, `1m30s`, `250ms`. In code they are float seconds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
 def parse(text: str) -> float:
-    """Seconds of `text`: numbers with a unit (ms, s, m, h, d), one after another. Zero needs no
-    unit."""
+    """The seconds of a text of numbers with units (ms, s, m, h, d). Zero needs no unit."""
     if text == "0":
         return 0.0
     if not _WHOLE.fullmatch(text):
@@ -23,7 +22,7 @@ def parse(text: str) -> float:
 
 
 def show(seconds: float) -> str:
-    """`seconds` for a person: the two largest units that matter."""
+    """The text for `seconds`: the two largest units that are not zero."""
     if seconds < 0:
         return "-" + show(-seconds)
     if seconds < 0.001:

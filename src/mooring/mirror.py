@@ -1,10 +1,10 @@
-"""A mirror: a live copy of something remote, kept equal to it through every fault.
+"""A mirror: a live copy of remote data, which stays correct through faults.
 
-This is the only follow loop in the code. It is generic over a *feed*; a range of a store is one
-(`RangeFeed`). It takes a snapshot, follows from there, and applies whole steps. Where a break can
-be resumed it resumes; where it cannot (the history was compacted, or the store was restored from
-a backup) it reads again and tells the difference, removals first. It never forgets what it has
-because of a failure: it keeps the last state and says that it is `stale`.
+This is the only follow loop in the code. It is generic over a *feed*, such as a range of a store
+(`RangeFeed`). It reads a snapshot, follows from there, and applies whole steps. After a break it
+resumes if possible; otherwise (the history was compacted, or the store was restored from a backup)
+it reads again and reports the difference, removals first. No failure removes data: the mirror keeps
+the last state and is `stale`.
 """
 
 from __future__ import annotations
@@ -39,55 +39,52 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 STALE_AFTER = 4.0
-"""Seconds of silence after which a mirror calls itself stale."""
+"""Seconds without contact after which a mirror is stale."""
 
 AFRESH = 1800.0
-"""Seconds after which a mirror reads everything anew, whether or not anything seems wrong."""
+"""Seconds after which a mirror reads everything again, even without a known fault."""
 
-_PENDING = 1000  # updates that wait for one reader before they are merged into one, or…
-_PENDING_BYTES = 16 * 1024 * 1024  # …bytes of values in them
+_MAX_PENDING = 1000  # updates for one reader, above which they are merged into one…
+_MAX_PENDING_BYTES = 16 * 1024 * 1024  # …or bytes of values in them
 
 
 class Step(msgspec.Struct, Generic[K, V], frozen=True):
-    """Changes that belong together, and the mark to resume after them. None: it is gone."""
+    """Changes that belong together, and the mark to resume from. None: the item was removed."""
 
     mark: int
     changes: Sequence[tuple[K, V | None]]
     heard: bool = True
-    """Whether the other side sent it. A change that only time causes was not sent."""
+    """Whether the source sent it. Changes caused by the passage of time are not sent."""
 
 
 class Steps(Protocol[K, V]):
-    """What a feed gives while it is followed."""
+    """The steps of a feed while it is followed."""
 
     @property
     def heard(self) -> float:
-        """When the other side was last heard, on the monotonic clock."""
+        """The time of the last contact with the source, on the monotonic clock."""
 
     def __aiter__(self) -> AsyncIterator[Step[K, V]]: ...
 
 
 class Feed(Protocol[K, V]):
-    """Something that can be read whole and then followed."""
+    """A source that can be read as a whole and then followed."""
 
     name: str
-    """For people: what is mirrored."""
+    """A name for messages."""
 
     async def snapshot(self) -> tuple[dict[K, V], int]:
-        """Everything, and the mark to follow from."""
+        """All items, and the mark to follow from."""
 
     def follow(
         self, mark: int, held: Mapping[K, V], *, known: float
     ) -> AbstractAsyncContextManager[Steps[K, V]]:
-        """What comes after a mark, at which there was what is `held`, as was known `known` on the
-        monotonic clock.
-
-        Raises `CannotResume` where that cannot be told.
-        """
+        """The steps after a mark, at which the items were those in `held`, as known at the time
+        `known` on the monotonic clock. Raises `CannotResume` if these steps are not available."""
 
 
 class Change(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
-    """One item changed. `before` is None for a new one, `after` for one that is gone."""
+    """A change of one item. `before` is None if it was added, `after` if it was removed."""
 
     key: K
     before: V | None
@@ -95,7 +92,7 @@ class Change(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 
 
 class Update(msgspec.Struct, Generic[K, V], frozen=True):
-    """Changes that were applied in one step. `resync`: found by reading again, removals first."""
+    """Changes that were applied in one step. `resync`: they result from reading again."""
 
     mark: int
     changes: tuple[Change[K, V], ...]
@@ -105,9 +102,9 @@ class Update(msgspec.Struct, Generic[K, V], frozen=True):
 class Mirror(Generic[K, V]):
     """Entering waits for the first snapshot (unless `wait=False`) and raises if that fails.
 
-    `quiet`: its owner tells of breaks, and it does not. `returned` is called when it follows again
-    after a break. Every `afresh` seconds everything is read anew, in case that a change was missed
-    which nobody knows of.
+    `quiet`: do not log breaks, because the owner does. `returned` is called when the mirror follows
+    again after a break. Every `afresh` seconds it reads everything again, to repair what no known
+    fault explains.
     """
 
     def __init__(
@@ -121,11 +118,11 @@ class Mirror(Generic[K, V]):
         afresh: float = AFRESH,
     ) -> None:
         self.mark = 0
-        """The mark of the newest step that was applied; 0 before the first snapshot."""
+        """The mark of the last step that was applied; 0 before the first snapshot."""
         self.resyncs = 0
-        """How often it read again."""
+        """How often the mirror read everything again."""
         self.error: StoreError | None = None
-        """Why it does not follow at present."""
+        """Why the mirror does not follow now; None if it does."""
         self._feed = feed
         self._level = logging.DEBUG if quiet else logging.WARNING
         self._wait, self._stale_after, self._afresh = wait, stale_after, afresh
@@ -134,65 +131,64 @@ class Mirror(Generic[K, V]):
         self._heard = self._known = 0.0
         self._loaded = self._started = self._followed = False
         self._unreadable = False
-        """The other side answers, but the answer is an error."""
+        """Whether the source responds, but with an error."""
         self._returned = returned
-        self._turn = asyncio.Event()
+        self._state_changed = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
         self._callbacks: dict[object, Callable[[Update[K, V]], None]] = {}
         self._closed = False
-        self._mistake = ""
-        """What went wrong that should not, and was told."""
+        self._last_crash = ""
+        """The unexpected error that was logged last."""
         self._tasks = Tasks()
 
     @property
     def items(self) -> Mapping[K, V]:
-        """The present state, live and read-only."""
+        """The current state: a live, read-only view."""
         return MappingProxyType(self._items)
 
     @property
     def loaded(self) -> bool:
-        """Whether there ever was a snapshot."""
+        """Whether there has been a snapshot."""
         return self._loaded
 
     @property
     def closed(self) -> bool:
-        """Whether it will not follow any more: it or its store is closed."""
+        """Whether the mirror has ended, because it or its store is closed."""
         return self._closed
 
     def stand_in(self, items: Mapping[K, V]) -> None:
-        """What was known before, until there is a snapshot: that tells the difference to it. It is
-        not what is there, and the mirror stays `stale`. It replaces what stood in before. Only
-        before the first snapshot."""
+        """Use these items until there is a snapshot, whose update is the difference to them. They
+        replace the current items, and the mirror stays `stale`. Only before the first snapshot."""
         assert not self._loaded
         self._items.clear()
         self._items.update(items)
 
     async def ready(self, *, or_failing: bool = False) -> None:
-        """Wait for the first snapshot, or until it is clear that there is none for now. Raises
-        `Closed` where there will be none any more."""
+        """Wait for the first snapshot; with `or_failing`, return also if reading fails. Raises
+        `Closed` if the mirror is closed."""
         while not (self._loaded or (or_failing and self.error is not None)):
             self._check_open()
-            self._turn.clear()
-            await self._turn.wait()
+            self._state_changed.clear()
+            await self._state_changed.wait()
 
     @property
     def age(self) -> float:
-        """Seconds since the other side was last heard; infinite before the first snapshot."""
+        """Seconds since the last contact with the source; infinite before the first snapshot."""
         if not self.loaded:
             return float("inf")
-        steps = self._steps  # once: this may be another thread
+        steps = self._steps  # read once, since this may run in another thread
         heard = max(self._heard, steps.heard) if steps else self._heard
         return max(time.monotonic() - heard, 0.0)
 
     @property
     def stale(self) -> bool:
-        """Whether the state may be old: nothing was heard for too long, or the other side answers
+        """Whether the state may be stale: there was no contact for too long, or the source responds
         that it cannot be read."""
         return self._unreadable or self.age > self._stale_after
 
     def subscribe(self, callback: Callable[[Update[K, V]], None]) -> Callable[[], None]:
-        """Call back at each update, after it was applied. It must not block. What is returned
-        ends it, and does nothing more when it is called again."""
+        """Call `callback` after each update was applied. It must not block. The returned function
+        unsubscribes it, and is idempotent."""
         subscription = object()
         self._callbacks[subscription] = callback
 
@@ -204,7 +200,7 @@ class Mirror(Generic[K, V]):
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[AsyncIterator[Update[K, V]]]:
         """Updates from now on, until the mirror or its store is closed. A reader that does not
-        keep up gets several merged into one."""
+        keep up receives several updates merged into one."""
         reader = _Reader[K, V]()
         self._readers.add(reader)
         if self._closed:
@@ -221,8 +217,8 @@ class Mirror(Generic[K, V]):
         return self
 
     def start(self) -> None:
-        """Follow, without waiting for anything. Nothing happens where it does already. Raises
-        `Closed` where it will not any more."""
+        """Start to follow, without waiting. Does nothing if the mirror was started already. Raises
+        `Closed` if it is closed."""
         self._check_open()
         if self._started:
             return
@@ -237,13 +233,13 @@ class Mirror(Generic[K, V]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop following. Those who read its changes come to an end."""
+        """Stop following, and end the iterators of `changes`."""
         self._end()
         await self._tasks.aclose()
 
     def _end(self) -> None:
         self._closed = True
-        self._turn.set()
+        self._state_changed.set()
         for reader in self._readers:
             reader.end()
 
@@ -256,7 +252,7 @@ class Mirror(Generic[K, V]):
                 following = self._feed.follow(self.mark, self._items, known=self._known)
                 async with following as steps:
                     self._steps = steps
-                    self._follows()
+                    self._on_following()
                     await self._follow(steps, backoff)
             except CannotResume as error:
                 log.info("%s: reads again: %s", self._feed.name, error)
@@ -264,9 +260,9 @@ class Mirror(Generic[K, V]):
             except Closed:
                 return self._end()
             except StoreError as error:
-                self._breaks(error)
-            except Exception as error:  # noqa: BLE001 - no mistake may leave a copy to stand still
-                self._stumbles(error)
+                self._on_break(error)
+            except Exception as error:  # noqa: BLE001 - no error may stop the mirror
+                self._on_crash(error)
                 self.mark = 0
             finally:
                 if self._steps is not None:
@@ -276,20 +272,20 @@ class Mirror(Generic[K, V]):
             await asyncio.sleep(backoff.next())
 
     async def _follow(self, steps: Steps[K, V], backoff: Backoff) -> None:
-        """Until it breaks, or until it is time to read everything anew."""
-        due = asyncio.timeout(self._afresh * random.uniform(0.8, 1.0))  # not all at once
+        """Apply steps until the feed breaks, or until it is time to read everything again."""
+        due = asyncio.timeout(self._afresh * random.uniform(0.8, 1.0))  # not all mirrors at once
         try:
             async with due:
                 async for step in steps:
                     self._apply(step)
                     backoff.reset()
-                    self._mistake = ""
+                    self._last_crash = ""
         except TimeoutError:
             if not due.expired():
                 raise
-            self.mark, self._followed = 0, False  # nothing broke
+            self.mark, self._followed = 0, False  # this is not a break
 
-    def _follows(self) -> None:
+    def _on_following(self) -> None:
         self._heard = time.monotonic()
         self._unreadable = False
         if self.error is not None:
@@ -299,7 +295,7 @@ class Mirror(Generic[K, V]):
             self._returned()
         self._followed = True
 
-    def _breaks(self, error: StoreError) -> None:
+    def _on_break(self, error: StoreError) -> None:
         if self.error is None:
             log.log(
                 self._level,
@@ -309,35 +305,35 @@ class Mirror(Generic[K, V]):
             )
         self.error, self._followed = error, self._loaded
         self._unreadable = not isinstance(error, Unavailable | OutcomeUnknown)
-        self._turn.set()
+        self._state_changed.set()
 
-    def _stumbles(self, error: Exception) -> None:
-        if self._mistake != describe(error):
-            self._mistake = describe(error)
-            log.exception("%s: failed, reads again; the last state is kept", self._feed.name)
+    def _on_crash(self, error: Exception) -> None:
+        if self._last_crash != describe(error):
+            self._last_crash = describe(error)
+            log.exception("%s: failed; keeps the last state and reads again", self._feed.name)
         self.error = StoreError(f"{self._feed.name} cannot be followed: {describe(error)}")
         self._followed = self._loaded
-        self._turn.set()
+        self._state_changed.set()
 
     async def _load(self) -> None:
-        """Read everything and tell the difference to what was there, removals first."""
-        asked = time.monotonic()
+        """Read everything and report the difference to the previous state, removals first."""
+        began = time.monotonic()
         items, mark = await self._feed.snapshot()
-        gone = [Change(k, v, None) for k, v in self._items.items() if k not in items]
-        news = [
+        removed = [Change(k, v, None) for k, v in self._items.items() if k not in items]
+        updated = [
             Change(k, before, v) for k, v in items.items() if (before := self._items.get(k)) != v
         ]
         first = not self.loaded
-        self._items.clear()  # in place: somebody may hold the view of it
+        self._items.clear()  # in place, since `items` returned a view of it
         self._items.update(items)
-        self.mark, self._heard = mark, asked
+        self.mark, self._heard = mark, began
         self._known = time.monotonic()
         self._loaded = True
-        self._turn.set()
+        self._state_changed.set()
         if not first:
             self.resyncs += 1
-        if gone or news or first:
-            self._tell(Update(mark, (*gone, *news), resync=True))
+        if removed or updated or first:
+            self._notify(Update(mark, (*removed, *updated), resync=True))
 
     def _apply(self, step: Step[K, V]) -> None:
         changes = []
@@ -353,9 +349,9 @@ class Mirror(Generic[K, V]):
         if step.heard:
             self._heard = time.monotonic()
         if changes:
-            self._tell(Update(step.mark, tuple(changes)))
+            self._notify(Update(step.mark, tuple(changes)))
 
-    def _tell(self, update: Update[K, V]) -> None:
+    def _notify(self, update: Update[K, V]) -> None:
         for reader in self._readers:
             reader.put(update)
         for callback in tuple(self._callbacks.values()):
@@ -366,11 +362,11 @@ class Mirror(Generic[K, V]):
 
 
 class _Reader(AsyncIterator[Update[K, V]]):
-    """The updates that wait for one reader."""
+    """The pending updates of one reader."""
 
     def __init__(self) -> None:
         self._updates: deque[Update[K, V]] = deque()
-        self._bytes, self._most = 0, _PENDING_BYTES
+        self._bytes, self._most = 0, _MAX_PENDING_BYTES
         self._more = asyncio.Event()
         self._ended = False
 
@@ -381,10 +377,12 @@ class _Reader(AsyncIterator[Update[K, V]]):
     def put(self, update: Update[K, V]) -> None:
         self._updates.append(update)
         self._bytes += _size(update)
-        if len(self._updates) > _PENDING or self._bytes > self._most:
+        if len(self._updates) > _MAX_PENDING or self._bytes > self._most:
             merged = merge(self._updates)
             self._updates, self._bytes = deque([merged]), _size(merged)
-            self._most = max(_PENDING_BYTES, 2 * self._bytes)  # not at each update from now on
+            self._most = max(
+                _MAX_PENDING_BYTES, 2 * self._bytes
+            )  # so that it does not merge at each further update
         self._more.set()
 
     async def __anext__(self) -> Update[K, V]:
@@ -399,7 +397,7 @@ class _Reader(AsyncIterator[Update[K, V]]):
 
 
 def _size(update: Update[K, V]) -> int:
-    """The bytes of the values in an update of a range; other items are small."""
+    """The bytes of the values in an update of a range. Other items are small."""
     return sum(
         len(item.value)
         for change in update.changes
@@ -420,16 +418,15 @@ def merge(updates: Sequence[Update[K, V]]) -> Update[K, V]:
     return Update(updates[-1].mark, tuple(changes), any(update.resync for update in updates))
 
 
-_RESTORED = 0.1  # seconds: to stop, restore and start a store took six times as long at best
+_MIN_RESTORE_TIME = 0.1  # seconds; stopping, restoring and starting a store takes at least 0.6 s
 
 
 class RangeFeed:
     """A range of a store, by key. The mark is the store's revision.
 
-    Once it watches again after a break, it compares what is held with what the store has at that
-    revision. A store restored from a backup has not got there yet, or
-    got there by another way: without that look, a watch would wait in silence for revisions that
-    mean something else, or miss those that were made anew.
+    Once it watches again after a break, it compares its items with the store's at that revision. A
+    store restored from a backup has either not reached that revision, or reached it with other
+    content. Without the comparison, the watch would miss changes.
     """
 
     def __init__(self, store: Store, range: Range) -> None:
@@ -437,17 +434,17 @@ class RangeFeed:
         self._store, self._range = store, range
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
-        found = await self._store.read(self._range)
-        return {entry.key: entry for entry in found.entries}, found.revision
+        snapshot = await self._store.read(self._range)
+        return {entry.key: entry for entry in snapshot.entries}, snapshot.revision
 
     @asynccontextmanager
     async def follow(
         self, mark: int, held: Mapping[bytes, Entry], *, known: float
     ) -> AsyncIterator[Steps[bytes, Entry]]:
         async with self._store.watch(self._range, after=mark) as watch:
-            if time.monotonic() - known > _RESTORED:
-                there = await self._store.read(self._range, at=mark)
-                if {entry.key: entry for entry in there.entries} != held:
+            if time.monotonic() - known > _MIN_RESTORE_TIME:
+                snapshot = await self._store.read(self._range, at=mark)
+                if {entry.key: entry for entry in snapshot.entries} != held:
                     raise FutureRevision(mark)
             yield _RangeSteps(watch)
 

@@ -1,8 +1,7 @@
-"""What is registered: instances of services, and what is said about them.
+"""The model of the registry: instances with their status and config, services and groups.
 
-An `Instance` says of itself where it is and what it can (`data`), how it is (`Status`), and an
-operator says what shall be done with it (`Config`). Where the operator and the instance differ,
-the operator wins: see `applied`.
+An `Instance` describes its address and properties, and reports its `Status`. An operator can
+override some properties with a `Config`, which takes precedence: see `applied`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from mooring.names import split_service
 if TYPE_CHECKING:
     JSON: TypeAlias = str | int | float | bool | list["JSON"] | dict[str, "JSON"] | None
 else:
-    JSON = Any  # msgspec knows no types that contain themselves
+    JSON = Any  # msgspec does not support recursive types
 
 State = Literal["up", "draining", "down"]
 
@@ -62,17 +61,17 @@ def path_text(path: Iterable[str]) -> str:
 
 
 def now() -> Time:
-    """The wall clock, for people."""
+    """The wall-clock time, for display."""
     return datetime.datetime.now(datetime.UTC)
 
 
 def new_incarnation() -> str:
-    """A name for one start of a process that nobody else has."""
+    """A unique id for one start of a process."""
     return uuid.uuid4().hex
 
 
 class Status(msgspec.Struct, frozen=True, gc=False):
-    """How an instance is, by its own account."""
+    """The status that an instance reports."""
 
     state: State = "up"
     healthy: bool = True
@@ -83,17 +82,17 @@ class Status(msgspec.Struct, frozen=True, gc=False):
 
 
 class Config(msgspec.Struct, frozen=True, gc=False):
-    """What the operator says of an instance or of a whole service. None: nothing."""
+    """The operator overrides for an instance or a whole service. None: no override."""
 
     weight: float | None = None
     enabled: bool | None = None
     zone: str | None = None
     metadata: Mapping[str, str] = {}
     values: Mapping[str, JSON] = {}
-    """Everything else: typed values of the service's own."""
+    """Typed values that the service defines."""
 
     def over(self, below: Config) -> Config:
-        """Both, this one winning where they differ."""
+        """Merge two configs; this one takes precedence."""
         return Config(
             weight=below.weight if self.weight is None else self.weight,
             enabled=below.enabled if self.enabled is None else self.enabled,
@@ -104,12 +103,12 @@ class Config(msgspec.Struct, frozen=True, gc=False):
 
 
 MAX_METADATA = 64 * 1024
-"""Bytes of an instance's metadata: its names and values in UTF-8."""
+"""The limit of an instance's metadata: bytes of its names and values in UTF-8."""
 
 
 class RecordedMetadata(dict[str, str]):
-    """Metadata as it was read from a registry, or merged with an operator's. It has no limit: what
-    another writer registered is not hidden because it is large."""
+    """Metadata that was read from a registry, or merged with operator overrides. It has no size
+    limit, so that large records of other writers remain visible."""
 
 
 NO_CONFIG = Config()
@@ -117,35 +116,34 @@ NO_STATUS = Status()
 
 
 class Instance(msgspec.Struct, frozen=True, gc=False):
-    """One process that offers a service. Checked as it is made: `InvalidRequest` says what is
-    wrong with it."""
+    """One process that offers a service. Creating an invalid one raises `InvalidRequest`."""
 
     service: str
     """`group/name`, or `name` in the default group."""
     host: str = ""
-    """An IP address or host name that others reach; empty: found when it registers."""
+    """An IP address or host name that others can reach; empty: determined at registration."""
     port: int = 0
     protocol: str = "tcp"
     version: str = "0.0.0"
     zone: str = ""
     weight: float = 1.0
-    """Its share of the calls in relation to the others'; 0: none."""
+    """Its share of the calls relative to other instances; 0: none."""
     metadata: Mapping[str, str] = {}
-    """At most 64 KiB: names and values in UTF-8."""
+    """At most 64 KiB of names and values in UTF-8."""
     ports: Mapping[str, int] = {}
-    """Ports other than the main one, by what is spoken there."""
+    """Ports other than the main one, by protocol."""
     id: str = ""
-    """`host:port` unless the layout has ids of its own."""
+    """`host:port`, unless the layout defines other ids."""
     incarnation: str = ""
-    """Unique for each start of a process; made when it registers."""
+    """Unique for each start of a process; generated at registration."""
     enabled: bool = True
-    """Whether it may be called at all; an operator's word."""
+    """Whether it may be called at all; set by an operator."""
     ephemeral: bool = True
-    """Whether it goes when it gives no sign of life; one that stays is then unhealthy. Redis
-    alone keeps such a one."""
+    """Whether it is evicted when its heartbeats stop; otherwise it stays and becomes unhealthy.
+    Only Redis supports instances that stay."""
     status: Status = NO_STATUS
     config: Config = NO_CONFIG
-    """The operator's word on it, as it stands in the registry."""
+    """The operator overrides of this instance in the registry."""
 
     def __post_init__(self) -> None:
         split_service(self.service)
@@ -155,14 +153,16 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
             addresses.check_host(self.host)
         addresses.check_port(self.port)
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
-            raise InvalidRequest(f"weight {quoted(self.weight)} of {self.service} is no number")
+            raise InvalidRequest(f"weight {quoted(self.weight)} of {self.service} is not a number")
         if not 0 <= self.weight < float("inf"):
             raise InvalidRequest(f"weight {quoted(self.weight)} of {self.service} is not 0 or more")
         check_metadata(self.metadata)
         if not isinstance(self.metadata, RecordedMetadata):
             check_metadata_size(self.service, self.metadata)
         if not isinstance(self.ports, Mapping):
-            raise InvalidRequest(f"ports are numbers by name, not {quoted(self.ports)}")
+            raise InvalidRequest(
+                f"ports must be a map of names to numbers, not {quoted(self.ports)}"
+            )
         for name, port in self.ports.items():
             addresses.check_port(port)
             check_text("name of a port", name)
@@ -180,7 +180,7 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
         return addresses.join(self.host, self.port)
 
     def port_for(self, protocol: str) -> int:
-        """The port for a protocol: the named one where there is one, else the main port."""
+        """The port for a protocol: the one of that name, or else the main port."""
         return self.ports.get(protocol, self.port)
 
     def address_for(self, protocol: str) -> str:
@@ -188,46 +188,45 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
 
 
 def check_text(what: str, value: object) -> None:
-    """Raise `InvalidRequest` unless it is text that can be written."""
+    """Raise `InvalidRequest` unless it is valid text."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{what} must be text, not {quoted(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{what} {quoted(value)} is not UTF-8: it cannot be written") from None
+        raise InvalidRequest(f"{what} {quoted(value)} is not valid UTF-8") from None
 
 
 def check_metadata(metadata: object) -> None:
     if not isinstance(metadata, Mapping):
-        raise InvalidRequest(f"metadata is text by text, not {quoted(metadata)}")
+        raise InvalidRequest(f"metadata maps text to text, not {quoted(metadata)}")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidRequest(
-                f"metadata is text by text, not {quoted(key)}: {quoted(value)}: write it as text"
+                f"metadata maps text to text, not {quoted(key)}: {quoted(value)}: write it as text"
             )
         check_text("metadata", key)
         check_text("metadata", value)
 
 
 def check_metadata_size(service: str, metadata: Mapping[str, object]) -> None:
-    """Raise `InvalidRequest` for more metadata than an instance may have. It was checked to be
-    text."""
+    """Raise `InvalidRequest` if the metadata, which consists of text, exceeds the limit."""
     texts = [str(text) for pair in metadata.items() for text in pair]
     if sum(map(len, texts)) * 4 <= MAX_METADATA:
-        return  # no character has more bytes
+        return  # no character has more than four bytes
     size = sum(len(text.encode()) for text in texts)
     if size > MAX_METADATA:
         raise InvalidRequest(
-            f"the metadata of {service} has {size} bytes, and the limit for an instance is "
-            f"{MAX_METADATA}: keep large values elsewhere, and put a reference here"
+            f"the metadata of {service} has {size} bytes, more than the limit of {MAX_METADATA}: "
+            "store large values elsewhere, and a reference here"
         )
 
 
 def check_json(what: str, value: object, *, finite: bool = True) -> None:
-    """Raise `InvalidRequest` unless JSON can hold it as it is. `finite`: not-a-number and infinity
-    are no values either; otherwise they are written as null."""
+    """Raise `InvalidRequest` unless JSON can represent it. `finite`: reject NaN and infinity, which
+    would otherwise be written as null."""
     try:
-        problem = _no_json(value, finite)
+        problem = _json_problem(value, finite)
         if not problem:
             msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -236,25 +235,25 @@ def check_json(what: str, value: object, *, finite: bool = True) -> None:
         raise InvalidRequest(f"{what} cannot be written as JSON: {problem}")
 
 
-def _no_json(value: object, finite: bool) -> str:
+def _json_problem(value: object, finite: bool) -> str:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not isinstance(name, str):
-                return f"the name {quoted(name)} is no text"
-            if problem := _no_json(inner, finite):
+                return f"the name {quoted(name)} is not text"
+            if problem := _json_problem(inner, finite):
                 return problem
     elif isinstance(value, list | tuple):
-        return next(filter(None, (_no_json(item, finite) for item in value)), "")
+        return next(filter(None, (_json_problem(item, finite) for item in value)), "")
     elif isinstance(value, float):
-        return "" if math.isfinite(value) or not finite else f"{value} is no number"
+        return "" if math.isfinite(value) or not finite else f"{value} is not finite"
     elif not (value is None or isinstance(value, str | int)):
-        return f"{quoted(value)} is not a value of JSON"
+        return f"JSON has no {quoted(value)}"
     return ""
 
 
 def applied(instance: Instance, service: Config = NO_CONFIG) -> Instance:
-    """The instance as the operator wants it: its own config wins over the service's, and both win
-    over what the instance says."""
+    """The instance with the operator overrides applied: its own config takes precedence over the
+    service's, and both over the instance's own properties."""
     config = instance.config.over(service) if service != NO_CONFIG else instance.config
     if config == NO_CONFIG:
         return instance
@@ -269,11 +268,11 @@ def applied(instance: Instance, service: Config = NO_CONFIG) -> Instance:
 
 
 class Group(msgspec.Struct, frozen=True, gc=False):
-    """A group's description."""
+    """The description of a group."""
 
     name: str
     display_name: str = ""
-    """What to show; empty: its name."""
+    """The title; empty: its name."""
     department: str = ""
     description: str = ""
 
@@ -283,10 +282,10 @@ class Group(msgspec.Struct, frozen=True, gc=False):
 
 
 class Service(msgspec.Struct, frozen=True, gc=False):
-    """A service's description."""
+    """The description of a service."""
 
     name: str
-    """As it is written: `group/name` or `name`."""
+    """`group/name`, or `name` in the default group."""
     display_name: str = ""
     description: str = ""
 

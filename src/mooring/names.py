@@ -1,4 +1,4 @@
-"""Names: the one grammar for groups and services, and the nearest known name to a wrong one."""
+"""The grammar of group and service names, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from mooring.errors import InvalidName
 from mooring.formatting import quoted
 
 DEFAULT_GROUP = "default"
-"""Where a service lives that is written without a group."""
-
+"""The group of a service that is written without one."""
 
 LONGEST = 512
-"""Characters of a name at the most."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # Cc, and halves of surrogates
+"""The maximum length of a name, in characters."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # Cc, and surrogates
 _COLON_OR_SPACE = re.compile(r"[:\s]")
-_REMEMBERED = 200
-"""Characters of a service that is remembered, taken apart."""
+_CACHED = 200
+"""The maximum length of a service name whose parts are cached."""
 
-_MEANT = 64
-"""Characters of a name for which another one is looked for that was meant."""
-_LOOKED_AT, _ALIKE, _COMPARED = 10_000, 200, 6
-"""Names that are looked at, that may seem to be meant, and that are compared at length: the last
-takes up to a millisecond for each, while nobody else is answered."""
+_MAX_SUGGESTED = 64
+"""The maximum length of a name for which `closest` makes a suggestion."""
+_MAX_NAMES, _MAX_CANDIDATES, _MAX_COMPARED = 10_000, 200, 6
+"""Limits for `closest`, which blocks the event loop: the names it examines, the candidates it
+accepts, and those it compares in detail, which takes up to a millisecond each."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: what was probably meant, and what there is."""
+    """The end of an error about an unknown name: a suggestion, and the known names."""
     known = sorted(known)
     close = closest(name, known)
     meant = f", did you mean {quoted(close)}?" if close else ""
@@ -39,37 +38,39 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Which of the known names was probably meant; empty where none seems to be, or where it would
-    take long to find out."""
-    if not 0 < len(name) <= _MEANT:
+    """The known name that was probably meant; empty if there is none, or if finding it would take
+    too long."""
+    if not 0 < len(name) <= _MAX_SUGGESTED:
         return ""
-    least, most = len(name) * 7 // 13, len(name) * 13 / 7  # or less than 0.7 is the same
-    alike = [each for each in islice(known, _LOOKED_AT) if least <= len(each) <= most]
-    if len(alike) > _ALIKE:
+    least, most = len(name) * 7 // 13, len(name) * 13 / 7  # others differ by more than the cutoff
+    candidates = [other for other in islice(known, _MAX_NAMES) if least <= len(other) <= most]
+    if len(candidates) > _MAX_CANDIDATES:
         start, end = name[:2], name[-2:]
-        alike = [each for each in alike if each.startswith(start) and each.endswith(end)]
-        if len(alike) > _ALIKE:
+        candidates = [
+            other for other in candidates if other.startswith(start) and other.endswith(end)
+        ]
+        if len(candidates) > _MAX_CANDIDATES:
             return ""
     pairs = set(pairwise(f" {name} "))
 
-    def shared(each: str) -> int:
-        theirs = set(pairwise(f" {each} "))
-        return 2 * len(pairs & theirs) - len(theirs)
+    def similarity(other: str) -> int:
+        other_pairs = set(pairwise(f" {other} "))
+        return 2 * len(pairs & other_pairs) - len(other_pairs)
 
-    best = heapq.nlargest(_COMPARED, alike, key=shared)
+    best = heapq.nlargest(_MAX_COMPARED, candidates, key=similarity)
     return next(iter(difflib.get_close_matches(name, best, n=1, cutoff=0.7)), "")
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise `InvalidName` where `name` cannot be one; the message says which rule it breaks."""
-    if problem := _problem(name):
+    """Raise `InvalidName` for an invalid name. The message says which rule it violates."""
+    if problem := _name_problem(name):
         raise InvalidName(f"the {what} name {quoted(name, 100)} {problem}")
 
 
 _TOO_LONG = f"is longer than {LONGEST} characters"
 
 
-def _problem(name: str) -> str:
+def _name_problem(name: str) -> str:
     if not isinstance(name, str):
         return "must be text"
     if not name:
@@ -88,18 +89,18 @@ def _problem(name: str) -> str:
 
 
 def check_part(what: str, name: str) -> None:
-    """Like `check_name`, for places that forbid colons and spaces too."""
+    """Like `check_name`, but also rejects colons and spaces."""
     check_name(what, name)
     if _COLON_OR_SPACE.search(name):
         raise InvalidName(f"the {what} name {quoted(name)} contains a colon or a space")
 
 
 def split_service(service: str) -> tuple[str, str]:
-    """Group and name of a service that is written `group/name` or `name`."""
+    """The group and name of a service that is written `group/name` or `name`."""
     if not isinstance(service, str):
         raise InvalidName(f"a service's name must be text, not {quoted(service)}")
-    if len(service) <= _REMEMBERED:
-        return _remembered(service)
+    if len(service) <= _CACHED:
+        return _split_cached(service)
     if len(service) > 2 * LONGEST + 1:
         raise InvalidName(
             f"the service {quoted(service, 40)} is too long: {LONGEST} characters is the limit"
@@ -108,7 +109,7 @@ def split_service(service: str) -> tuple[str, str]:
 
 
 def is_service(service: str) -> bool:
-    """Whether `split_service` takes it."""
+    """Whether `split_service` accepts it."""
     try:
         split_service(service)
     except InvalidName:
@@ -131,9 +132,9 @@ def _split(service: str) -> tuple[str, str]:
     return group, name
 
 
-_remembered = functools.lru_cache(maxsize=10_000)(_split)
+_split_cached = functools.lru_cache(maxsize=10_000)(_split)
 
 
 def join_service(group: str, name: str) -> str:
-    """How a service is written and shown: those of the default group by their bare name."""
+    """The way to write a service: without the group if that is the default one."""
     return name if group == DEFAULT_GROUP else f"{group}/{name}"

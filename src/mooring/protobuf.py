@@ -1,9 +1,8 @@
-"""Protobuf messages that are built at import, from a table in a few words.
+"""Protobuf messages that are built at import from a table.
 
-No generated code: what today's generator writes refuses older protobuf runtimes, while descriptors
-built here work with protobuf 5, 6 and 7. Each table is a pool and a package of its own, so that
-other people's descriptors of the same messages can be imported beside ours; only field numbers are
-on the wire.
+Generated code rejects older protobuf runtimes; descriptors built here work with protobuf 5, 6 and
+7. Each table has its own pool and package, so that it does not clash with other descriptors of the
+same messages in the process. Only field numbers are on the wire.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 
 def build(package: str, messages: Mapping[str, str]) -> dict[str, Any]:
-    """The class of each message. In the table a message is a name and a field a word:
-    `name=number:type`, `*` for repeated; fields joined by `|` are one oneof. A type that is no
-    scalar is a message of the same table; enumerations are varints on the wire, as int32 is."""
+    """The class of each message. The table maps the name of a message to its fields, separated by
+    spaces: `name=number:type`, with `*` before the type for repeated ones; fields joined by `|` are
+    a oneof. A type that is not a scalar is a message of the same table. Enumerations are written as
+    int32, which has the same encoding."""
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package.replace('.', '/')}.proto", package=package, syntax="proto3"
     )

@@ -1,4 +1,4 @@
-"""A session: a lease that is kept alive, and that says when it is no longer.
+"""A session: a lease that is kept alive, and that reports its loss.
 
 async with Session(store, ttl=15) as session:
     await store.commit(Put(b"/here", b"1", session.lease))
@@ -24,7 +24,7 @@ _REVOKE_WITHIN = 3.0
 
 
 def clock() -> float:
-    """A clock that only goes forward, and that goes on while the machine is suspended."""
+    """A monotonic clock that also runs while the machine is suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -33,23 +33,24 @@ def clock() -> float:
 class Session:
     """A lease, renewed at a third of its time-to-live.
 
-    Its end is judged here, by this machine's clock, counted from when the last good renewal was
-    *sent*: whenever the store lets the lease expire, this session has known for as long as the
-    reply took. A session that could not be renewed in time is `suspended` (in doubt) until it is
-    renewed or `lost`. What is lost stays lost: open another.
+    Expiry is judged by the local clock, from the time at which the last successful renewal was
+    *sent*. So the session is lost before the store expires the lease, by at least the time that the
+    reply took. If a renewal fails, the session is `suspended` (in doubt) until it is renewed or
+    `lost`. A lost session stays lost: open another.
 
-    Entering raises what `Store.grant` raises. Leaving revokes the lease, and with it its keys.
-    Cancellation revokes it too, of the body and of entering.
+    Entering raises what `Store.grant` raises. Leaving revokes the lease, and with it its keys. So
+    does cancellation of the body or of entering.
     """
 
     def __init__(self, store: Store, *, ttl: float = 15.0) -> None:
         self.lease = 0
         self.ttl = ttl
-        """Seconds that the store keeps the lease without a renewal; as granted, once entered."""
+        """Seconds for which the store keeps the lease without a renewal; after entering, as
+        granted."""
         self.lost = asyncio.Event()
         """Set when the session is lost."""
         self.revoked = False
-        """Whether the store confirmed that the lease is gone, and its keys with it."""
+        """Whether the store confirmed that the lease and its keys are gone."""
         self._store = store
         self._deadline = 0.0
         self._suspended = self._closed = False
@@ -68,7 +69,7 @@ class Session:
         return self
 
     async def _grant(self) -> Exception | None:
-        """In a task of its own: cancelling the call would lose the id of a lease that exists."""
+        """Runs in a task of its own: cancelling the call would lose the id of a granted lease."""
         sent = clock()
         try:
             granted = await self._store.grant(self.ttl)
@@ -96,11 +97,11 @@ class Session:
 
     @property
     def remaining(self) -> float:
-        """Seconds for which the lease is certain to live; 0 once it is lost."""
+        """Seconds for which the lease certainly lives; 0 once it is lost."""
         return 0.0 if self.lost.is_set() else max(self._deadline - clock(), 0.0)
 
     def check(self) -> None:
-        """Raise `SessionLost` unless the lease is certain to live."""
+        """Raise `SessionLost` unless the lease certainly lives."""
         if self.state in ("lost", "closed"):
             raise SessionLost(
                 f"the session of lease {self.lease:x} is {self.state}: its keys are gone or about "
@@ -119,12 +120,12 @@ class Session:
                 async with asyncio.timeout(min(self.ttl / 3, self.remaining)):
                     ttl = await self._store.renew(self.lease)
             except LeaseNotFound:
-                return self._lose("the store does not know it any more")
+                return self._lose("the store no longer has the lease")
             except (StoreError, TimeoutError) as error:
                 self._suspend(error)
                 pause = backoff.next()
                 continue
-            if not self.remaining:  # this process was held up while the answer waited
+            if not self.remaining:  # this process was stopped for too long before it read the reply
                 return self._lose("it was not renewed in time")
             self._deadline = sent + ttl
             self._resume()
@@ -134,9 +135,12 @@ class Session:
     def _suspend(self, error: Exception) -> None:
         if not self._suspended:
             self._suspended = True
-            reason = str(error) or "no answer in time"
+            reason = str(error) or "no response in time"
             log.warning(
-                "session %x is in doubt for %.1f s more: %s", self.lease, self.remaining, reason
+                "session %x cannot be renewed and will be lost in %.1f s: %s",
+                self.lease,
+                self.remaining,
+                reason,
             )
 
     def _resume(self) -> None:
@@ -149,7 +153,8 @@ class Session:
         self.lost.set()
 
     async def aclose(self, *, within: float = _REVOKE_WITHIN) -> None:
-        """End it and revoke the lease, within a few seconds whatever the store does."""
+        """Close the session and revoke the lease, within a few seconds even if the store is
+        unavailable."""
         if self._closed or not self.lease:
             return
         was = self.state
@@ -165,7 +170,7 @@ class Session:
             except LeaseNotFound:
                 self.revoked = True
             except StoreError as error:
-                log.info("lease %x is left to expire: %s", self.lease, error)
+                log.info("lease %x was not revoked and will expire: %s", self.lease, error)
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

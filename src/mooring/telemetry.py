@@ -1,5 +1,4 @@
-"""Mooring's own metrics, for Prometheus. They are kept in the process; whoever exposes the default
-registry of `prometheus_client` exposes them too."""
+"""Mooring's own Prometheus metrics, in the default registry of `prometheus_client`."""
 
 from __future__ import annotations
 
@@ -14,22 +13,22 @@ from prometheus_client.registry import Collector
 from mooring.model import RegistrationState
 
 
-class Stated(Protocol):
+class HasState(Protocol):
     @property
     def state(self) -> RegistrationState: ...
 
 
 class Registrations(Collector):
-    """The registrations of this process. Their states are looked at when somebody asks for them:
-    to keep a metric for each would cost more than to register."""
+    """The registrations of this process. Their states are read at each scrape: maintaining a metric
+    for each registration would cost more than the registration."""
 
     def __init__(self) -> None:
-        self._shown: WeakValueDictionary[tuple[str, str], Stated] = WeakValueDictionary()
+        self._shown: WeakValueDictionary[tuple[str, str], HasState] = WeakValueDictionary()
 
-    def show(self, service: str, instance: str, registration: Stated) -> None:
+    def show(self, service: str, instance: str, registration: HasState) -> None:
         self._shown[service, instance] = registration
 
-    def hide(self, service: str, instance: str, registration: Stated) -> None:
+    def hide(self, service: str, instance: str, registration: HasState) -> None:
         if self._shown.get((service, instance)) is registration:
             del self._shown[service, instance]
 
@@ -40,10 +39,10 @@ class Registrations(Collector):
             "State of a registration of this process",
             labels=["service", "instance"],
         )
-        for shown in self._shown.valuerefs():  # a list: this may be another thread
+        for shown in self._shown.valuerefs():  # a copy, since this may run in another thread
             if (registration := shown()) is not None:
                 state = registration.state
-                family.add_metric(shown.key, {each: each == state for each in states})
+                family.add_metric(shown.key, {name: name == state for name in states})
         yield family
 
 
@@ -52,12 +51,12 @@ REGISTRY.register(REGISTRATIONS)
 
 REPAIRS = Counter(
     "mooring_registration_repairs",
-    "How often a registration had to be put right",
+    "Number of repairs of a registration",
     ["service", "instance"],
 )
 
 
-class Viewed(Protocol):
+class HasRotation(Protocol):
     service: str
 
     @property
@@ -67,32 +66,32 @@ class Viewed(Protocol):
 
 
 class Views(Collector):
-    """The views that are open in this process, looked at when somebody asks. Of several views of
-    one service the longest list counts, and whether any may be old."""
+    """The open views of this process, read at each scrape. Of several views of one service, the
+    longest list counts, and whether any is stale."""
 
     def __init__(self) -> None:
-        self._shown: WeakValueDictionary[int, Viewed] = WeakValueDictionary()
+        self._shown: WeakValueDictionary[int, HasRotation] = WeakValueDictionary()
 
-    def show(self, view: Viewed) -> None:
+    def show(self, view: HasRotation) -> None:
         self._shown[id(view)] = view
 
-    def hide(self, view: Viewed) -> None:
+    def hide(self, view: HasRotation) -> None:
         self._shown.pop(id(view), None)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         counts: dict[str, int] = {}
         stale: dict[str, int] = {}
-        for shown in self._shown.valuerefs():  # a list: this may be another thread
+        for shown in self._shown.valuerefs():  # a copy, since this may run in another thread
             if (view := shown()) is not None:
                 name = view.service
                 counts[name] = max(counts.get(name, 0), len(view.rotation))
                 stale[name] = max(stale.get(name, 0), int(view.stale))
-        yield _gauges("mooring_view_instances", "Instances of a service as seen here", counts)
-        yield _gauges("mooring_view_stale", "1 where a service's instances may be old", stale)
+        yield _gauges("mooring_view_instances", "Instances of a service in this process", counts)
+        yield _gauges("mooring_view_stale", "1 if the list of a service may be stale", stale)
 
 
-def _gauges(name: str, told: str, by_service: Mapping[str, float]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, told, labels=["service"])
+def _gauges(name: str, documentation: str, by_service: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, documentation, labels=["service"])
     for service, value in by_service.items():
         family.add_metric([service], value)
     return family

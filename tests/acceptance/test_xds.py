@@ -111,8 +111,8 @@ def test_what_is_printed_is_json_and_yaml(bootstrap: Bootstrap):
     [
         ([], "--grpc or --envoy"),
         (["--grpc", "--envoy"], "--grpc or --envoy"),
-        (["--grpc", "--server", "nowhere"], "no address"),
-        (["--envoy", "--listen", "nowhere:x"], "no address"),
+        (["--grpc", "--server", "nowhere"], "not an address"),
+        (["--envoy", "--listen", "nowhere:x"], "not a listen address"),
         (["--envoy", "--cert", "file"], "go together"),
         (["--grpc", "--service", "echo"], "only valid with --envoy"),
     ],

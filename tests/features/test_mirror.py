@@ -85,7 +85,7 @@ async def test_a_subscription_may_be_ended_twice_and_ends_no_other(store: Store)
 async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mooring.mirror._PENDING", 100)
+    monkeypatch.setattr("mooring.mirror._MAX_PENDING", 100)
     async with mirror_of(store) as mirror, mirror.changes() as changes:
         await store.commit(Put(b"/m/gone", b""))
         for n in range(150):
@@ -111,7 +111,7 @@ async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(
 async def test_what_waits_for_a_reader_is_bounded_in_bytes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mooring.mirror._PENDING_BYTES", 160_000)
+    monkeypatch.setattr("mooring.mirror._MAX_PENDING_BYTES", 160_000)
     async with mirror_of(store) as mirror, mirror.changes() as changes:
         await eventually(lambda: mirror._steps is not None)
         for n in range(30):
@@ -128,7 +128,7 @@ async def test_what_waits_for_a_reader_is_bounded_in_bytes(
 
 async def test_updates_that_are_read_do_not_count(store: Store, monkeypatch: pytest.MonkeyPatch):
     """A reader that keeps up gets each update, however much came before."""
-    monkeypatch.setattr("mooring.mirror._PENDING_BYTES", 10_000)
+    monkeypatch.setattr("mooring.mirror._MAX_PENDING_BYTES", 10_000)
     async with mirror_of(store) as mirror, mirror.changes() as changes, asyncio.timeout(20):
         await eventually(lambda: mirror._steps is not None)
         written: list[int] = []

@@ -149,7 +149,7 @@ async def test_a_file_of_tls_that_is_no_good_is_named(scheme: str, tmp_path: Pat
     for option, says in (
         ("ca=/does/not/exist.pem", "ca=/does/not/exist.pem cannot be read"),
         (f"ca={tmp_path}/junk", "no certificate"),
-        (f"cert={tmp_path}/junk&key={tmp_path}/junk", "no certificate with its key"),
+        (f"cert={tmp_path}/junk&key={tmp_path}/junk", "not a certificate with its key"),
     ):
         url = f"{scheme}://{place}&{option}".replace("?&", "?")
         with pytest.raises(InvalidURL, match=says):

@@ -47,7 +47,7 @@ class ServerSockets:
 
     async def watch(self) -> None:
         """Close connections beyond the limit, until cancelled."""
-        while self._limit.most:
+        while self._limit.limit:
             self.sweep()
             await asyncio.sleep(SWEEP)
 
