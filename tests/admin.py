@@ -30,15 +30,14 @@ import httpx
 import msgspec
 
 from mooring.hub import Hub, connect
-from mooring.server.api import endpoints
-from mooring.server.api.health import Readiness, questions
+from mooring.server.api import all_endpoints
 from mooring.server.app import Application
 from mooring.server.auth.authorization import Role
 from mooring.server.auth.tokens import ADMIN
-from mooring.server.context import ServerContext, prepare
+from mooring.server.context import Readiness, ServerContext, prepare, readiness_probes
 from mooring.server.http_listener import listen
 from mooring.server.live.state import Fleet
-from mooring.server.serving import watching
+from mooring.server.serving import serve_api
 from mooring.server.settings import ServerSettings, checked
 from mooring.store.url import REDIS, parse
 from tests.waiting import eventually
@@ -85,9 +84,11 @@ class Admin:
         settings = self.settings
         async with contextlib.AsyncExitStack() as opened:
             self.server = prepare(settings, self.readiness)
-            self.application = Application(self.server, endpoints(console=settings.console))
+            self.application = Application(
+                self.server, all_endpoints(with_console=settings.console)
+            )
             self.url = await opened.enter_async_context(listen(self.application, settings))
-            self.tokens["admin"] = self.server.folder.read_admin_token()
+            self.tokens["admin"] = self.server.data_dir.read_admin_token()
             self._client = await opened.enter_async_context(self.client())
             self.hub = await opened.enter_async_context(
                 connect(
@@ -103,12 +104,11 @@ class Admin:
             )
             for role in self._roles:
                 self.tokens[role] = await self.token(role)
-            self.fleet = await opened.enter_async_context(Fleet(self.hub.registry))
-            self.server.open(self.hub, self.fleet)
-            await opened.enter_async_context(watching(self.server))
+            await opened.enter_async_context(serve_api(self.server, self.hub))
+            self.fleet = self.server.fleet
             opened.callback(self._stop)
             apart = bool(settings.registry) or not has_store
-            self.readiness.questions = tuple(questions(self.hub, store=has_store, apart=apart))
+            self.readiness.probes = tuple(readiness_probes(self.hub, store=has_store, apart=apart))
             self._opened = opened.pop_all()
         return self
 

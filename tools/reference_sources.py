@@ -16,8 +16,8 @@ import mooring.sync
 from mooring import errors
 from mooring.cli import app
 from mooring.cli.typer_extensions import LazyCommand
-from mooring.server.api import endpoints
-from mooring.server.http.openapi import describe
+from mooring.server.api import all_endpoints
+from mooring.server.api.openapi import describe
 from mooring.server.settings import ServerSettings
 from mooring.settings.registry import RegistrySettings
 
@@ -91,8 +91,7 @@ def loaded(command: Any) -> Any:
 
 def openapi() -> dict[str, Any]:
     """The OpenAPI document of the server, with the console."""
-    listed = endpoints(console=True)
-    return describe(listed, title="Mooring", version=VERSION, cookie="mooring_session")
+    return describe(all_endpoints(), cookie="mooring_session")
 
 
 def settings() -> dict[str, type]:

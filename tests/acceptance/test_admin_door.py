@@ -14,14 +14,15 @@ import httpx
 import pytest
 
 from mooring.model import Instance
-from mooring.server.api import endpoints
+from mooring.server.api import all_endpoints
+from mooring.server.api.endpoint import ApiEndpoint
 from mooring.server.auth.authorization import ROLES
 from mooring.server.auth.tokens import ADMIN, utcnow
-from mooring.server.http.routing import SAFE, ApiRoute
+from mooring.server.http.routing import SAFE
 from tests.admin import Admin
 from tests.waiting import PATIENCE, eventually
 
-TABLE = endpoints()
+TABLE = all_endpoints()
 GUARDED = [each for each in TABLE if each.needs.roles is not None]
 UNLIMITED = {"reads": 0, "writes": 0, "failures": 0}
 
@@ -68,18 +69,18 @@ WITHOUT: list[dict[str, str | bytes]] = [
 ]
 
 
-def path_of(endpoint: ApiRoute, **values: str) -> str:
+def path_of(endpoint: ApiEndpoint, **values: str) -> str:
     known = {"tenant": "1", "service": "Theirs%2FTheir", "id": "10.9.9.9:80", "version": "1"}
     told = {**known, **values}
     return endpoint.path.format(**{name: told.get(name, "x") for name in endpoint.parameters})
 
 
-def named(endpoint: ApiRoute) -> str:
+def named(endpoint: ApiEndpoint) -> str:
     return f"{endpoint.method} {endpoint.path}"
 
 
 async def closed_to(
-    admin: Admin, headers: Mapping[str, Any], endpoints: Sequence[ApiRoute] = GUARDED
+    admin: Admin, headers: Mapping[str, Any], endpoints: Sequence[ApiEndpoint] = GUARDED
 ) -> None:
     """Whoever says this is nobody, whatever is asked for."""
     for each in endpoints:
@@ -87,7 +88,7 @@ async def closed_to(
         assert answer.status_code == 401, (named(each), headers)
 
 
-def sample(number: int) -> Sequence[ApiRoute]:
+def sample(number: int) -> Sequence[ApiEndpoint]:
     """Every fifth endpoint, from another one for each number. Who asks is decided before what is
     asked for is looked at, so not each pair needs a request of its own."""
     return GUARDED[number % 5 :: 5]
@@ -264,7 +265,7 @@ async def shared(store_url: str, tmp_path: Path) -> AsyncIterator[Admin]:
         yield started
 
 
-def asked(endpoint: ApiRoute) -> list[str]:
+def asked(endpoint: ApiEndpoint) -> list[str]:
     """Everything that can be asked of an endpoint, of ours and of theirs."""
     if endpoint.path in QUERIES:
         return [endpoint.path + query for query in QUERIES[endpoint.path]]

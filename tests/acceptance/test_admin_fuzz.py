@@ -20,15 +20,16 @@ from typing import NamedTuple
 import pytest
 
 from mooring.server import http_listener as listening
-from mooring.server.api import endpoints
-from mooring.server.http.routing import SAFE, ApiRoute
+from mooring.server.api import all_endpoints
+from mooring.server.api.endpoint import ApiEndpoint
+from mooring.server.http.routing import SAFE
 from tests.acceptance.serving import Served
 from tests.admin import Admin
 from tests.wording import PYTHONS
 
 PATIENCE = 60.0
 
-TABLE = endpoints()
+TABLE = all_endpoints()
 GUARDED = [each for each in TABLE if each.needs.roles is not None]
 TAKING = [each for each in TABLE if each.body is not None]
 """Those that read a body."""
@@ -259,7 +260,7 @@ def bearer(server: Watched) -> str:
     return f"Authorization: Bearer {server.admin_token}\r\n"
 
 
-def path_of(endpoint: ApiRoute) -> str:
+def path_of(endpoint: ApiEndpoint) -> str:
     values = {"tenant": "1", "service": "Common%2FAuth", "id": "10.0.0.1:80", "version": "1"}
     return endpoint.path.format(**{name: values.get(name, "x") for name in endpoint.parameters})
 

@@ -19,7 +19,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mooring.model import Instance
-from mooring.server.api.prometheus import STATES, labels
+from mooring.server.api.monitoring import STATES, labels
 from mooring.server.live.problems import KINDS, SEVERITIES
 from mooring.testing.servers import Server, free_port
 from tests.admin import Admin

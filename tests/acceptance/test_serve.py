@@ -253,7 +253,7 @@ def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
         (["--store=foo://x"], "foo://"),
         (["--config=/does/not/exist"], "cannot be read"),
         (["--store=memory://?namespace=/a"], "whole store"),
-        ([f"--http={'ü' * 70}:0", "--insecure"], "no host's name"),
+        ([f"--http={'ü' * 70}:0", "--insecure"], "invalid host name"),
     ],
 )
 def test_what_cannot_be_is_refused_before_it_starts(

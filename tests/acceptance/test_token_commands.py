@@ -319,4 +319,4 @@ def test_without_the_console_no_link_is_printed(tmp_path: Path):
         assert command(served, "token", "list").returncode == 0
         done = command(served, "login")
         assert done.returncode == 1
-        assert "the console of this server is off" in done.stderr
+        assert "the console of this server is disabled" in done.stderr

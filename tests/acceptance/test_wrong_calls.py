@@ -76,7 +76,7 @@ cleanup {s} --once --config {f}/none                  cannot be read
 cleanup {s} --once --config {f}/text                  is not valid YAML
 brake release {s} a --config {f}                      cannot be read
 serve --config {f}/none                               cannot be read
-serve --config {f}/text                               is no YAML
+serve --config {f}/text                               is not valid YAML
 serve --data {f}/text                                 name another folder with --data
 serve --data {f}/data --store sqlite://{f}/text/x     name a file in a folder
 serve --data {f}/data --http 127.0.0.1:99999          is no address

@@ -126,7 +126,7 @@ def test_what_cannot_be_is_told_in_words(arguments: list[str], says: str, comman
 def test_it_is_not_reached_from_elsewhere_without_tls(command: Command):
     done = command("serve", "--store=memory://", "--etcd=off", "--xds=0.0.0.0:0")
     assert done.code == 2
-    assert "--xds 0.0.0.0:0 can be reached from other machines: that needs TLS in" in done.stderr
+    assert "--xds 0.0.0.0:0 is reachable from other machines: that requires TLS in" in done.stderr
 
 
 @pytest.mark.timeout(300)

@@ -200,7 +200,7 @@ async def test_a_full_etcd_takes_logins_logouts_and_revocations(
         answer = await one.delete(f"/admin/tokens/{made['id']}", as_="admin")
         assert answer.status_code == 200
         await becomes(401, other, made["token"])
-        one.server.folder.admin_token.unlink()
+        one.server.data_dir.admin_token.unlink()
         await becomes(401, other, one.tokens["admin"])
 
 

@@ -17,10 +17,11 @@ import pytest
 
 from mooring.server import app
 from mooring.server import http_listener as listening
-from mooring.server.api import endpoints
+from mooring.server.api import all_endpoints
+from mooring.server.api.endpoint import ApiEndpoint
 from mooring.server.auth.authorization import ROLES
 from mooring.server.auth.tokens import ADMIN
-from mooring.server.http.routing import SAFE, ApiRoute
+from mooring.server.http.routing import SAFE
 from tests.admin import Admin
 from tests.waiting import eventually
 
@@ -119,16 +120,16 @@ DISHONEST = [
 
 OTHERS = [None, "null", "http://evil.example"]
 
-TABLE = endpoints()
+TABLE = all_endpoints()
 GUARDED = [each for each in TABLE if each.needs.roles is not None]
 WRITES = [each for each in GUARDED if each.method not in SAFE]
 
 
-def named(endpoint: ApiRoute) -> str:
+def named(endpoint: ApiEndpoint) -> str:
     return f"{endpoint.method} {endpoint.path}"
 
 
-def path_of(endpoint: ApiRoute) -> str:
+def path_of(endpoint: ApiEndpoint) -> str:
     values = {"tenant": "1", "service": "Common%2FAuth"}
     return endpoint.path.format(**{name: values.get(name, "x") for name in endpoint.parameters})
 
@@ -489,7 +490,7 @@ class TestPathsAndHeads:
     async def test_a_head_that_does_not_come_is_not_waited_for(
         self, admin: Admin, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(listening, "PATIENCE", 0.2)
+        monkeypatch.setattr(listening, "HEAD_TIMEOUT", 0.2)
         for beginning in (b"", b"GET / HTTP/1.1\r\nHost: loc"):
             async with raw(admin) as (reader, writer):
                 writer.write(beginning)
@@ -517,7 +518,7 @@ class TestTooMuch:
     async def test_a_body_that_does_not_come_is_not_waited_for(
         self, admin: Admin, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(app, "_PATIENCE", 0.2)
+        monkeypatch.setattr(app, "_BODY_TIMEOUT", 0.2)
         async with raw(admin) as (reader, writer):
             line = f"Authorization: Bearer {admin.tokens['admin']}\r\n"
             writer.write(
@@ -575,7 +576,7 @@ class TestAudit:
         assert told[0]["session"]
         assert told[0]["from"] == "127.0.0.1"
         assert told[-1]["notes"] == {"id": made["id"], "name": "ann", "role": "viewer"}
-        kept = admin.server.folder.path / "audit.jsonl"
+        kept = admin.server.data_dir.path / "audit.jsonl"
         assert made["token"] not in kept.read_text()
         assert "code=" not in kept.read_text()
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
@@ -599,7 +600,7 @@ class TestAudit:
 class TestWhileItStarts:
     async def test_what_needs_the_store_waits_for_it(self, admin: Admin):
         admin.server.close()
-        admin.readiness.questions = None
+        admin.readiness.probes = None
         assert (await admin.get("/healthz", as_=None)).status_code == 200
         answer = await admin.get("/readyz", as_=None)
         assert (answer.status_code, answer.text) == (503, "starting\n")

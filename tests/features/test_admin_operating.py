@@ -264,7 +264,7 @@ async def test_an_operator_stays_in_its_groups(admin: Admin, echo: None):
 async def test_where_nothing_holds_there_are_no_brakes(admin: Admin, echo: None, backend: str):
     assert told(await admin.get("/admin/registry/brakes")) == []
     message = error(await admin.delete("/admin/registry/brakes/Common%2Fecho"), 404)
-    nothing = "no brake holds for Common/echo" if "redis" in backend else "there are no brakes"
+    nothing = "Common/echo has no active brake" if "redis" in backend else "there are no brakes"
     assert message.startswith(nothing)
 
 

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from mooring.model import Instance, Status
-from mooring.server.api.prometheus import label_name, labels, state_of
+from mooring.server.api.monitoring import label_name, labels, state_of
 from mooring.server.live.summary import Observed
 from tests.admin import Admin
 from tests.waiting import eventually

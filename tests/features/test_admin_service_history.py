@@ -91,8 +91,7 @@ async def test_a_service_that_ended_while_no_server_ran_is_missed(store_url: str
     ):
         await becomes(admin, {"shop%2Fcart": (False, False)})
     async with Admin(store_url, folder=tmp_path) as admin:
-        outlook = admin.server.outlook
-        assert outlook is not None
+        outlook = admin.server.problems
 
         def is_a_problem() -> bool:
             return [(each.kind, each.service) for each in outlook.problems()] == [("absent", CART)]

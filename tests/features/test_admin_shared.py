@@ -211,7 +211,7 @@ async def test_history_is_shown_and_rolled_back_to(admin: Admin):
 async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
     absent = {"If-None-Match": "*"}
     await put(admin, MAIL, 1, 201, headers=absent)
-    assert "exists already" in error(await admin.put(MAIL, {"value": 2}, headers=absent), 412)
+    assert "already exists" in error(await admin.put(MAIL, {"value": 2}, headers=absent), 412)
     answer = await admin.get(PLATFORM)
     etag, base = answer.headers["ETag"], answer.json()["revision"]
     await put(admin, MAIL, 2, headers={"If-Match": etag})

@@ -224,7 +224,7 @@ async def test_whose_a_name_is_that_is_taken_is_told_to_who_may_know(admin: Admi
         document = {"meta": {"code": "other", "name": "Other"}, **section}
         for method, path in (("PUT", "/admin/tenants/8"), ("POST", "/admin/tenants/8/diff")):
             message = error(await admin.request(method, path, document, as_=mine), 409)
-            assert "is taken already" in message
+            assert "is already taken" in message
             assert "7" not in message
             (entry,) = admin.server.audit.read(limit=1)
             assert (entry.path, entry.status) == (path, 409)
@@ -367,7 +367,7 @@ async def test_creation_requires_that_there_is_none(admin: Admin):
     absent = {"If-None-Match": "*"}
     await publish(admin, ACME, 201, headers=absent)
     other = {"meta": {"code": "other", "name": "Other"}}
-    assert "exists already" in error(await admin.put(ONE, other, headers=absent), 412)
+    assert "already exists" in error(await admin.put(ONE, other, headers=absent), 412)
     assert (await stored(admin))["meta"]["code"] == "acme"
     racing = [
         admin.put(

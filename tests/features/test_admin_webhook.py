@@ -20,8 +20,7 @@ import mooring
 from mooring.errors import StoreError
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.server import alerts as alerts_module
-from mooring.server.alerts import Alerts, NotifierElection, RedisElection, StoreElection
-from mooring.server.api.prometheus import NOTICES
+from mooring.server.alerts import NOTICES, Alerts, NotifierElection, RedisElection, StoreElection
 from mooring.server.live.problems import CurrentProblems, Problem
 from mooring.server.settings import AlertSettings
 from mooring.store import Delete, Put, prefix

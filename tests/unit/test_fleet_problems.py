@@ -12,7 +12,7 @@ import pytest
 
 from mooring.messages import TEXTS, message
 from mooring.model import Instance, Status, Time
-from mooring.server.http.response import shown
+from mooring.server.http.response import rfc3339
 from mooring.server.live.history import TimelineEvent
 from mooring.server.live.problems import KINDS, GracePeriods, Problem, problems, visible_problems
 from mooring.server.live.services import KnownService
@@ -97,14 +97,18 @@ def test_a_registry_that_cannot_be_read_comes_first():
     first, *rest = problems(seen, NOW, stale_since=ago(60))
     assert (first.kind, first.severity, first.service) == ("stale", "critical", "")
     assert "connection refused" in first.text
-    assert first.since == shown(ago(60))
+    assert first.since == rfc3339(ago(60))
     assert [each.kind for each in rest] == ["none_callable", "unhealthy"]
 
 
 def test_a_service_that_had_no_instance_to_begin_with_may_have_died():
     absent = service("orders", absent=True, since=ago(90))
     problem = only(problems(of(absent, service("just described")), NOW))
-    assert (problem.kind, problem.severity, problem.since) == ("absent", "warning", shown(ago(90)))
+    assert (problem.kind, problem.severity, problem.since) == (
+        "absent",
+        "warning",
+        rfc3339(ago(90)),
+    )
     assert problem.text == "orders has no instance, and had none when this server started"
     absent.emptied = ago(10)
     assert only(problems(of(absent), NOW)).kind == "no_instances"
@@ -113,7 +117,7 @@ def test_a_service_that_had_no_instance_to_begin_with_may_have_died():
 def test_a_service_that_lost_its_last_instance_has_none():
     problem = only(problems(of(service("orders", emptied=ago(90))), NOW))
     assert (problem.kind, problem.severity) == ("no_instances", "critical")
-    assert problem.since == shown(ago(90))
+    assert problem.since == rfc3339(ago(90))
     assert problem.text == "orders has no instance: the last one was lost"
     assert "Forget" in problem.hint
 
@@ -121,7 +125,7 @@ def test_a_service_that_lost_its_last_instance_has_none():
 def test_a_service_whose_last_instance_left_in_order_is_a_note_for_an_hour():
     seen = of(service("orders", emptied=ago(90), lost=False), having("x", WELL, WELL))
     note = only(problems(seen, NOW))
-    assert (note.kind, note.severity, note.since) == ("emptied", "info", shown(ago(90)))
+    assert (note.kind, note.severity, note.since) == ("emptied", "info", rfc3339(ago(90)))
     assert note.text == "orders has no instance: the last one deregistered"
     assert problems(seen, NOW + datetime.timedelta(hours=1)) == []
 
@@ -154,7 +158,7 @@ def test_a_brake_is_told_in_its_own_words():
         events={"orders": [TimelineEvent(since, "orders", "", "brake", message("brake_off"))]},
     )
     problem = only(problems(seen, NOW))
-    assert (problem.kind, problem.since) == ("brake", shown(since))
+    assert (problem.kind, problem.since) == ("brake", rfc3339(since))
     assert problem.text.startswith('orders: eviction is paused: "9 of 10')
     assert "mooring brake release orders" in problem.hint
 
@@ -164,7 +168,7 @@ def test_one_that_is_unwell_is_named():
     problem = only(problems(of(having("orders", WELL, UNWELL), events={"orders": [told]}), NOW))
     assert problem.id == "10.0.0.1:81"
     assert problem.text == "orders: 10.0.0.1:81 reports itself unhealthy"
-    assert problem.since == shown(ago(5))
+    assert problem.since == rfc3339(ago(5))
     assert problem.params["count"] == 1
 
 
@@ -192,7 +196,7 @@ def test_silence_and_failing_checks_are_told_apart():
         },
     )
     silent, failing = problems(seen, NOW)
-    assert (silent.kind, silent.id, silent.since) == ("silent", "10.0.0.1:80", shown(ago(60)))
+    assert (silent.kind, silent.id, silent.since) == ("silent", "10.0.0.1:80", rfc3339(ago(60)))
     assert failing.text.endswith('fails its health check: "it refused the connection"')
 
 

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from mooring.server.api.endpoint import ANONYMOUS, ApiCall, ApiEndpoint
 from mooring.server.auth.audit import Audit, _backwards
 from mooring.server.auth.authorization import OPEN, Principal, Role
 from mooring.server.auth.data_dir import DataDir
 from mooring.server.context import ServerContext
-from mooring.server.http.request import NOBODY, ApiCall
 from mooring.server.http.response import Response
-from mooring.server.http.routing import ApiRoute
 
 ANN = Principal("ann", "operator", token="t1", session="s1")
 VIC = Principal("vic", "viewer", token="t2")
@@ -28,7 +27,7 @@ async def nothing(_: ApiCall) -> Response:
     return Response()
 
 
-ENDPOINT = ApiRoute("POST", "/{service}", OPEN, nothing, "")
+ENDPOINT = ApiEndpoint("POST", "/{service}", OPEN, nothing, "")
 
 
 def call(
@@ -122,12 +121,12 @@ def test_it_goes_on_in_another_file_and_keeps_some(folder: DataDir):
 
 
 def stranger(address: str) -> ApiCall:
-    made = call(NOBODY)
+    made = call(ANONYMOUS)
     made.request.scope["client"] = (address, 1)
     return made
 
 
-@pytest.mark.parametrize(("who", "status"), [(NOBODY, 401), (VIC, 403), (VIC, 429), (ANN, 404)])
+@pytest.mark.parametrize(("who", "status"), [(ANONYMOUS, 401), (VIC, 403), (VIC, 429), (ANN, 404)])
 def test_who_is_refused_over_and_over_is_counted(folder: DataDir, who: Principal, status: int):
     audit = Audit(folder)
     for _ in range(500):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from mooring.server.http_listener import Names, names
+from mooring.server.http_listener import CertificateNames, certificate_names
 
 
 def issued(
@@ -22,7 +22,7 @@ def issued(
 
 def test_names_and_addresses_are_told_apart(tmp_path: Path):
     files = issued(tmp_path, "*.lan", "mooring.lan", "10.0.0.1", "other.lan", "::1")
-    found = names(*files)
+    found = certificate_names(*files)
     assert found.dns == ("mooring.lan", "other.lan")
     assert found.addresses == ("10.0.0.1", "::1")
 
@@ -30,7 +30,7 @@ def test_names_and_addresses_are_told_apart(tmp_path: Path):
 def test_of_what_is_over_or_no_certificate_nothing_is_told(tmp_path: Path):
     long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     over = issued(tmp_path, "mooring.lan", until=long_ago)
-    assert names(*over) == Names()
+    assert certificate_names(*over) == CertificateNames()
     (tmp_path / "key.pem").write_text("junk")
-    assert names(*over) == Names()
-    assert names(tmp_path / "none", tmp_path / "none") == Names()
+    assert certificate_names(*over) == CertificateNames()
+    assert certificate_names(tmp_path / "none", tmp_path / "none") == CertificateNames()

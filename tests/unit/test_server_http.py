@@ -11,10 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mooring import errors
-from mooring.server.auth.authorization import OPEN
-from mooring.server.http.request import DEEPEST, ApiCall, Page, cut, depth, parse_query, tenant_id
-from mooring.server.http.response import HTTPError, Response, answer, matches, refusal, shown, tag
-from mooring.server.http.routing import ApiRoute
+from mooring.server.api.endpoint import tenant_id
+from mooring.server.http.request import MAX_DEPTH, PageQuery, depth, paginate, parse_query
+from mooring.server.http.response import (
+    HTTPError,
+    digest,
+    error_response,
+    etag_matches,
+    http_error,
+    rfc3339,
+)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,18 +29,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     all: bool = False
 
 
-async def nothing(_: ApiCall) -> Response:
-    return Response()
-
-
-ASKING = ApiRoute("GET", "/", OPEN, nothing, "", query=Asked)
-SILENT = ApiRoute("GET", "/", OPEN, nothing, "")
-
-
 def test_a_query_is_filled_in():
-    assert parse_query(ASKING, b"") == Asked()
-    assert parse_query(ASKING, b"name=a%2Fb&most=7&all=true") == Asked(name="a/b", most=7, all=True)
-    assert parse_query(SILENT, b"") is None
+    assert parse_query(Asked, b"") == Asked()
+    assert parse_query(Asked, b"name=a%2Fb&most=7&all=true") == Asked(name="a/b", most=7, all=True)
+    assert parse_query(None, b"") is None
 
 
 @pytest.mark.parametrize(
@@ -54,14 +52,14 @@ def test_a_query_is_filled_in():
 )
 def test_a_query_that_is_not_asked_for_is_refused(query: bytes):
     with pytest.raises(HTTPError) as refused:
-        parse_query(ASKING, query)
+        parse_query(Asked, query)
     assert refused.value.status == 400
 
 
 @given(st.binary())
 def test_any_query_is_read_or_refused(query: bytes):
     try:
-        parse_query(ASKING, query)
+        parse_query(Asked, query)
     except HTTPError as refused:
         status = refused.status
     else:
@@ -86,11 +84,11 @@ def every_error() -> list[type[errors.MooringError]]:
 def test_every_error_of_ours_has_its_status(kind: type[errors.MooringError]):
     error = kind.__new__(kind)
     Exception.__init__(error, "what happened")
-    refused = refusal(error)
+    refused = http_error(error)
     assert 400 <= refused.status < 600
     assert refused.status != 500
     assert refused.code
-    body = msgspec.json.decode(answer(refused).body())
+    body = msgspec.json.decode(error_response(refused).body())
     assert body == {"error": {"code": refused.code, "message": str(error)}}
 
 
@@ -98,16 +96,16 @@ def test_every_error_of_ours_has_its_status(kind: type[errors.MooringError]):
 def test_pages_hold_everything_once_and_in_order(names: list[str], limit: int):
     names.sort()
     seen: list[str] = []
-    page = Page(limit=limit)
+    page = PageQuery(limit=limit)
     while True:
-        some, headers = cut(names, page, str, path="/list")
+        some, headers = paginate(names, page, str, path="/list")
         assert headers["X-Total-Count"] == str(len(names))
         assert len(some) <= limit
         seen += some
         if "Link" not in headers:
             break
         assert headers["Link"].endswith('; rel="next"')
-        page = Page(limit=limit, after=some[-1])
+        page = PageQuery(limit=limit, after=some[-1])
     assert seen == names
 
 
@@ -124,19 +122,19 @@ def test_pages_hold_everything_once_and_in_order(names: list[str], limit: int):
     ],
 )
 def test_an_etag_is_compared_weakly(header: str, same: bool):
-    assert matches(header, '"abc"') is same
-    assert matches(header, 'W/"abc"') is same
+    assert etag_matches(header, '"abc"') is same
+    assert etag_matches(header, 'W/"abc"') is same
 
 
 def test_other_bytes_have_another_tag():
-    assert tag(b"a") == tag(b"a") != tag(b"b")
+    assert digest(b"a") == digest(b"a") != digest(b"b")
 
 
 def test_moments_are_in_utc_with_milliseconds():
     zone = datetime.timezone(datetime.timedelta(hours=8))
     moment = datetime.datetime(2026, 1, 1, 8, 0, 0, 123456, zone)
-    assert shown(moment) == "2026-01-01T00:00:00.123Z"
-    assert shown(None) is None
+    assert rfc3339(moment) == "2026-01-01T00:00:00.123Z"
+    assert rfc3339(None) is None
 
 
 def nested(value: object) -> int:
@@ -151,11 +149,11 @@ anything = st.recursive(
 )
 
 
-@given(anything, st.integers(min_value=0, max_value=2 * DEEPEST))
+@given(anything, st.integers(min_value=0, max_value=2 * MAX_DEPTH))
 def test_it_is_known_how_deep_a_body_nests(value: object, around: int):
     for _ in range(around):
         value = [[], value]
-    assert (depth(msgspec.json.encode(value)) > DEEPEST) is (nested(value) > DEEPEST)
+    assert (depth(msgspec.json.encode(value)) > MAX_DEPTH) is (nested(value) > MAX_DEPTH)
 
 
 @given(st.binary())

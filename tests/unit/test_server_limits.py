@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.server.api.endpoint import ANONYMOUS
 from mooring.server.auth.authorization import Principal
 from mooring.server.auth.rate_limits import RateLimits, Rates, TokenBuckets, network
-from mooring.server.http.request import NOBODY
 from mooring.server.http.response import HTTPError
 
 
@@ -91,7 +91,7 @@ def test_each_kind_is_counted_by_itself():
     limits.check("y")
     limits.check_write(bob)
     for _ in range(10):
-        limits.check_write(NOBODY)
+        limits.check_write(ANONYMOUS)
     for _ in range(60):
         limits.count_failure("x")
     with pytest.raises(HTTPError, match="wrong tokens"):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from mooring.server.api.endpoint import ANONYMOUS
 from mooring.server.auth.authorization import Principal
 from mooring.server.auth.csrf import Origins, parse_host
-from mooring.server.http.request import NOBODY
 from mooring.server.http.response import HTTPError
 
 ORIGINS = Origins(["192.0.2.1", "Mooring.Example.com"])
@@ -116,7 +116,7 @@ def test_any_host_is_read_or_refused(text: str):
     assert place is None or place.host
 
 
-@pytest.mark.parametrize("principal", [SESSION, BEARER, NOBODY])
+@pytest.mark.parametrize("principal", [SESSION, BEARER, ANONYMOUS])
 @pytest.mark.parametrize(
     "origin",
     [
@@ -138,7 +138,7 @@ def test_a_foreign_page_writes_nothing(origin: str, principal: Principal):
     assert status(ORIGINS.check_origin, page(origin=origin), principal) == 403
 
 
-@pytest.mark.parametrize("principal", [SESSION, BEARER, NOBODY])
+@pytest.mark.parametrize("principal", [SESSION, BEARER, ANONYMOUS])
 def test_our_own_page_writes(principal: Principal):
     assert status(ORIGINS.check_origin, page(origin="http://127.0.0.1:7480"), principal) == 200
     twice = page(origin=["http://127.0.0.1:7480", "http://evil.example"])
@@ -148,7 +148,7 @@ def test_our_own_page_writes(principal: Principal):
 def test_without_an_origin_only_a_bearer_writes():
     assert status(ORIGINS.check_origin, page(), BEARER) == 200
     assert status(ORIGINS.check_origin, page(), SESSION) == 403
-    assert status(ORIGINS.check_origin, page(), NOBODY) == 403
+    assert status(ORIGINS.check_origin, page(), ANONYMOUS) == 403
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "anything"])

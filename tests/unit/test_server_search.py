@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.server.api.search import Candidate, best, rank
+from mooring.server.api.search import Candidate, best_matches, rank
 
 
 def service(name: str) -> Candidate:
@@ -18,7 +18,7 @@ def test_the_better_match_comes_first_then_the_kind_then_the_name():
         kind="instance", name="h:1", service="x", texts=(("id", "h:1"), ("host", "auth"))
     )
     candidates = [service("oauth"), instance, service("authz"), tenant, service("auth")]
-    found = [(each.kind, each.name, each.match) for each in best(candidates, "AUTH", 10)]
+    found = [(each.kind, each.name, each.match) for each in best_matches(candidates, "AUTH", 10)]
     assert found == [
         ("service", "auth", "exact"),
         ("tenant", "Auth", "exact"),
@@ -32,23 +32,23 @@ def test_each_is_told_with_where_the_api_has_it():
     instance = Candidate(
         kind="instance", name="[::1]:80", service="Common/x", texts=(("metadata.a", "find me"),)
     )
-    (found,) = best([instance], "find", 10)
+    (found,) = best_matches([instance], "find", 10)
     assert found.path == "/admin/registry/services/Common%2Fx/instances/%5B%3A%3A1%5D%3A80"
     assert (found.field, found.text) == ("metadata.a", "find me")
-    (lock,) = best([Candidate(kind="lock", name="a/b", texts=(("name", "a/b"),))], "a", 10)
+    (lock,) = best_matches([Candidate(kind="lock", name="a/b", texts=(("name", "a/b"),))], "a", 10)
     assert lock.path == "/admin/locks/a%2Fb"
 
 
 def test_of_a_huge_text_only_the_beginning_counts():
     assert rank("x" * 1_000_000 + "needle", "needle") is None
-    (found,) = best([service("needle" + "x" * 1_000_000)], "needle", 10)
+    (found,) = best_matches([service("needle" + "x" * 1_000_000)], "needle", 10)
     assert len(found.text) == len(found.name) == 200
 
 
 @given(st.lists(st.text(max_size=4), max_size=20), st.text(min_size=1, max_size=3))
 def test_the_order_does_not_depend_on_that_of_what_is_searched(names: list[str], q: str):
     candidates = [service(name) for name in names]
-    once = best(candidates, q, 100)
-    assert once == best(candidates[::-1], q, 100)
+    once = best_matches(candidates, q, 100)
+    assert once == best_matches(candidates[::-1], q, 100)
     assert all(q.casefold() in each.name.casefold() for each in once)
-    assert best(candidates, q, 3) == once[:3]
+    assert best_matches(candidates, q, 3) == once[:3]

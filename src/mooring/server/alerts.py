@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+from prometheus_client import Counter
 
 from mooring import __version__
 from mooring.errors import Conflict, MooringError, StoreError
@@ -32,15 +33,17 @@ from mooring.hub import Hub
 from mooring.locks.election import Leader, Leadership
 from mooring.model import now
 from mooring.registry.contract import LeaderLease
-from mooring.server.api.prometheus import NOTICES
 from mooring.server.auth.signed_records import ROOT
-from mooring.server.http.response import encode, shown
+from mooring.server.http.response import encode, rfc3339
 from mooring.server.live.problems import SEVERITIES, CurrentProblems, Problem
 from mooring.server.settings import AlertSettings
 from mooring.store import Put, key
 from mooring.tasks import Backoff, Tasks, cleanup, in_thread
 
 log = logging.getLogger(__name__)
+
+NOTICES = Counter("mooring_alert_notices", "Notifications to the webhook", ["outcome"])
+"""`sent` or `failed`."""
 
 INTERVAL = 1.0
 """Seconds between two checks for new and resolved problems."""
@@ -155,7 +158,7 @@ class Webhook:
     async def send(self, notification: Notification) -> None:
         """Raises `WebhookError`."""
         payload = AlertPayload(
-            socket.gethostname(), shown(now()) or "", notification.firing, notification.resolved
+            socket.gethostname(), rfc3339(now()), notification.firing, notification.resolved
         )
         body = encode(payload)
         # In a thread, because looking up the host name would block the event loop.

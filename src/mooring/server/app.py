@@ -1,7 +1,7 @@
-"""The HTTP face: every request goes through here, from its first byte to the audit.
+"""The ASGI application: every HTTP request passes through it.
 
-The order is the safety: the Host, then the route, then who asks, then whether they may on that very
-route, then whether the request came from our own page, and only then what it says.
+The order of the checks is a security property: the Host header, the route, the caller, the caller's
+permission for this route, the origin of a write, and only then the query and the body.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 
+from prometheus_client import Counter, Histogram
 from starlette.requests import Request
 from starlette.responses import Response as StarletteResponse
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mooring.errors import MooringError
-from mooring.server.api.prometheus import answered
+from mooring.server.api.endpoint import ANONYMOUS, ApiCall, ApiEndpoint
 from mooring.server.auth.authorization import Principal, objection
 from mooring.server.context import ServerContext
-from mooring.server.http import response as errors
-from mooring.server.http.request import NOBODY, ApiCall, parse_query, read_body
-from mooring.server.http.response import HTTPError, Response, matches, tag
-from mooring.server.http.routing import SAFE, ApiRoute, Router
+from mooring.server.http.request import parse_query, read_body
+from mooring.server.http.response import (
+    HTTPError,
+    Response,
+    digest,
+    error_response,
+    etag_matches,
+    http_error,
+)
+from mooring.server.http.routing import SAFE, Router
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +49,37 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+REQUESTS = Counter("mooring_http_requests", "Completed requests", ["method", "route", "status"])
+"""By the template of the path: a label with the path itself would have unbounded values."""
+LATENCY = Histogram(
+    "mooring_http_request_duration_seconds",
+    "Time from the head of a request to the head of its response",
+    ["route"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
-_PATIENCE = 30.0
+_BODY_TIMEOUT = 30.0
 """Seconds for the body of a request."""
 
 
 class Application:
-    """An ASGI application of a table of endpoints."""
+    """An ASGI application that serves a table of endpoints."""
 
-    def __init__(self, server: ServerContext, endpoints: Iterable[ApiRoute]) -> None:
-        self._server, self._router = server, Router(endpoints)
+    def __init__(self, server: ServerContext, endpoints: Iterable[ApiEndpoint]) -> None:
+        self._server = server
+        self._router = Router(
+            ((endpoint.method, endpoint.path, endpoint) for endpoint in endpoints),
+            hint=": see /admin/openapi.json. Write the slash between a group and a service as %2F",
+        )
         self._streams: set[asyncio.Timeout] = set()
 
     def end_streams(self) -> None:
-        """End answers that last as long as the client listens: the server is about to stop."""
+        """End the responses that last as long as their client listens, before the server stops."""
         now = asyncio.get_running_loop().time()
-        for limit in self._streams:
-            if not limit.expired():
-                limit.reschedule(now)
+        for timeout in self._streams:
+            if not timeout.expired():
+                timeout.reschedule(now)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,120 +97,127 @@ class Application:
             self._server.origins.check_host(request)
             endpoint, path = self._router.match(request.method, request.scope["raw_path"])
             call = ApiCall(self._server, request, endpoint, path)
-            answer = await self._handle(call)
-            response = self._response(request, answer)
+            response = await self._handle(call)
+            sent = self._encode(request, response)
         except Exception as error:
             if not isinstance(error, HTTPError | MooringError):
                 shown = request.scope["raw_path"].decode("ascii", "backslashreplace")
                 log.exception("%s %s failed", request.method, shown)
-            answer = errors.answer(_refusal(error))
-            response = self._response(request, answer)
+            response = error_response(_http_error(error))
+            sent = self._encode(request, response)
         if call is not None and call.endpoint.audited:
-            self._server.audit.write(call, answer.status)
-        route = "" if call is None else call.endpoint.path
-        answered(request.method, route, answer.status, time.perf_counter() - started)
-        return response
+            self._server.audit.write(call, response.status)
+        method = request.method if request.method in _METHODS else "other"
+        route = "none" if call is None else call.endpoint.path
+        REQUESTS.labels(method, route, str(response.status)).inc()
+        LATENCY.labels(route).observe(time.perf_counter() - started)
+        return sent
 
     async def _handle(self, call: ApiCall) -> Response:
         endpoint, request = call.endpoint, call.request
         self._server.limits.check(call.client)
-        call.principal = self._admit(call)
+        call.principal = self._authorize(call)
         if request.method not in SAFE:
             self._server.origins.check_origin(request, call.principal)
-        call.query = parse_query(endpoint, request.scope["query_string"])
+        call.query = parse_query(endpoint.query, request.scope["query_string"])
         if request.method not in SAFE:
-            most = self._server.limits.body
             try:
-                async with asyncio.timeout(_PATIENCE):
-                    call.body = await read_body(endpoint, request, most=most)
+                async with asyncio.timeout(_BODY_TIMEOUT):
+                    limit = self._server.limits.body
+                    call.body = await read_body(endpoint.body, request, limit=limit)
             except TimeoutError:
-                raise HTTPError(408, "too_slow", "the body did not come in time") from None
+                message = f"the body did not arrive within {_BODY_TIMEOUT:g} s"
+                raise HTTPError(408, "too_slow", message) from None
         return await endpoint.handler(call)
 
-    def _admit(self, call: ApiCall) -> Principal:
-        """Who asks, if they may. Raises `HTTPError`: they did not say who (401), wrote too often
-        (429), of which what they may not counts too, or may not (403)."""
-        wanted = call.endpoint.needs
-        if wanted.roles is None:
-            return NOBODY
-        principal = self._principal(call)
+    def _authorize(self, call: ApiCall) -> Principal:
+        """The caller. Raises `HTTPError` if it is not authenticated (401), exceeds its rate of
+        writes (429), which includes forbidden ones, or is not allowed (403)."""
+        needs = call.endpoint.needs
+        if needs.roles is None:
+            return ANONYMOUS
+        principal = self._authenticate(call)
         if call.request.method not in SAFE:
             self._server.limits.check_write(principal)
-        tenant = call.tenant if wanted.within == "tenant" else None
+        tenant = call.tenant if needs.within == "tenant" else None
         service = call.path.get("service", "")
-        if why := objection(principal, wanted, service=service, tenant=tenant):
-            raise HTTPError(403, "forbidden", why)
+        if reason := objection(principal, needs, service=service, tenant=tenant):
+            raise HTTPError(403, "forbidden", reason)
         return principal
 
-    def _principal(self, call: ApiCall) -> Principal:
-        """Whose token or session this is; a token that was sent counts alone."""
+    def _authenticate(self, call: ApiCall) -> Principal:
+        """The principal of the token, or of the session if the request has no token."""
         headers = call.request.headers.getlist("authorization")
+        tokens = self._server.tokens
         if headers:
             scheme, _, token = headers[0].partition(" ")
-            good = len(headers) == 1 and scheme.lower() == "bearer"
-            principal = self._server.tokens.bearer(token.strip()) if good else None
+            valid = len(headers) == 1 and scheme.lower() == "bearer"
+            principal = tokens.bearer(token.strip()) if valid else None
         else:
             principal = self._server.sessions.principal(call.request)
         if principal is None:
-            if not self._server.tokens.loaded and (headers or call.request.cookies):
-                raise _unknown_yet("the server cannot read its tokens")
-            if headers:  # who says nothing, or has a session that is over, tries nothing
+            if not tokens.loaded and (headers or call.request.cookies):
+                raise _store_unreachable("the server cannot read its tokens")
+            if headers:  # a request without a token is no attempt to guess one
                 self._server.limits.count_failure(call.client)
             raise HTTPError(
                 401,
                 "unauthenticated",
-                "say who you are: Authorization: Bearer TOKEN (see `mooring token create`), or log "
-                "in with the link that `mooring login` prints",
+                "send a token: Authorization: Bearer TOKEN (see `mooring token create`), or log in "
+                "with the link that `mooring login` prints",
                 headers={"WWW-Authenticate": 'Bearer realm="mooring"'},
             )
-        call.principal = principal  # for the audit, whether or not they may
+        call.principal = principal  # also if the call is then forbidden: the audit names the caller
         writes = call.request.method not in SAFE and principal.role in ("operator", "admin")
-        if writes and not self._server.tokens.is_confirmed(principal.token):
-            raise _unknown_yet("the store has not confirmed this token for too long")
+        if writes and not tokens.is_confirmed(principal.token):
+            raise _store_unreachable("this token could not be confirmed recently")
         return principal
 
-    def _response(self, request: Request, answer: Response) -> StarletteResponse:
-        headers = {**HEADERS, **answer.headers}
-        if answer.stream is not None:
-            stream = self._until_the_end(answer.stream)
+    def _encode(self, request: Request, response: Response) -> StarletteResponse:
+        headers = {**HEADERS, **response.headers}
+        if response.stream is not None:
             return StreamingResponse(
-                stream, answer.status, headers=headers, media_type=answer.media
+                self._stoppable(response.stream),
+                response.status,
+                headers=headers,
+                media_type=response.media,
             )
-        body = answer.body()
-        if request.method in SAFE and answer.status == 200:
-            headers["ETag"] = f'W/"{answer.etag}"' if answer.etag else tag(body)
-            headers["Cache-Control"] = answer.headers.get("Cache-Control", "private, no-cache")
-            if matches(request.headers.get("if-none-match", ""), headers["ETag"]):
+        body = response.body()
+        if request.method in SAFE and response.status == 200:
+            headers["ETag"] = f'W/"{response.etag}"' if response.etag else f'"{digest(body)}"'
+            headers["Cache-Control"] = response.headers.get("Cache-Control", "private, no-cache")
+            if etag_matches(request.headers.get("if-none-match", ""), headers["ETag"]):
                 return StarletteResponse(status_code=304, headers=headers)
-        media = answer.media if body else None
-        return StarletteResponse(body, answer.status, headers=headers, media_type=media)
+        media = response.media if body else None
+        return StarletteResponse(body, response.status, headers=headers, media_type=media)
 
-    async def _until_the_end(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _stoppable(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The stream until `end_streams`."""
         try:
-            async with asyncio.timeout(None) as limit:
-                self._streams.add(limit)
+            async with asyncio.timeout(None) as timeout:
+                self._streams.add(timeout)
                 try:
                     async for frame in stream:
                         yield frame
                 finally:
-                    self._streams.discard(limit)
+                    self._streams.discard(timeout)
         except TimeoutError:
             if not self._server.readiness.stopping:
                 raise
 
 
-def _unknown_yet(why: str) -> HTTPError:
+def _store_unreachable(consequence: str) -> HTTPError:
     return HTTPError(
         503,
         "unavailable",
-        f"{why}, since the store is away: try again when it is back",
+        f"the store is unreachable, so {consequence}: retry later",
         headers={"Retry-After": "5"},
     )
 
 
-def _refusal(error: Exception) -> HTTPError:
+def _http_error(error: Exception) -> HTTPError:
     if isinstance(error, HTTPError):
         return error
     if isinstance(error, MooringError):
-        return errors.refusal(error)
-    return HTTPError(500, "internal", "this is a mistake of ours: the server's log has it")
+        return http_error(error)
+    return HTTPError(500, "internal", "internal error: the server's log has the details")

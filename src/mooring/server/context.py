@@ -1,11 +1,16 @@
-"""What the handlers of the API work with."""
+"""The state of a running server, as its request handlers use it, and whether it is ready."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple, TypeVar
 
-from mooring.server.api.health import Readiness
+from mooring.errors import InvalidRequest, StoreError
+from mooring.hub import Hub
+from mooring.registry.contract import Registry
 from mooring.server.auth.audit import Audit
 from mooring.server.auth.credential_store import CredentialStore
 from mooring.server.auth.csrf import Origins
@@ -13,86 +18,184 @@ from mooring.server.auth.data_dir import DataDir
 from mooring.server.auth.rate_limits import RateLimits
 from mooring.server.auth.sessions import Sessions
 from mooring.server.auth.tokens import Tokens
+from mooring.server.event_stream import EventStream
 from mooring.server.http.response import HTTPError
-from mooring.server.settings import ServerSettings, split
+from mooring.server.live.problems import CurrentProblems, StoreAlarms
+from mooring.server.live.state import Fleet
+from mooring.server.settings import ServerSettings, split_address
+from mooring.store import Store, key
 
-if TYPE_CHECKING:
-    from mooring.hub import Hub
-    from mooring.server.event_stream import Stream
-    from mooring.server.live.problems import CurrentProblems, StoreAlarms
-    from mooring.server.live.state import Fleet
-    from mooring.store import Store
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PROBE_TIMEOUT = 2.0
+_PROBE_KEY = b"/mooring/ready"
+
+
+class ReadinessProbe(NamedTuple):
+    """A cheap read of the store or the registry."""
+
+    target: str
+    """What it reads, for callers: `the store`, `the registry`."""
+    url: str
+    """For the log."""
+    read: Callable[[], Awaitable[object]]
+
+    async def failure(self) -> str:
+        """Why the read failed; empty if it succeeded."""
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT):
+                await self.read()
+        except TimeoutError:
+            return f"no answer within {_PROBE_TIMEOUT:g} s"
+        except StoreError as error:
+            return str(error)
+        except InvalidRequest:
+            pass  # it answered, with a value that Mooring did not write
+        return ""
+
+
+def readiness_probes(hub: Hub, *, apart: bool, store: bool) -> Iterator[ReadinessProbe]:
+    """Probes of the store, if there is one, and of the registry, if it is not in the store."""
+    if store:
+        yield ReadinessProbe(
+            "the store", hub.store.url, lambda: hub.store.read(key(_PROBE_KEY), keys_only=True)
+        )
+    if apart:
+        registry = hub.registry
+        yield ReadinessProbe("the registry", registry.url, lambda: registry.info(group="mooring"))
+
+
+@dataclass(slots=True)
+class Readiness:
+    """Whether the server is ready. It listens before its store is open, and after it is closed."""
+
+    probes: tuple[ReadinessProbe, ...] | None = None
+    """They must succeed; None until everything listens."""
+    stopping: bool = False
+    _failures: dict[str, str] = field(default_factory=dict)
+    """Why each probe failed last, by URL."""
+
+    async def problems(self) -> list[str]:
+        """Why the server is not ready; empty if it is."""
+        if self.stopping:
+            return ["stopping"]
+        if self.probes is None:
+            return ["starting"]
+        failures = await asyncio.gather(*(probe.failure() for probe in self.probes))
+        results = list(zip(self.probes, failures, strict=True))
+        for probe, failure in results:
+            self._log_change(probe, failure)
+        return [f"{probe.target} does not answer" for probe, failure in results if failure]
+
+    def _log_change(self, probe: ReadinessProbe, failure: str) -> None:
+        before = self._failures.get(probe.url, "")
+        self._failures[probe.url] = failure
+        if failure and not before:
+            log.warning("not ready: %s %s: %s", probe.target, probe.url, failure)
+        elif before and not failure:
+            log.info("%s %s answers again", probe.target, probe.url)
 
 
 @dataclass(slots=True)
 class ServerContext:
+    """The properties raise `HTTPError` (503) until the store is open: the HTTP listener starts
+    before it."""
+
     settings: ServerSettings
     readiness: Readiness
-    folder: DataDir
+    data_dir: DataDir
     tokens: Tokens
     sessions: Sessions
     origins: Origins
     limits: RateLimits
     audit: Audit
     shared: CredentialStore | None = field(default=None)
+    alarms: StoreAlarms | None = field(default=None)
+    """None if the server has no store, only Redis."""
     _hub: Hub | None = field(default=None)
     _fleet: Fleet | None = field(default=None)
-    alarms: StoreAlarms | None = field(default=None)
-    """Those of the store; None if there is only Redis."""
-    outlook: CurrentProblems | None = field(default=None)
-    """What is wrong with the fleet."""
-    stream: Stream | None = field(default=None)
-    """Who tells of its changes."""
+    _problems: CurrentProblems | None = field(default=None)
+    _stream: EventStream | None = field(default=None)
 
     @property
     def hub(self) -> Hub:
-        """Raises `HTTPError` (503) until the store is open: the HTTP face is up before it."""
-        if self._hub is None:
-            raise self._not_open()
-        return self._hub
+        return self._opened(self._hub)
+
+    @property
+    def registry(self) -> Registry:
+        return self.hub.registry
+
+    @property
+    def store(self) -> Store:
+        """Also raises `HTTPError` (409) if the server has no store, only Redis."""
+        hub = self.hub
+        try:
+            return hub.store
+        except InvalidRequest as error:
+            raise HTTPError(409, "no_store", str(error)) from error
 
     @property
     def fleet(self) -> Fleet:
-        """Raises `HTTPError` (503) like `hub`."""
-        if self._fleet is None:
-            raise self._not_open()
-        return self._fleet
+        return self._opened(self._fleet)
+
+    @property
+    def problems(self) -> CurrentProblems:
+        return self._opened(self._problems)
+
+    @property
+    def stream(self) -> EventStream:
+        return self._opened(self._stream)
 
     def sharing(self, store: Store | None) -> CredentialStore:
-        """Where what this server keeps for itself is, while it is entered."""
-        self.shared = CredentialStore(self.folder, self.tokens, self.sessions, self.audit, store)
+        """The credentials and the audit in the store, shared with other servers while entered."""
+        self.shared = CredentialStore(self.data_dir, self.tokens, self.sessions, self.audit, store)
         return self.shared
 
-    def open(self, hub: Hub, fleet: Fleet | None) -> None:
-        """From now on requests are about these."""
-        self._hub, self._fleet = hub, fleet
+    def open(
+        self,
+        hub: Hub,
+        fleet: Fleet,
+        problems: CurrentProblems,
+        stream: EventStream,
+        alarms: StoreAlarms | None,
+    ) -> None:
+        """Serve requests from now on."""
+        self._hub, self._fleet, self.alarms = hub, fleet, alarms
+        self._problems, self._stream = problems, stream
 
     def close(self) -> None:
-        """They are about to be closed."""
-        self._hub = self._fleet = None
+        """Undo `open`, before its arguments are closed."""
+        self._hub = self._fleet = self._problems = self._stream = self.alarms = None
 
-    def _not_open(self) -> HTTPError:
-        stopping = self.readiness.stopping
-        code, doing = ("stopping", "is about to stop") if stopping else ("starting", "is starting")
-        message = f"the server {doing}: its store is not open; try again in a second"
-        return HTTPError(503, code, message, headers={"Retry-After": "1"})
+    def _opened(self, part: T | None) -> T:
+        if part is not None:
+            return part
+        state = "stopping" if self.readiness.stopping else "starting"
+        raise HTTPError(
+            503,
+            state,
+            f"the server is {state}: its store is not open; retry in a second",
+            headers={"Retry-After": "1"},
+        )
 
 
 def prepare(settings: ServerSettings, readiness: Readiness) -> ServerContext:
-    """All but the hub and what hangs on it. Makes the data folder and the admin token where they
-    are not there. Raises `StoreError` or `InvalidRequest` for a folder that cannot be used."""
-    folder = DataDir(settings.folder())
-    folder.prepare()
-    tokens = Tokens(folder)
+    """The context without a hub. Creates the data folder and the admin token if they are missing.
+    Raises `StoreError` or `InvalidRequest` if the folder cannot be used."""
+    data_dir = DataDir(settings.folder())
+    data_dir.prepare()
+    tokens = Tokens(data_dir)
     tokens.open()
-    host, _ = split("--http", settings.http)
+    host, _ = split_address("--http", settings.http)
     return ServerContext(
         settings,
         readiness,
-        folder,
+        data_dir,
         tokens,
         Sessions(tokens, secure=settings.tls is not None),
         Origins([host, *settings.hosts]),
         RateLimits(settings.rates),
-        Audit(folder),
+        Audit(data_dir),
     )

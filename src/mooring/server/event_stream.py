@@ -1,10 +1,10 @@
-"""The live stream: what changed, told to everybody who listens, as server-sent events.
+"""Live changes of the fleet as server-sent events.
 
-One tick for all: a change is told at most a quarter of a second after it, together with all others
-of that time, and what is said of a service is encoded once however many listen. There is no buffer
-for each listener. It has a position only, and is told what changed since, as it is now: one that is
-slow hears less often and of each thing once, and holds up nobody. One that was away for longer than
-the past is kept is told to read everything anew (`reset`).
+The stream sends at most one frame per tick, with all changes of that tick. Each changed service is
+encoded once for all listeners. There is no buffer per listener: a listener has a position, and a
+frame contains the current state of everything that changed since. A slow listener receives fewer
+frames and each change once, and delays no other. If the history no longer covers the position of a
+listener, it is asked to reload everything (`reset`).
 """
 
 from __future__ import annotations
@@ -14,203 +14,171 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar, get_args
+from typing import Generic, Literal, Protocol, Self, TypeVar, get_args
 from weakref import WeakSet
 
 import msgspec
+from prometheus_client import Counter
 
 from mooring.model import now
 from mooring.names import split_service
-from mooring.server.api.prometheus import RESETS
 from mooring.server.http.response import encode
-from mooring.server.live.problems import Problem, visible_problems
-from mooring.server.live.summary import (
-    UNOBSERVED,
-    HealthCounts,
-    HealthSummary,
-    InstanceDetail,
-    ServiceSummary,
-    count_health,
-    health,
-    instance_detail,
-    service_summary,
-)
+from mooring.server.live.problems import CurrentProblems, Problem, visible_problems
+from mooring.server.live.state import Fleet
+from mooring.server.live.summary import HealthCounts, HealthSummary, health
 from mooring.tasks import Tasks
-
-if TYPE_CHECKING:
-    from mooring.server.live.problems import CurrentProblems
-    from mooring.server.live.state import Fleet
 
 K = TypeVar("K", bound=Hashable)
 
 TICK = 0.25
-"""Seconds between two frames at the least."""
-LOOK = 1.0
-"""Seconds between two looks at the health of all and at what is wrong."""
-HEARTBEAT = 15.0
-"""Seconds without a word after which something is said, for the proxies in between."""
-ALIVE = 2.0
-"""Seconds between two looks at whether a listener still may."""
-CLIENTS = 2000
-OF_ONE = 600
-"""So many of them with one token: as many consoles as a company has open, and no more."""
+"""Minimum seconds between two frames."""
+HEALTH_INTERVAL = 1.0
+"""Seconds between two checks whether the health or the problems changed."""
+KEEPALIVE = 15.0
+"""Seconds without events after which the stream sends a comment, so that proxies keep it open."""
+AUTH_INTERVAL = 2.0
+"""Seconds between two checks whether a listener is still authorized."""
+MAX_LISTENERS = 2000
+MAX_PER_TOKEN = 600
+"""Listeners with one token: as many consoles as a company has open."""
 RESERVE = 10
-"""One place in so many is for those who can do something about what they hear."""
-KEPT = 20_000
-"""So many things that changed are remembered, for who was away."""
+"""One in this many places is reserved for callers that can act on the events."""
+MAX_CHANGES = 20_000
+"""Changed services and instances that are remembered for listeners that resume."""
 
-Told = Literal["services", "instances", "health", "problems"]
-KINDS: frozenset[Told] = frozenset(get_args(Told))
+RESETS = Counter("mooring_sse_resets", "Events that ask a listener to reload everything")
+
+StreamKind = Literal["services", "instances", "health", "problems"]
+KINDS: frozenset[StreamKind] = frozenset(get_args(StreamKind))
 
 
-class Changes(Generic[K]):
-    """What changed last: each thing once, the newest last."""
+class ChangeLog(Generic[K]):
+    """The keys that changed last, each once, with the position of its last change."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
-        self._at: dict[K, int] = {}
+    def __init__(self, limit: int = MAX_CHANGES) -> None:
+        self._limit = limit
+        self._positions: dict[K, int] = {}
         self._forgotten = 0
-        """Up to here the past is not known whole."""
+        """Changes up to this position may be missing."""
 
-    def note(self, things: Iterable[K], position: int) -> None:
-        """These changed at a position, which never goes back."""
-        for thing in things:
-            self._at.pop(thing, None)
-            self._at[thing] = position
-        while len(self._at) > self._kept:
-            self._forgotten = self._at.pop(next(iter(self._at)))
+    def add(self, keys: Iterable[K], position: int) -> None:
+        """Positions must not decrease."""
+        for key in keys:
+            self._positions.pop(key, None)
+            self._positions[key] = position
+        while len(self._positions) > self._limit:
+            self._forgotten = self._positions.pop(next(iter(self._positions)))
 
     def since(self, position: int) -> list[K] | None:
-        """What changed after a position, the newest first; None where that is forgotten."""
+        """The keys that changed after a position, newest first; None if some are forgotten."""
         if position < self._forgotten:
             return None
-        found: list[K] = []
-        for thing in reversed(self._at):
-            if self._at[thing] <= position:
+        changed: list[K] = []
+        for key in reversed(self._positions):
+            if self._positions[key] <= position:
                 break
-            found.append(thing)
-        return found
+            changed.append(key)
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What somebody wants to hear. Who wants the same is told the same bytes."""
+class Subscription:
+    """What a listener receives. Equal subscriptions share their encoded frames."""
 
     groups: frozenset[str] | None = None
-    """The groups that they may see; None: all."""
+    """The groups that the listener may access; None: all."""
     service: str = ""
-    """The service whose instances they look at."""
-    kinds: frozenset[Told] = KINDS
+    """The service whose instances are included."""
+    kinds: frozenset[StreamKind] = KINDS
 
     def sees(self, service: str) -> bool:
         return self.groups is None or split_service(service)[0] in self.groups
 
 
-class Shown(Protocol):
-    """How things are told, as the API shows them; None for what is gone."""
+class EventSource(Protocol):
+    """What the stream publishes. Services and instances are as the API shows them; None if they
+    are removed."""
 
+    def subscribe(
+        self, callback: Callable[[Collection[tuple[str, str]]], None], /
+    ) -> Callable[[], None]: ...
     def service(self, name: str, /) -> object | None: ...
     def instance(self, service: str, id: str, /) -> object | None: ...
     def health(self, sees: Callable[[str], bool], /) -> object: ...
     def problems(self) -> list[Problem]: ...
 
 
-class Followed(Protocol):
-    """What of the fleet is followed."""
+class FleetSource:
+    """The fleet and its problems as a source of events."""
 
-    def subscribe(
-        self, callback: Callable[[Collection[tuple[str, str]]], None], /
-    ) -> Callable[[], None]: ...
+    def __init__(self, fleet: Fleet, problems: CurrentProblems) -> None:
+        self._fleet = fleet
+        self.subscribe = fleet.subscribe
+        self.problems = problems.problems
+
+    def service(self, name: str) -> msgspec.Raw | None:
+        known = self._fleet.service(name)
+        return None if known is None else msgspec.Raw(self._fleet.rendering.summary_text(known))
+
+    def instance(self, service: str, id: str) -> msgspec.Raw | None:
+        known = self._fleet.service(service)
+        if known is None or id not in known.instances:
+            return None
+        return msgspec.Raw(self._fleet.rendering.instance_text(known, id))
+
+    def health(self, sees: Callable[[str], bool]) -> HealthSummary:
+        services = map(self._fleet.service, filter(sees, self._fleet.names()))
+        counts = (self._fleet.rendering.counts(known) for known in services if known is not None)
+        return health(sum(counts, start=HealthCounts()), now())
 
 
 @dataclass(slots=True)
-class _Scope:
-    """What is told whole to those who may see the same groups, and since when it is so."""
+class _ScopeState:
+    """The health and problems of the groups that some listeners may access."""
 
     health: bytes = b"{}"
-    counts: object = None
-    """The same without its time."""
+    health_value: object = None
+    """The health without its timestamp."""
     health_at: int = 0
+    """The position at which it changed."""
     problems: bytes = b"[]"
-    texts: object = None
-    """What is said in them; since when is not news."""
+    problems_value: object = None
+    """The problems without their start times."""
     problems_at: int = 0
-    listeners: WeakSet[Listener] = field(default_factory=WeakSet)
+    listeners: WeakSet[EventListener] = field(default_factory=WeakSet)
 
 
-class Shapes:
-    """A fleet, told as the API shows it."""
-
-    def __init__(self, fleet: Fleet, outlook: CurrentProblems) -> None:
-        self._fleet, self._outlook = fleet, outlook
-        self._tallies: dict[str, tuple[int, HealthCounts]] = {}
-
-    def service(self, name: str) -> ServiceSummary | None:
-        known = self._fleet.service(name)
-        if known is None:
-            self._tallies.pop(name, None)
-            return None
-        observed = self._fleet.observed(name)
-        return service_summary(name, known.instances, observed, changed=known.changed)
-
-    def instance(self, service: str, id: str) -> InstanceDetail | None:
-        known = self._fleet.service(service)
-        instance = None if known is None else known.instances.get(id)
-        if instance is None:
-            return None
-        return instance_detail(instance, self._fleet.observed(service).get(id, UNOBSERVED))
-
-    def health(self, sees: Callable[[str], bool]) -> HealthSummary:
-        seen = (name for name in self._fleet.names() if sees(name))
-        return health(sum(map(self._tally, seen), start=HealthCounts()), now())
-
-    def _tally(self, name: str) -> HealthCounts:
-        """What health is reckoned from, anew only for what changed: this is done all the time."""
-        known = self._fleet.service(name)
-        if known is None:
-            return HealthCounts()
-        version, told = self._tallies.get(name, (-1, HealthCounts()))
-        if version != known.version:
-            told = count_health(known.instances, self._fleet.observed(name))
-            self._tallies[name] = known.version, told
-        return told
-
-    def problems(self) -> list[Problem]:
-        return self._outlook.problems()
+class TooManyListeners(Exception):
+    """The stream has reached its maximum of listeners."""
 
 
-class TooMany(Exception):
-    """There are so many listeners that there is no room for another."""
+class TooManyPerToken(TooManyListeners):
+    """A token has reached its maximum of listeners."""
 
 
-class TooManyOfOne(TooMany):
-    """There are so many listeners with one token that there is no room for another of it."""
-
-
-class Stream:
-    """Tells its listeners what changes while it is entered. Leaving ends them all."""
+class EventStream:
+    """Publishes changes to its listeners while it is entered. Leaving it ends all of them."""
 
     def __init__(
         self,
-        fleet: Followed,
-        shown: Shown,
+        source: EventSource,
         *,
         tick: float = TICK,
-        clients: int = CLIENTS,
-        of_one: int = OF_ONE,
+        max_listeners: int = MAX_LISTENERS,
+        max_per_token: int = MAX_PER_TOKEN,
     ) -> None:
-        self._fleet, self._shown, self._tick = fleet, shown, tick
-        self._clients, self._of_one = clients, of_one
+        self._source, self._tick = source, tick
+        self._max_listeners, self._max_per_token = max_listeners, max_per_token
         self._epoch = secrets.token_hex(4)
         self._position = 0
-        self._services: Changes[str] = Changes()
-        self._instances: Changes[tuple[str, str]] = Changes()
+        self._services: ChangeLog[str] = ChangeLog()
+        self._instances: ChangeLog[tuple[str, str]] = ChangeLog()
         self._dirty: set[tuple[str, str]] = set()
-        self._scopes: dict[frozenset[str] | None, _Scope] = {}
-        self._frames: dict[tuple[Ask, int], bytes] = {}
+        self._scopes: dict[frozenset[str] | None, _ScopeState] = {}
+        self._frames: dict[tuple[Subscription, int], bytes] = {}
         self._encoded: dict[tuple[str, str], bytes | None] = {}
-        self._wake, self._moved = asyncio.Event(), asyncio.Event()
-        self._looked_at = float("-inf")
+        self._wake, self._advanced = asyncio.Event(), asyncio.Event()
+        self._health_checked = float("-inf")
         self.closed = False
         self._tasks = Tasks()
 
@@ -218,8 +186,12 @@ class Stream:
     def clients(self) -> int:
         return sum(len(scope.listeners) for scope in self._scopes.values())
 
+    @property
+    def position(self) -> int:
+        return self._position
+
     async def __aenter__(self) -> Self:
-        self._unsubscribe = self._fleet.subscribe(self._changed)
+        self._unsubscribe = self._source.subscribe(self._changed)
         self._tasks.start(self._run(), name="stream")
         return self
 
@@ -227,235 +199,241 @@ class Stream:
         self.closed = True
         self._unsubscribe()
         await self._tasks.aclose()
-        self._moved.set()
+        self._advanced.set()
 
-    def _changed(self, things: Collection[tuple[str, str]]) -> None:
-        self._dirty.update(things)
+    def _changed(self, keys: Collection[tuple[str, str]]) -> None:
+        self._dirty.update(keys)
         self._wake.set()
 
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(HEALTH_INTERVAL):
                     await self._wake.wait()
             self._wake.clear()
             self.advance()
             await asyncio.sleep(self._tick)
 
     def advance(self) -> None:
-        """One tick: what changed since the last has a position from now on."""
+        """One tick: assign the next position to the changes since the previous tick."""
         position, dirty = self._position + 1, self._dirty
         self._frames.clear()
         self._encoded.clear()
-        news = bool(dirty)
+        changed = bool(dirty)
         if dirty:
             self._dirty = set()
-            self._services.note({service for service, _ in dirty}, position)
-            self._instances.note((each for each in dirty if each[1]), position)
-        now = asyncio.get_running_loop().time()
-        if now - self._looked_at >= LOOK:
-            self._looked_at = now
-            news |= self._look(position)
-        if news:
+            self._services.add({service for service, _ in dirty}, position)
+            self._instances.add(((service, id) for service, id in dirty if id), position)
+        moment = asyncio.get_running_loop().time()
+        if moment - self._health_checked >= HEALTH_INTERVAL:
+            self._health_checked = moment
+            changed |= self._update_scopes(position)
+        if changed:
             self._position = position
-            moved, self._moved = self._moved, asyncio.Event()
-            moved.set()
+            advanced, self._advanced = self._advanced, asyncio.Event()
+            advanced.set()
 
-    def _look(self, position: int) -> bool:
-        """Whether something of what is told whole is not as it was."""
-        news = False
+    def _update_scopes(self, position: int) -> bool:
+        """Update the health and problems of all scopes; whether any changed."""
+        changed = False
         for groups, scope in list(self._scopes.items()):
             if not scope.listeners:
                 del self._scopes[groups]
                 continue
-            news |= self._look_at(Ask(groups), scope, position)
-        return news
+            changed |= self._update(Subscription(groups), scope, position)
+        return changed
 
-    def _look_at(self, ask: Ask, scope: _Scope, position: int) -> bool:
-        health = self._shown.health(ask.sees)
-        problems = visible_problems(self._shown.problems(), ask.sees)
-        counts, texts = _without_time(health), [(p.key, p.severity, p.text) for p in problems]
-        news = False
-        if counts != scope.counts:
-            scope.health, scope.counts, scope.health_at = encode(health), counts, position
-            news = True
-        if texts != scope.texts:
-            scope.problems, scope.texts, scope.problems_at = encode(problems), texts, position
-            news = True
-        return news
+    def _update(self, subscription: Subscription, scope: _ScopeState, position: int) -> bool:
+        health = self._source.health(subscription.sees)
+        problems = visible_problems(self._source.problems(), subscription.sees)
+        health_value = {**msgspec.to_builtins(health), "timestamp": None}
+        problems_value = [(problem.key, problem.severity, problem.text) for problem in problems]
+        changed = False
+        if health_value != scope.health_value:
+            scope.health, scope.health_value = encode(health), health_value
+            scope.health_at = position
+            changed = True
+        if problems_value != scope.problems_value:
+            scope.problems, scope.problems_value = encode(problems), problems_value
+            scope.problems_at = position
+            changed = True
+        return changed
 
     def open(
         self,
-        ask: Ask,
+        subscription: Subscription,
         last: str = "",
         *,
         token: str = "",
         acts: bool = False,
-        may: Callable[[], bool] = lambda: True,
-    ) -> Listener:
-        """A listener that goes on after the event `last`, for as long as it `may`. Raises `TooMany`
-        where there is no room for it, or for its token; some is left for who `acts`."""
-        room = self._clients if acts else self._clients - self._clients // RESERVE
-        if self.closed or self.clients >= room:
-            raise TooMany
-        if token and self._of(token) >= self._of_one:
-            raise TooManyOfOne
-        scope = self._scopes.get(ask.groups)
+        authorized: Callable[[], bool] = lambda: True,
+    ) -> EventListener:
+        """A listener that resumes after the event `last`, and ends when it is no longer
+        `authorized`. Raises `TooManyListeners` if there is no place for it or its token; some
+        places are reserved for callers with `acts`."""
+        reserved = 0 if acts else self._max_listeners // RESERVE
+        if self.closed or self.clients >= self._max_listeners - reserved:
+            raise TooManyListeners
+        if token and self._clients_of(token) >= self._max_per_token:
+            raise TooManyPerToken
+        scope = self._scopes.get(subscription.groups)
         if scope is None:
-            # Nobody looked while there was none: who comes back was not told what is so by now.
-            scope = self._scopes[ask.groups] = _Scope()
+            # A scope without listeners is not updated. The new position makes sure that a listener
+            # that resumes receives the current health and problems.
+            scope = self._scopes[subscription.groups] = _ScopeState()
             self._position += 1
             self._frames.clear()
-            self._look_at(ask, scope, self._position)
-        listener = Listener(self, ask, last, may, token)
+            self._update(subscription, scope, self._position)
+        listener = EventListener(self, subscription, last, authorized, token)
         scope.listeners.add(listener)
         return listener
 
-    def _of(self, token: str) -> int:
+    def _clients_of(self, token: str) -> int:
         return sum(
-            each.token == token for scope in self._scopes.values() for each in scope.listeners
+            listener.token == token
+            for scope in self._scopes.values()
+            for listener in scope.listeners
         )
 
-    def leave(self, listener: Listener) -> None:
-        if scope := self._scopes.get(listener.ask.groups):
+    def discard(self, listener: EventListener) -> None:
+        if scope := self._scopes.get(listener.subscription.groups):
             scope.listeners.discard(listener)
 
-    @property
-    def position(self) -> int:
-        return self._position
-
-    async def wait(self, most: float) -> None:
-        """Until there is something to tell after the position of now, for so long at the most."""
-        moved = self._moved
+    async def wait(self, seconds: float) -> None:
+        """Wait until the position advances, but not longer than this."""
+        advanced = self._advanced
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(most):
-                await moved.wait()
+            async with asyncio.timeout(seconds):
+                await advanced.wait()
 
-    def mark(self, position: int) -> bytes:
+    def event_id(self, position: int) -> bytes:
         return f"id: {self._epoch}-{position}\n".encode()
 
-    def resumed(self, last: str) -> int | None:
-        """The position of an event's id; None for one of another server, or of another time."""
+    def resume_position(self, last: str) -> int | None:
+        """The position of an event id; None if the id is invalid or of another server."""
         epoch, _, text = last.rpartition("-")
         if epoch != self._epoch or not (text.isascii() and text.isdecimal()) or len(text) > 15:
             return None
         return int(text) if int(text) <= self._position else None
 
-    def hello(self, ask: Ask, *, reset: str = "", resumed: int | None = None) -> bytes:
-        """The first words; with everything that is told whole, unless it goes on from before. What
-        came after that is still to be told, and so is not what these words are marked with."""
-        told = {"version": self._position, "resumed": resumed is not None}
-        blocks = [_block("hello", encode(told))]
+    def hello(
+        self, subscription: Subscription, *, reset: str = "", resumed: int | None = None
+    ) -> bytes:
+        """The first frame, with health and problems unless the listener resumes. Its id is then the
+        resumed position: the listener has not received the events after it yet."""
+        blocks = [
+            _block("hello", encode({"version": self._position, "resumed": resumed is not None}))
+        ]
         if reset:
             RESETS.inc()
             blocks.append(_block("reset", encode({"reason": reset})))
         if resumed is None:
-            blocks += self._whole(ask, since=-1)
-        mark = self.mark(self._position if resumed is None else resumed)
-        return b"".join([b"retry: 2000\n", *blocks[:-1], mark, blocks[-1]])
+            blocks += self._scope_blocks(subscription, since=-1)
+        event_id = self.event_id(self._position if resumed is None else resumed)
+        return b"".join([b"retry: 2000\n", *blocks[:-1], event_id, blocks[-1]])
 
-    def frame(self, ask: Ask, position: int) -> bytes:
-        """What changed after a position, as it is now; empty where it is nothing for them."""
-        key = (ask, position)
+    def frame(self, subscription: Subscription, position: int) -> bytes:
+        """The current state of everything that changed after a position; empty if the subscription
+        includes none of it."""
+        key = (subscription, position)
         if (frame := self._frames.get(key)) is None:
-            frame = self._frames[key] = self._compose(ask, position)
+            frame = self._frames[key] = self._compose(subscription, position)
         return frame
 
-    def _compose(self, ask: Ask, position: int) -> bytes:
+    def _compose(self, subscription: Subscription, position: int) -> bytes:
+        service, kinds = subscription.service, subscription.kinds
         services = self._services.since(position)
-        instances = self._instances.since(position) if ask.service else []
+        instances = self._instances.since(position) if service else []
         if services is None or instances is None:
-            return self.hello(ask, reset="too much changed meanwhile")
+            return self.hello(subscription, reset="too many changes since the last event")
         blocks = []
-        if "services" in ask.kinds and (names := [each for each in services if ask.sees(each)]):
-            blocks.append(_block("services", self._of_services(names)))
-        if ask.service and "instances" in ask.kinds:
-            ids = [id for service, id in instances if service == ask.service]
-            if ids:
-                blocks.append(_block("instances", self._of_instances(ask.service, ids)))
-        blocks += self._whole(ask, since=position)
+        names = [name for name in services if subscription.sees(name)]
+        if "services" in kinds and names:
+            changes = ((name, self._encode((name, ""))) for name in names)
+            blocks.append(_block("services", _delta(b'{"changed":[', changes)))
+        ids = [id for name, id in instances if name == service]
+        if "instances" in kinds and ids:
+            start = b'{"service":' + encode(service) + b',"changed":['
+            changes = ((id, self._encode((service, id))) for id in ids)
+            blocks.append(_block("instances", _delta(start, changes)))
+        blocks += self._scope_blocks(subscription, since=position)
         if not blocks:
             return b""
-        return b"".join([*blocks[:-1], self.mark(self._position), blocks[-1]])
+        return b"".join([*blocks[:-1], self.event_id(self._position), blocks[-1]])
 
-    def _whole(self, ask: Ask, *, since: int) -> list[bytes]:
-        scope = self._scopes.get(ask.groups)
+    def _scope_blocks(self, subscription: Subscription, *, since: int) -> list[bytes]:
+        scope = self._scopes.get(subscription.groups)
         blocks = []
-        if scope is not None and "health" in ask.kinds and scope.health_at > since:
+        if scope is not None and "health" in subscription.kinds and scope.health_at > since:
             blocks.append(_block("health", scope.health))
-        if scope is not None and "problems" in ask.kinds and scope.problems_at > since:
+        if scope is not None and "problems" in subscription.kinds and scope.problems_at > since:
             blocks.append(_block("problems", scope.problems))
         return blocks
 
-    def _of_services(self, names: list[str]) -> bytes:
-        told = [(name, self._once((name, ""))) for name in names]
-        return _delta(b'{"changed":[', told)
-
-    def _of_instances(self, service: str, ids: list[str]) -> bytes:
-        told = [(id, self._once((service, id))) for id in ids]
-        return _delta(b'{"service":' + encode(service) + b',"changed":[', told)
-
-    def _once(self, thing: tuple[str, str]) -> bytes | None:
-        """How a service, or an instance, is told at this tick: encoded once for all."""
-        if thing not in self._encoded:
-            service, id = thing
-            shown = self._shown.instance(service, id) if id else self._shown.service(service)
-            self._encoded[thing] = None if shown is None else encode(shown)
-        return self._encoded[thing]
+    def _encode(self, key: tuple[str, str]) -> bytes | None:
+        """A service or an instance as JSON, encoded once per tick; None if it is removed."""
+        if key not in self._encoded:
+            service, id = key
+            value = self._source.instance(service, id) if id else self._source.service(service)
+            self._encoded[key] = None if value is None else encode(value)
+        return self._encoded[key]
 
 
-class Listener:
-    """One who listens. `frames` is what to send them."""
+class EventListener:
+    """A client of the stream. `frames` yields what to send to it."""
 
     def __init__(
-        self, stream: Stream, ask: Ask, last: str, may: Callable[[], bool], token: str
+        self,
+        stream: EventStream,
+        subscription: Subscription,
+        last: str,
+        authorized: Callable[[], bool],
+        token: str,
     ) -> None:
-        self._stream, self.ask, self._last, self._may = stream, ask, last, may
+        self._stream, self.subscription, self._last = stream, subscription, last
+        self._authorized = authorized
         self.token = token
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """Until they go, may no longer listen, or the server stops."""
+        """Ends when the client disconnects or is no longer authorized, or the server stops."""
         stream, loop = self._stream, asyncio.get_running_loop()
         try:
-            resumed = stream.resumed(self._last) if self._last else None
+            resumed = stream.resume_position(self._last) if self._last else None
             position = stream.position if resumed is None else resumed
-            missed = "it is not known what was missed" if self._last and resumed is None else ""
-            yield stream.hello(self.ask, reset=missed, resumed=resumed)
-            spoke = asked = loop.time()
+            reset = "the last event is unknown" if self._last and resumed is None else ""
+            yield stream.hello(self.subscription, reset=reset, resumed=resumed)
+            sent = checked = loop.time()
             while not stream.closed:
-                if loop.time() - asked >= ALIVE:
-                    asked = loop.time()
-                    if not self._may():
+                if loop.time() - checked >= AUTH_INTERVAL:
+                    checked = loop.time()
+                    if not self._authorized():
                         return
                 frame = b""
                 if position < stream.position:
-                    position, frame = stream.position, stream.frame(self.ask, position)
-                elif loop.time() - spoke >= HEARTBEAT:
-                    frame = stream.mark(position) + b": still here\n\n"
+                    frame = stream.frame(self.subscription, position)
+                    position = stream.position
+                elif loop.time() - sent >= KEEPALIVE:
+                    frame = stream.event_id(position) + b": still here\n\n"
                 else:
-                    await stream.wait(ALIVE)
+                    await stream.wait(AUTH_INTERVAL)
                 if frame:
                     yield frame
-                    spoke = loop.time()
+                    sent = loop.time()
         finally:
-            stream.leave(self)
+            stream.discard(self)
 
 
 def _block(event: str, data: bytes) -> bytes:
     return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def _delta(start: bytes, told: Iterable[tuple[str, bytes | None]]) -> bytes:
+def _delta(start: bytes, changes: Iterable[tuple[str, bytes | None]]) -> bytes:
+    """The JSON of changed items and the names of removed ones. `start` ends with the opening of the
+    list of changed items."""
     changed, removed = [], []
-    for name, encoded in told:
+    for name, encoded in changes:
         if encoded is None:
             removed.append(name)
         else:
             changed.append(encoded)
     return start + b",".join(changed) + b'],"removed":' + encode(removed) + b"}"
-
-
-def _without_time(health: object) -> object:
-    """HealthSummary, without the moment at which it was looked at."""
-    told = msgspec.to_builtins(health)
-    return {name: told[name] for name in told if name != "timestamp"}

@@ -1,11 +1,10 @@
-"""The HTTP listener: uvicorn on one socket, with TLS and limits on clients."""
+"""The HTTP listener: uvicorn with TLS and limits on connections and heads of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ipaddress
-import logging
 import resource
 import socket
 import ssl
@@ -22,23 +21,37 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from mooring.connection_limit import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import reason
-from mooring.server.settings import ServerSettings, split
+from mooring.server.settings import ServerSettings, split_address
 from mooring.tasks import Tasks
 
-_ROUNDS = 4
-"""Of words that each side says: one more than the longest handshake takes."""
+GRACE = 10.0
+"""Seconds that running requests have to finish when the server stops."""
+MAX_HEAD = 64 * 1024
+"""Bytes of a request before its body."""
+HEAD_TIMEOUT = 30.0
+"""Seconds for the head of a request, from its first byte or from the connection."""
+KEEPALIVE = 75
+"""Seconds after which an idle connection is closed."""
+CONNECTIONS = 5_000
+"""Concurrent connections; further ones receive 503."""
+_FILES = CONNECTIONS + 1_000
+"""Open files, including one for each connection."""
+_ANSWER = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+_HANDSHAKE_ROUNDS = 4
+"""One more than the longest handshake takes."""
 
 
-class Names(NamedTuple):
+class CertificateNames(NamedTuple):
     dns: tuple[str, ...] = ()
-    """Without those that stand for many, `*.example.com`."""
+    """Without wildcards such as `*.example.com`."""
     addresses: tuple[str, ...] = ()
 
 
-def names(cert: Path, key: Path) -> Names:
-    """Whom a certificate is for; nobody where it cannot be told, as of one that has expired.
+def certificate_names(cert: Path, key: Path) -> CertificateNames:
+    """The names in a certificate; none if it is unreadable or has expired.
 
-    Python reads certificates only of a peer: so a client here asks a server here.
+    Python parses only the certificate of a peer, so this performs a handshake in memory.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -47,13 +60,13 @@ def names(cert: Path, key: Path) -> Names:
     try:
         server.load_cert_chain(cert, key)
         client.load_verify_locations(cafile=cert)
-        told = _greet(client, server).getpeercert() or {}
+        peer = _handshake(client, server).getpeercert() or {}
     except (OSError, ValueError):
-        return Names()
-    named = [pair for pair in told.get("subjectAltName", ()) if isinstance(pair, tuple)]
-    return Names(
-        tuple(str(name) for kind, name in named if kind == "DNS" and "*" not in str(name)),
-        tuple(_address(str(name)) for kind, name in named if kind == "IP Address"),
+        return CertificateNames()
+    names = [pair for pair in peer.get("subjectAltName", ()) if isinstance(pair, tuple)]
+    return CertificateNames(
+        tuple(str(name) for kind, name in names if kind == "DNS" and "*" not in str(name)),
+        tuple(_address(str(name)) for kind, name in names if kind == "IP Address"),
     )
 
 
@@ -64,72 +77,55 @@ def _address(text: str) -> str:
         return text
 
 
-def _greet(asking: ssl.SSLContext, asked: ssl.SSLContext) -> ssl.SSLObject:
-    """A client that has shaken hands with a server, in memory. Raises `ssl.SSLError`."""
+def _handshake(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> ssl.SSLObject:
+    """The client after a handshake with the server. Raises `ssl.SSLError`."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = asking.wrap_bio(to_client, to_server)
-    server = asked.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(_ROUNDS):
+    client = client_context.wrap_bio(to_client, to_server)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(_HANDSHAKE_ROUNDS):
         for side in (client, server):
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
     return client
 
 
-log = logging.getLogger(__name__)
-
-GRACE = 10.0
-"""Seconds that calls under way have to finish when it is told to stop."""
-LARGEST_HEAD = 64 * 1024
-"""Bytes of a request before its body."""
-PATIENCE = 30.0
-"""Seconds for a request's head, from its first byte or from the connection."""
-KEPT_ALIVE = 75
-"""Seconds for which a connection is kept that is not used."""
-CONNECTIONS = 5_000
-"""At once; more are told to come back."""
-_FILES = CONNECTIONS + 1_000
-"""Open files, of which each connection is one."""
-_ANSWER = b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-
-
 @contextlib.asynccontextmanager
 async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterator[str]:
-    """Serve over HTTP, and yield the URL. Raises `StoreError` if it cannot listen there, and
-    `InvalidRequest` if that is not a host."""
+    """Serve over HTTP, and yield the URL. Raises `StoreError` if the address cannot be bound, and
+    `InvalidRequest` if its host is invalid."""
     _allow_files()
-    host, port = split("--http", settings.http)
+    host, port = split_address("--http", settings.http)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        place = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
-        listening = _Listening(
-            socket.create_server(place, family=family, backlog=1024),
+        address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
+        listening = _ListeningSocket(
+            socket.create_server(address, family=family, backlog=1024),
             settings.connections.limit(),
             refusal=b"" if settings.tls else _ANSWER % b"429 Too Many Requests",
         )
     except OSError as error:
-        why = "the host is unknown" if isinstance(error, socket.gaierror) else reason(error)
+        cause = "the host is unknown" if isinstance(error, socket.gaierror) else reason(error)
         raise StoreError(
-            f"cannot listen at {settings.http} ({why}): choose another with --http"
+            f"cannot listen at {settings.http} ({cause}): choose another address with --http"
         ) from error
     except UnicodeError as error:
-        raise InvalidRequest(f"--http {settings.http}: {host} is no host's name") from error
-    # Connections have it from here. asyncio sets it only on sockets that name their protocol, which
-    # this one does not; without it every answer waits 40 ms for the client to acknowledge its head.
+        raise InvalidRequest(f"--http {settings.http}: invalid host name {host}") from error
+    # Connections inherit it. asyncio sets it only on sockets with an explicit protocol, unlike this
+    # one; without it each response waits 40 ms until the client acknowledges its head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tls = settings.tls
     config = uvicorn.Config(
         application,
         http=_Connection,
         ws="none",
-        log_level="error",  # it would warn of each request that is none: anybody could fill a disk
+        log_level="error",  # a warning for each invalid request could fill the disk
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
         proxy_headers=False,
         limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=KEPT_ALIVE,
+        timeout_keep_alive=KEEPALIVE,
         timeout_graceful_shutdown=int(GRACE),
         ssl_certfile=tls.cert if tls else None,
         ssl_keyfile=tls.key if tls else None,
@@ -150,44 +146,43 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
 
 
 def _allow_files() -> None:
-    """Let this process have as many open files as it may, if it needs them: by default it is some
-    1,000, and whoever opens as many connections and says nothing would lock out all others."""
+    """Raise the limit of open files, if needed and possible. With the default of about 1,000, a
+    client with as many idle connections would lock out all others."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are `serve`'s business, for all faces alike."""
+    """Leaves signals to `serve`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-class _Listening(socket.socket):
-    """Of an address it accepts a bounded number of connections. They count before any TLS
-    handshake, which asyncio awaits before it tells of a connection. `refusal` is the answer to one
-    beyond the limit."""
+class _ListeningSocket(socket.socket):
+    """Limits the connections of each address. They count before the TLS handshake, unlike in a
+    protocol, which asyncio creates after it. `refusal` is sent to connections over the limit."""
 
     def __init__(self, opened: socket.socket, limit: ConnectionLimit, *, refusal: bytes) -> None:
         super().__init__(fileno=opened.detach())
         self._limit, self._refusal = limit, refusal
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Raises `ConnectionAbortedError` for one beyond the limit: asyncio then looks again."""
+        """Raises `ConnectionAbortedError` if the limit is exceeded; asyncio then continues."""
         connection, peer = super().accept()
-        site = self._limit.accept(peer)
-        if site is not None:
-            return _Accepted(connection, partial(self._limit.release, site)), peer
+        key = self._limit.accept(peer)
+        if key is not None:
+            return _AcceptedSocket(connection, partial(self._limit.release, key)), peer
         with connection, contextlib.suppress(OSError):
             connection.setblocking(False)
             connection.send(self._refusal)
         raise ConnectionAbortedError
 
 
-class _Accepted(socket.socket):
+class _AcceptedSocket(socket.socket):
     def __init__(self, opened: socket.socket, closed: Callable[[], None]) -> None:
         super().__init__(fileno=opened.detach())
         self._closed = closed
@@ -199,51 +194,51 @@ class _Accepted(socket.socket):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection whose requests have heads of a bounded size that come in bounded time."""
+    """A connection that limits the size and the time of the heads of requests."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._head = 0
-        self._late: TimerHandle | None = None
+        self._head_size = 0
+        self._head_timer: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._come()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._head += len(data)
+        self._head_size += len(data)
         super().data_received(data)
-        if self._late is not None and self._head > LARGEST_HEAD:
+        if self._head_timer is not None and self._head_size > MAX_HEAD:
             self._refuse(b"431 Request Header Fields Too Large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._late is None:
-            self._wait()
+        if self._head_timer is None:
+            self._start_timer()
 
     def on_headers_complete(self) -> None:
-        self._come()
+        self._stop_timer()
         super().on_headers_complete()
 
-    def _wait(self) -> None:
-        self._head = 0
-        self._late = self.loop.call_later(PATIENCE, self._too_late)
+    def _start_timer(self) -> None:
+        self._head_size = 0
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self._on_timeout)
 
-    def _come(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    def _too_late(self) -> None:
-        self._late = None
+    def _on_timeout(self) -> None:
+        self._head_timer = None
         self._refuse(b"408 Request Timeout")
 
     def _refuse(self, status: bytes) -> None:
-        self._come()
+        self._stop_timer()
         if not self.transport.is_closing():
             self.transport.write(_ANSWER % status)
             self.transport.close()

@@ -1,4 +1,4 @@
-"""The settings of `mooring serve`: flags over a file, all checked before anything starts."""
+"""The settings of `mooring serve`: a file and flags, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mooring.server.auth.csrf import parse_host
 from mooring.server.auth.data_dir import data_folder, expanded
 from mooring.server.auth.rate_limits import Rates
 from mooring.server.live.problems import GracePeriods, Severity
-from mooring.settings import loader as configuration
+from mooring.settings import loader
 from mooring.settings.loader import Seconds
 from mooring.settings.registry import RegistrySettings
 from mooring.settings.registry import parse as parse_registry
@@ -33,34 +33,36 @@ from mooring.tenants.keys import TenantKeys
 
 class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     webhook: str = ""
-    """Where to POST what is new and what is over, as JSON; empty: nowhere."""
+    """The URL that receives new and resolved problems as JSON; empty: no alerts."""
     token_file: str = ""
-    """A file with a token that is sent along as `Authorization: Bearer`, read at each try."""
+    """A file with a token that is sent as `Authorization: Bearer`. It is read for each request."""
     ca: str = ""
-    """A file with the authorities that sign for the webhook; by default the system's."""
+    """A file with the CA certificates for the webhook; by default those of the system."""
     severity: Severity = "warning"
-    """Nobody is told of what is less bad than this."""
+    """The lowest severity that is sent."""
     after: Seconds = 30.0
-    """How long a problem must last to be told, and be gone to be over."""
+    """How long a problem must last before it is sent, and be absent before it is resolved."""
     timeout: Seconds = 10.0
-    """Of one try."""
+    """The timeout of one request."""
     draining: Seconds = 600.0
     """How long an instance may drain before that is a problem."""
     emptied: Seconds = 3600.0
-    """How long a service that lost its last instance is critical, and one whose last instance left
-    in order is spoken of; then it is rather one that was given up."""
+    """How long a service without instances is a problem: critical if it lost its last instance, a
+    notice if that instance deregistered."""
 
     def __repr__(self) -> str:
         return f"AlertSettings(webhook={self.where!r}, severity={self.severity!r})"
 
     @property
     def where(self) -> str:
-        """The webhook, as far as it can be shown: its path is often as good as a password."""
-        return masked(self.webhook)
+        """The webhook without its path, which often serves as a password."""
+        if not self.webhook:
+            return ""
+        return f"{urllib.parse.urlsplit(self.webhook).scheme}://{self.host}/…"
 
     @property
     def host(self) -> str:
-        """The webhook's host and port: a name in its path may be as good as a password too."""
+        """The host and port of the webhook."""
         return urllib.parse.urlsplit(self.webhook).netloc.rpartition("@")[2]
 
     @property
@@ -68,65 +70,46 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return GracePeriods(self.draining, self.emptied)
 
 
-def parse_alerts(told: object) -> AlertSettings:
-    """The settings below `alerts:`. Raises `InvalidRequest`, naming the setting by its dotted path,
-    for anything that is unknown, of a wrong kind or makes no sense."""
-    return _checked_alerts(configuration.convert("alerts", told, AlertSettings))
-
-
-def _checked_alerts(settings: AlertSettings) -> AlertSettings:
-    """The same settings, whole."""
+def parse_alerts(section: object) -> AlertSettings:
+    """The settings in the section `alerts:`. Raises `InvalidRequest` with the dotted path of a
+    setting that is unknown or invalid."""
+    settings = loader.convert("alerts", section, AlertSettings)
     if settings.webhook:
         _check_webhook(settings.webhook)
     for name in ("token_file", "ca"):
         file = getattr(settings, name)
         if file and not settings.webhook:
-            raise InvalidRequest(f"alerts.{name}: there is no webhook that it is for")
+            raise InvalidRequest(f"alerts.{name} requires alerts.webhook")
         if file and not Path(file).is_file():
-            raise InvalidRequest(f"alerts.{name}: there is no file {file}")
-    if settings.token_file and not _is_safe(settings.webhook):
-        raise InvalidRequest(
-            "alerts.token_file: the webhook is on another machine and without TLS, where everybody "
-            "in between could read the token: let alerts.webhook be https://"
-        )
+            raise InvalidRequest(f"alerts.{name}: {file} does not exist")
+    if settings.token_file:
+        url = urllib.parse.urlsplit(settings.webhook)
+        if url.scheme != "https" and not is_loopback(url.hostname or ""):
+            raise InvalidRequest(
+                "alerts.token_file: the token would be sent to another machine without TLS: use an "
+                "https:// URL for alerts.webhook"
+            )
     return settings
-
-
-def _is_safe(webhook: str) -> bool:
-    """Whether nobody reads on the way what is sent there."""
-    parts = urllib.parse.urlsplit(webhook)
-    host = parts.hostname or ""
-    try:
-        here = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        here = host == "localhost"
-    return here or parts.scheme == "https"
-
-
-def masked(webhook: str) -> str:
-    """A URL without what may be secret in it."""
-    if not webhook:
-        return ""
-    parts = urllib.parse.urlsplit(webhook)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/…"
 
 
 def _check_webhook(webhook: str) -> None:
     try:
-        parts = urllib.parse.urlsplit(webhook)
-        host, port = parts.hostname, parts.port
+        url = urllib.parse.urlsplit(webhook)
+        host, port = url.hostname, url.port
     except ValueError as error:
-        raise InvalidRequest(f"alerts.webhook is no URL: {error}") from error
-    if parts.scheme not in ("http", "https") or not host or port == 0:
-        raise InvalidRequest("alerts.webhook is no URL like https://HOST/PATH")
+        raise InvalidRequest(f"alerts.webhook is not a valid URL: {error}") from error
+    if url.scheme not in ("http", "https") or not host or port == 0:
+        raise InvalidRequest("alerts.webhook: expected a URL like https://HOST/PATH")
     if not webhook.isascii() or not webhook.isprintable() or " " in webhook:
-        raise InvalidRequest("alerts.webhook has a character that no URL has")
-    if "@" in parts.netloc:
-        raise InvalidRequest("alerts.webhook: put a password into alerts.token_file, not here")
+        raise InvalidRequest("alerts.webhook contains a character that is invalid in URLs")
+    if "@" in url.netloc:
+        raise InvalidRequest(
+            "alerts.webhook must not contain a password: put it into alerts.token_file"
+        )
 
 
 NONE = "none"
-"""In place of a checker's name: nobody checks that protocol."""
+"""The name that disables the checks of a protocol."""
 
 _PATH = re.compile(r"/(?!/)[!-~]{0,199}")
 
@@ -134,27 +117,27 @@ _PATH = re.compile(r"/(?!/)[!-~]{0,199}")
 class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = False
     services: tuple[str, ...] = ("*",)
-    """Which are checked, by name or pattern: `orders`, `shop/*`."""
+    """The services to check, by name or pattern: `orders`, `shop/*`."""
     interval: Seconds = 10.0
-    """Between two probes of an instance, more or less."""
+    """The average time between two probes of an instance."""
     timeout: Seconds = 2.0
-    """Of one probe."""
+    """The timeout of one probe."""
     failures: Annotated[int, msgspec.Meta(ge=1)] = 2
-    """So many in a row make a failure."""
+    """Consecutive failed probes after which the check fails."""
     budget: Annotated[int, msgspec.Meta(ge=1)] = 100
-    """At most so many probes at once, and so many that start in a second."""
+    """Maximum number of concurrent probes, and of probes that start in one second."""
     path: str = "/"
-    """Of http(s) and ws(s)."""
+    """The path of http(s) and ws(s) probes."""
     paths: dict[str, str] = {}
-    """The same by service, or by pattern; the first that fits counts."""
+    """The path by service, or by pattern; the first match applies."""
     metadata_path: bool = False
-    """Whether an instance may name its path itself, as `healthPath` in its metadata."""
+    """Whether instances may set their path as `healthPath` in their metadata."""
     networks: tuple[str, ...] = ()
-    """Only what is in one of these is probed; empty: all but loopback and what never is."""
+    """Networks that may be probed; empty: all except loopback and those that are always blocked."""
     protocols: dict[str, str] = {}
-    """The checker for a protocol, by the name of the one that has it: `redis: tcp`."""
+    """Checkers by protocol, named by the protocol that they implement: `redis: tcp`."""
     ca: str = ""
-    """A file with the authorities that sign for https, wss and grpcs; by default the system's."""
+    """A file with the CA certificates for https, wss and grpcs; by default those of the system."""
 
     def checks(self, service: str) -> bool:
         return any(fnmatch.fnmatchcase(service, pattern) for pattern in self.services)
@@ -162,49 +145,45 @@ class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def path_for(self, service: str) -> str:
         if service in self.paths:
             return self.paths[service]
-        fitting = (p for name, p in self.paths.items() if fnmatch.fnmatchcase(service, name))
-        return next(fitting, self.path)
+        matches = (p for name, p in self.paths.items() if fnmatch.fnmatchcase(service, name))
+        return next(matches, self.path)
 
 
 def is_path(text: str) -> bool:
-    """Whether it can stand in a request as it is: printable ASCII without spaces from one slash on,
-    and 200 characters at most. A second slash at its beginning would name another host."""
+    """Whether it can be the path of a request: printable ASCII without spaces that starts with one
+    slash, at most 200 characters. A second slash at the start would name another host."""
     return _PATH.fullmatch(text) is not None
 
 
-def parse_checks(told: object) -> CheckSettings:
-    """The settings below `checks:`. Raises `InvalidRequest`, naming the setting by its dotted path,
-    for anything that is unknown, of a wrong kind or makes no sense."""
-    if isinstance(told, Mapping) and isinstance(told.get("protocols"), Mapping):
-        # As YAML reads an `off` without quotes.
-        named = {name: NONE if to is False else to for name, to in told["protocols"].items()}
-        told = {**told, "protocols": named}
-    return _checked_checks(configuration.convert("checks", told, CheckSettings))
-
-
-def _checked_checks(settings: CheckSettings) -> CheckSettings:
-    """The same settings, whole."""
-    for name, path in {"path": settings.path, **_dotted("paths", settings.paths)}.items():
+def parse_checks(section: object) -> CheckSettings:
+    """The settings in the section `checks:`. Raises `InvalidRequest` with the dotted path of a
+    setting that is unknown or invalid."""
+    if isinstance(section, Mapping) and isinstance(section.get("protocols"), Mapping):
+        # YAML reads `off` without quotes as false.
+        protocols = {
+            name: NONE if checker is False else checker
+            for name, checker in section["protocols"].items()
+        }
+        section = {**section, "protocols": protocols}
+    settings = loader.convert("checks", section, CheckSettings)
+    service_paths = {f"paths.{name}": path for name, path in settings.paths.items()}
+    for name, path in {"path": settings.path, **service_paths}.items():
         if not is_path(path):
             raise InvalidRequest(
-                f"checks.{name}: {quoted(path)} is no path: it starts with one slash and has at "
-                "most 200 characters of ASCII without spaces"
+                f"checks.{name}: {quoted(path)} is not a valid path: expected one slash and up to "
+                "199 more ASCII characters without spaces"
             )
     for network in settings.networks:
         try:
             ipaddress.ip_network(network)
         except ValueError:
             raise InvalidRequest(
-                f"checks.networks: {quoted(network)} is no network, or names a host in it: write "
-                "it like 10.0.0.0/8"
+                f"checks.networks: {quoted(network)} is not a network like 10.0.0.0/8, or has host "
+                "bits set"
             ) from None
     if settings.ca and not Path(settings.ca).is_file():
-        raise InvalidRequest(f"checks.ca: there is no file {settings.ca}")
+        raise InvalidRequest(f"checks.ca: {settings.ca} does not exist")
     return settings
-
-
-def _dotted(section: str, named: Mapping[str, str]) -> dict[str, str]:
-    return {f"{section}.{name}": value for name, value in named.items()}
 
 
 HTTP = "127.0.0.1:7480"
@@ -212,7 +191,7 @@ ETCD = "127.0.0.1:2379"
 
 
 class TLSFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Files; with `client_ca`, clients must show a certificate that it signed."""
+    """Files in PEM format. With `client_ca`, clients must present a certificate that it signed."""
 
     cert: str
     key: str
@@ -220,12 +199,12 @@ class TLSFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConnectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many connections one address may have, over HTTP, etcd's API and xDS each."""
+    """Limits of the connections of one address, separately for HTTP, etcd's API and xDS."""
 
     per_address: int = PER_ADDRESS
     """0: no limit."""
     exempt: tuple[str, ...] = LOOPBACK
-    """Addresses and networks without that limit, such as those of proxies."""
+    """Addresses and networks without a limit, such as those of proxies."""
 
     def limit(self) -> ConnectionLimit:
         return ConnectionLimit(self.per_address, exempt=self.exempt)
@@ -233,36 +212,35 @@ class ConnectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str = ""
-    """The store's URL; by default a file in the user's data folder."""
+    """The URL of the store; by default a file in the user's data folder."""
     registry: str = ""
-    """The registry's URL where it is not in the store: `redis://…`. In the file it may be a section
-    instead: the registry's settings, and among them its `url`."""
+    """The URL of the registry if it is not in the store: `redis://…`. In the file it may be a
+    section with the settings of the registry, including its `url`."""
     registry_settings: RegistrySettings | None = None
-    """Those of that section, under the environment's; None where there is none."""
+    """The settings of that section. Environment variables override them."""
     cleanup: bool = True
-    """Whether to take out the dead of a registry on Redis."""
+    """Whether to evict expired instances of a registry on Redis."""
     http: str = HTTP
     etcd: str | None = None
-    """Where to speak etcd's API: on loopback by default for an embedded store; "off": nowhere."""
+    """The address of etcd's API; "off" disables it. For an embedded store it is on by default."""
     xds: str = "off"
-    """Where to feed Envoy and gRPC with what is registered; "off": nowhere."""
+    """The address of the xDS API for Envoy and gRPC; "off" disables it."""
     tls: TLSFiles | None = None
     users: dict[str, str] = {}
-    """Names and passwords; with any, every call over etcd's API needs a login."""
+    """Names and passwords; if there are any, all calls of etcd's API require a login."""
     insecure: bool = False
-    """Listen beyond loopback without TLS or without users."""
+    """Allow addresses other than loopback without TLS or users."""
     data: str = ""
-    """The folder of tokens and the audit, and of the store where none is named; by default the
-    user's."""
+    """The folder of the tokens, the audit and the default store; by default the user's data
+    folder."""
     quota: str = ""
-    """The size that an embedded store may have, like 4GiB, or "off". It wins over the URL's."""
+    """The maximum size of an embedded store, like 4GiB, or "off". Overrides the URL's quota."""
     hosts: tuple[str, ...] = ()
-    """The names by which the HTTP face may be called, beside those of loopback and the address that
-    it listens at."""
+    """Names that the Host header may have in addition to loopback and the listener's address."""
     tenants_namespace: str = ""
     """The key prefix of the tenants; empty: `MOORING_TENANTS_NAMESPACE`, or `jxt`."""
     console: bool = True
-    """Whether the HTTP face has the console and its login, beside the API."""
+    """Whether the HTTP server has the console and its login in addition to the API."""
     rates: Rates = Rates()
     connections: ConnectionSettings = ConnectionSettings()
     alerts: AlertSettings = AlertSettings()
@@ -283,7 +261,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return url
 
     def folder(self) -> Path:
-        """Where the server keeps what is its own."""
+        """The data folder of the server."""
         return expanded(self.data).absolute() if self.data else data_folder()
 
     def registry_url(self) -> StoreURL:
@@ -300,130 +278,137 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(file: Path | None, **flags: object) -> ServerSettings:
-    """The settings of a file with the flags that were given over them."""
-    told = {} if file is None else _read(file)
-    section = None
-    if isinstance(told.get("registry"), Mapping):
-        section = dict(told.pop("registry"))
-        told["registry"] = section.pop("url", "")
-    told.update({name: value for name, value in flags.items() if value})
+    """The settings of a file, overridden by flags. Raises `InvalidRequest`."""
+    values = {} if file is None else _read(file)
+    registry_section = None
+    if isinstance(values.get("registry"), Mapping):
+        registry_section = dict(values.pop("registry"))
+        values["registry"] = registry_section.pop("url", "")
+    values.update({name: value for name, value in flags.items() if value})
     known = [name for name in ServerSettings.__struct_fields__ if name != "registry_settings"]
-    for name in told:
+    for name in values:
         if name not in known:
-            raise InvalidRequest(f"{file} has no setting {quoted(name)}{nearest(str(name), known)}")
-    for switch in ("cleanup", "console"):
-        if told.get(switch) in ("on", "off"):
-            told[switch] = told[switch] == "on"
-    alerts = parse_alerts(told.pop("alerts", None))
-    checks = parse_checks(told.pop("checks", None))
-    for face in ("http", "etcd", "xds", "quota"):
-        if told.get(face) is False:
-            told[face] = "off"  # as YAML reads an `off` without quotes
-    if type(told.get("quota")) is int:
-        told["quota"] = quoted(told["quota"])
+            hint = nearest(str(name), known)
+            raise InvalidRequest(f"{file}: unknown setting {quoted(name)}{hint}")
+    for name in ("cleanup", "console"):
+        if values.get(name) in ("on", "off"):
+            values[name] = values[name] == "on"
+    alerts = parse_alerts(values.pop("alerts", None))
+    checks = parse_checks(values.pop("checks", None))
+    for name in ("http", "etcd", "xds", "quota"):
+        if values.get(name) is False:
+            values[name] = "off"  # YAML reads `off` without quotes as false
+    if type(values.get("quota")) is int:
+        values["quota"] = str(values["quota"])
     try:
-        settings = msgspec.convert(told, ServerSettings)
+        settings = msgspec.convert(values, ServerSettings)
     except msgspec.ValidationError as error:
         raise InvalidRequest(in_words(error, str(file or "the settings"))) from error
     settings = msgspec.structs.replace(settings, alerts=alerts, checks=checks)
-    if section is not None:
-        inner = parse_registry({"registry": section})
-        settings = msgspec.structs.replace(settings, registry_settings=inner)
+    if registry_section is not None:
+        registry = parse_registry({"registry": registry_section})
+        settings = msgspec.structs.replace(settings, registry_settings=registry)
     return checked(settings)
 
 
 def _read(file: Path) -> dict[Any, Any]:
     try:
-        told = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is no text in UTF-8") from error
+        raise InvalidRequest(f"{file} is not valid UTF-8") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise InvalidRequest(f"{file} is no YAML: {yaml_in_words(error)}") from error
-    if not isinstance(told, dict):
-        raise InvalidRequest(f"{file} must hold settings like `http: {HTTP}`")
-    return told
+        raise InvalidRequest(f"{file} is not valid YAML: {yaml_in_words(error)}") from error
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"{file} must contain settings like `http: {HTTP}`")
+    return values
 
 
 def checked(settings: ServerSettings) -> ServerSettings:
-    """The same settings, whole and allowed."""
+    """The settings with their defaults filled in. Raises `InvalidRequest` if they are invalid."""
     embedded = settings.url().scheme in EMBEDDED
-    on_redis = settings.url().scheme in REDIS
-    settings.registry_url()  # raises for one that is none
-    TenantKeys(settings.tenants_namespace or None)  # raises for an empty one
-    if on_redis and settings.registry:
-        raise no_store(settings.url())
-    if settings.quota:
-        if not embedded:
-            raise InvalidRequest(
-                f"--quota {settings.quota}: {settings.url()} is no embedded store (sqlite://, "
-                "memory://). Set its quota there, and leave --quota out"
-            )
-        check_quota(settings.quota)
-    if settings.etcd and settings.etcd != "off" and on_redis:
-        raise InvalidRequest(
-            f"--etcd {settings.etcd}: {settings.url()} keeps a registry and has no keys for "
-            "etcd's API to serve. Leave --etcd out, or name an embedded store with --store and "
-            "this one with --registry"
-        )
-    if settings.etcd and settings.etcd != "off" and not embedded:
-        raise InvalidRequest(
-            f"--etcd {settings.etcd}: {settings.url()} speaks etcd's API itself, or cannot; only "
-            "an embedded store (sqlite://, memory://) is served here. Leave --etcd out"
-        )
+    settings.registry_url()  # raises if it is invalid
+    TenantKeys(settings.tenants_namespace or None)  # raises if it is invalid
+    _check_store(settings, embedded=embedded)
     etcd = settings.etcd or (ETCD if embedded else "off")
     if etcd != "off" and (namespace := settings.url().options.get("namespace")):
         raise InvalidRequest(
-            f"namespace={namespace} in the store's URL: etcd's API is served for the whole store, "
-            "not below a prefix. Leave it out, or serve without that API (--etcd off)"
+            f"namespace={namespace} in the URL of the store: etcd's API serves the whole store, "
+            "not a prefix. Remove it, or disable that API (--etcd off)"
         )
-    for flag, address in (("--http", settings.http), ("--etcd", etcd), ("--xds", settings.xds)):
-        if address == "off":
-            continue
-        host, _ = split(flag, address)
-        # Only etcd's API knows users.
-        safe = settings.tls is not None and (flag != "--etcd" or bool(settings.users))
-        if not is_loopback(host) and not safe and not settings.insecure:
-            raise InvalidRequest(
-                f"{flag} {address} can be reached from other machines: that needs TLS"
-                f"{' and users' if flag == '--etcd' else ''} in the --config file, or --insecure"
-            )
+    _check_addresses(settings, etcd)
     if settings.checks.enabled and settings.http == "off":
         raise InvalidRequest(
-            "checks.enabled: nobody could see what they find with --http off. Give it an address"
+            "checks.enabled: with --http off, nothing shows the results. Give --http an address"
         )
-    for named in settings.hosts:
-        place = parse_host(named)
+    for host in settings.hosts:
+        place = parse_host(host)
         if place is None or place.port is not None:
-            raise InvalidRequest(
-                f"hosts: {quoted(named)} is no host's name: write it like mooring.lan"
-            )
+            raise InvalidRequest(f"hosts: {quoted(host)} is not a valid host name like mooring.lan")
     for rate in Rates.__struct_fields__:
         if getattr(settings.rates, rate) < 0:
-            raise InvalidRequest(f"rates.{rate} is less than 0, which is no limit at all")
+            raise InvalidRequest(f"rates.{rate} must be 0 or more")
     if settings.connections.per_address < 0:
-        raise InvalidRequest("connections.per_address is negative: 0 means no limit")
+        raise InvalidRequest("connections.per_address must be 0 (no limit) or more")
     for network in settings.connections.exempt:
         try:
             ipaddress.ip_network(network, strict=False)
         except ValueError as error:
             raise InvalidRequest(
-                f"connections.exempt: {network} is neither an address nor a network: write it like "
-                "192.0.2.7 or 10.0.0.0/8"
+                f"connections.exempt: {network} is not an address or network like 192.0.2.7 or "
+                "10.0.0.0/8"
             ) from error
     url = settings.url()
     if url.scheme == "memory" and not url.location:
-        # All faces are of one store: without a name, each would open a store of its own.
+        # All listeners serve one store: without a name, each would open a store of its own.
         url = dataclasses.replace(url, location="served")
         settings = msgspec.structs.replace(settings, store=str(url))
     return msgspec.structs.replace(settings, etcd=etcd)
 
 
-def split(flag: str, address: str) -> tuple[str, int]:
+def _check_store(settings: ServerSettings, *, embedded: bool) -> None:
+    url = settings.url()
+    if url.scheme in REDIS and settings.registry:
+        raise no_store(url)
+    if settings.quota:
+        if not embedded:
+            raise InvalidRequest(
+                f"--quota {settings.quota}: {url} is not an embedded store (sqlite://, memory://). "
+                "Set its quota there, and omit --quota"
+            )
+        check_quota(settings.quota)
+    if settings.etcd and settings.etcd != "off" and url.scheme in REDIS:
+        raise InvalidRequest(
+            f"--etcd {settings.etcd}: {url} contains only a registry and has no keys for etcd's "
+            "API to serve. Omit --etcd, or name an embedded store with --store and this one with "
+            "--registry"
+        )
+    if settings.etcd and settings.etcd != "off" and not embedded:
+        raise InvalidRequest(
+            f"--etcd {settings.etcd}: Mooring serves etcd's API only for an embedded store "
+            f"(sqlite://, memory://), not for {url}. Omit --etcd"
+        )
+
+
+def _check_addresses(settings: ServerSettings, etcd: str) -> None:
+    for flag, address in (("--http", settings.http), ("--etcd", etcd), ("--xds", settings.xds)):
+        if address == "off":
+            continue
+        host, _ = split_address(flag, address)
+        # Only etcd's API has users.
+        safe = settings.tls is not None and (flag != "--etcd" or bool(settings.users))
+        if not is_loopback(host) and not safe and not settings.insecure:
+            raise InvalidRequest(
+                f"{flag} {address} is reachable from other machines: that requires TLS"
+                f"{' and users' if flag == '--etcd' else ''} in the --config file, or --insecure"
+            )
+
+
+def split_address(flag: str, address: str) -> tuple[str, int]:
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65535 or not host:
-        raise InvalidRequest(f"{flag} {address} is no address: write it like 127.0.0.1:2379")
+        raise InvalidRequest(f"{flag} {address}: expected an address like 127.0.0.1:2379")
     return host.strip("[]"), int(port)
 
 

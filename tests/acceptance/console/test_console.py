@@ -253,7 +253,7 @@ async def test_a_new_tenant_never_replaces_one_that_exists(visitor: Visitor, adm
     visitor.forgiven = "Failed to load resource"  # 404 before it exists, 412 when it does
     await page.get_by_role("button", name="Review changes").click()
     await dialog.get_by_role("button", name="Publish").click()
-    await expect(dialog.get_by_role("alert")).to_contain_text("tenant 7 exists already")
+    await expect(dialog.get_by_role("alert")).to_contain_text("tenant 7 already exists")
     await dialog.get_by_role("button", name="Cancel").click()
     await visitor.go("tenants")
     await expect(page.get_by_role("link", name="Theirs")).to_be_visible()

@@ -1,6 +1,6 @@
-"""What all tenants share, in two areas: `common`, how requests name tenants and where their files
-lie, and `platform`, the configuration of the platform. It is read and written like a tenant: with
-masks, a history, rollbacks and the same preconditions."""
+"""The configuration that all tenants share, in two areas: `common` (how requests name tenants and
+where their files are) and `platform`. Like tenants, it has masks, a history, rollbacks and
+preconditions; `tenant_history` has its history."""
 
 from __future__ import annotations
 
@@ -10,49 +10,47 @@ import msgspec
 
 from mooring.errors import NotConfigured
 from mooring.masking import cleartext_secrets_of, is_hidden, masked_field
-from mooring.server.api.tenant_history import history_endpoints
+from mooring.server.api.endpoint import NO_STORE, UNMASKED, ApiCall, Endpoints, UnmaskQuery
 from mooring.server.api.tenants import (
-    NO_STORE,
-    PublishedShown,
-    Publishing,
+    Precondition,
+    PublishQuery,
+    PublishReport,
+    note_reason,
     owner_of,
-    precondition,
-    published_shown,
+    preview_response,
+    publish_response,
     publisher_of,
-    reason,
-    tell,
-    would_change,
 )
-from mooring.server.api.unmasking import OPENED, Unmasking, allow_unmasking, may_unmask
 from mooring.server.auth.authorization import need
-from mooring.server.http.request import ApiCall
 from mooring.server.http.response import HTTPError, Response
-from mooring.server.http.routing import ApiRoute
 from mooring.tenants.diff import unmask_part
 from mooring.tenants.keys import AREAS, COMMON, SENTINEL, Area, field_of, joined
-from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent, StoredParts, UnreadablePart
+from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent, UnreadablePart
 from mooring.tenants.publish.merge import merged_common
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
-LOOKING = need("viewer", "everything")
-CHANGING = need("operator", "everything")
+endpoints = Endpoints()
+
+READ_AREA = need("viewer", "everything")
+CHANGE_AREA = need("operator", "everything")
 
 AREA = "/admin/shared/{area}"
 VALUE = f"{AREA}/values/{{key}}"
 HEALTH = "/admin/shared/health"
 
 
-class SharedShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     area: Area
     revision: str
     """Identifies this state: send it as `base`, or the ETag as If-Match."""
     values: dict[str, Any]
     """By key, secrets masked."""
     problems: list[str]
-    """What cannot be understood, and is left out."""
+    """Unreadable values, which are omitted."""
     last_publish: str | None
-    """When a publisher last worked, by the health sentinel."""
+    """The time of the last publish, from the health sentinel."""
 
     def __repr__(self) -> str:
         return f"<{self.area} at {self.revision}>"
@@ -60,39 +58,43 @@ class SharedShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class SharedValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     value: bool | int | float | str | list[Any] | dict[str, Any]
-    """What it is to be; not null. A mask stands for the secret that is there."""
+    """The new value, not null. A mask stands for the stored secret."""
 
     def __repr__(self) -> str:
         return "<a value>"  # it may be secret
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class HealthSentinel(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     last_publish: str | None
 
 
-async def show(call: ApiCall) -> Response:
+@endpoints.add(
+    "GET", AREA, READ_AREA, query=UnmaskQuery, answers={200: SharedConfig}, fails=(NO_STORE,)
+)
+async def get_area(call: ApiCall) -> Response:
+    """Get the configuration shared by all tenants, secrets masked."""
     unmask = call.query.unmask
     if unmask:
-        allow_unmasking(call)
+        call.require_unmask()
     area = _area(call)
     publisher = publisher_of(call, Keyring([]))
-    found = await publisher.look(area)
+    stored = await publisher.look(area)
     values, problems = {}, []
-    for path, value in sorted(found.parts.items()):
-        key = path.removeprefix(AREAS[area])
+    for path, value in sorted(stored.parts.items()):
         if isinstance(value, UnreadablePart):
-            problems.append(f"{path} cannot be understood and is left out")
+            problems.append(f"{path} is unreadable and omitted")
         else:
-            values[key] = value if unmask else masked_field(field_of(path), value)
-    told = SharedShown(
+            shown = value if unmask else masked_field(field_of(path), value)
+            values[path.removeprefix(AREAS[area])] = shown
+    config = SharedConfig(
         area=area,
-        revision=found.revision,
+        revision=stored.revision,
         values=values,
         problems=problems,
-        last_publish=_last(await publisher.health()),
+        last_publish=await _last_publish(publisher),
     )
-    etag = f"{found.revision}{'-unmasked' * unmask}"
-    return Response(told, headers=OPENED if unmask else {}, etag=etag)
+    etag = f"{stored.revision}{'-unmasked' * unmask}"
+    return Response(config, headers=UNMASKED if unmask else {}, etag=etag)
 
 
 def _area(call: ApiCall) -> Area:
@@ -106,155 +108,112 @@ def _path(call: ApiCall) -> str:
     call.notes["key"] = key
     path = f"{AREAS[area]}{key}"
     if area == "common" and path not in COMMON:
-        known = ", ".join(each.removeprefix(AREAS[area]) for each in COMMON)
+        known = ", ".join(path.removeprefix(AREAS[area]) for path in COMMON)
         raise HTTPError(
-            404, "not_found", f"no common setting is called {key[:40]}: there are {known}"
+            404, "not_found", f"there is no common setting {key[:40]}: known are {known}"
         )
     if joined(key) != key:
-        raise HTTPError(400, "bad_request", "a key has no slash at its ends, and not two in a row")
+        raise HTTPError(
+            400, "bad_request", "a key must not start or end with a slash, nor contain `//`"
+        )
     return path
 
 
-def _last(health: Any) -> str | None:
-    at = health.get("updatedAt") if isinstance(health, dict) else None
-    return at if isinstance(at, str) else None
+async def _last_publish(publisher: Publisher) -> str | None:
+    health = await publisher.health()
+    time = health.get("updatedAt") if isinstance(health, dict) else None
+    return time if isinstance(time, str) else None
 
 
-async def put(call: ApiCall) -> Response:
-    area, path, ring = _area(call), _path(call), Keyring.from_environment()
-    condition = precondition(call, call.query.base, path)
-    existed = False
+@endpoints.add(
+    "PUT",
+    VALUE,
+    CHANGE_AREA,
+    query=PublishQuery,
+    body=SharedValue,
+    answers={200: PublishReport, 201: PublishReport},
+    fails=(412,),
+)
+async def set_value(call: ApiCall) -> Response:
+    """Set a value. 409: changed since `base`; 412: If-Match or If-None-Match does not hold."""
+    area, path = _area(call), _path(call)
+    publisher = publisher_of(call, Keyring.from_environment())
+    precondition = Precondition(call, call.query.base, path)
 
-    def require(there: StoredParts) -> None:
-        nonlocal existed
-        condition(there)
-        existed = path in there.parts
+    def change(stored: Parts) -> Parts:
+        return {**stored, path: _new_value(call, path, stored)}
 
-    def change(there: Parts) -> Parts:
-        return {**there, path: _wanted(call, path, there)}
-
-    published = await publisher_of(call, ring).change(
-        area, change, note=reason(call), require=require, resent=_resent(call, path)
+    result = await publisher.change(
+        area,
+        change,
+        note=note_reason(call),
+        require=precondition,
+        resent=_resent(call, path),
     )
-    tell(call, published)
-    return Response(published_shown(published), 200 if existed else 201)
+    return publish_response(call, result, 200 if precondition.existed else 201)
 
 
-def _wanted(call: ApiCall, path: str, there: Parts) -> Any:
+def _new_value(call: ApiCall, path: str, stored: Parts) -> Any:
     """The value to write, with masks replaced by the stored secrets. Raises `HTTPError` (409) if a
     caller that may not read a secret would redirect it to another host."""
-    value, held = call.body.value, there.get(path)
-    if isinstance(held, UnreadablePart):
-        return merged_common(path, held, value)
+    value, before = call.body.value, stored.get(path)
+    if isinstance(before, UnreadablePart):
+        return merged_common(path, before, value)
     # A value that is secret as a whole is kept or replaced as a whole: no part of it stays.
-    redirect = None if is_hidden(field_of(path)) else redirect_in_value(path, held, value)
-    if redirect is not None and not may_unmask(call):
+    redirect = None if is_hidden(field_of(path)) else redirect_in_value(path, before, value)
+    if redirect is not None and not call.may_unmask:
         raise HTTPError(409, "conflict", str(redirect))
-    return merged_common(path, held, unmask_part(path, value, held))
+    return merged_common(path, before, unmask_part(path, value, before))
 
 
 def _resent(call: ApiCall, path: str) -> Resent:
-    if may_unmask(call):
+    """See `tenants._resent`."""
+    if call.may_unmask:
         return NOTHING_RESENT
     fields = cleartext_secrets_of(field_of(path), call.body.value)
     return {path: fields} if fields else NOTHING_RESENT
 
 
+@endpoints.add("POST", f"{VALUE}/diff", CHANGE_AREA, body=SharedValue, answers={200: PublishReport})
 async def diff(call: ApiCall) -> Response:
+    """Preview setting a value; nothing is written except an audit entry."""
     area, path = _area(call), _path(call)
     publisher = publisher_of(call, Keyring.from_environment())
-    value = _wanted(call, path, await publisher.read(area))
-    found = await publisher.diff_common(path, value, resent=_resent(call, path))
+    value = _new_value(call, path, await publisher.read(area))
+    changes = await publisher.diff_common(path, value, resent=_resent(call, path))
     call.notes["dry"] = True
-    return Response(would_change(area, found))
+    return preview_response(area, changes)
 
 
-async def delete(call: ApiCall) -> Response:
+@endpoints.add(
+    "DELETE",
+    VALUE,
+    CHANGE_AREA,
+    query=PublishQuery,
+    answers={200: PublishReport},
+    fails=(412,),
+)
+async def remove_value(call: ApiCall) -> Response:
+    """Remove a value; the history keeps it. 409, 412: see PUT."""
     area, path = _area(call), _path(call)
     publisher = publisher_of(call, Keyring.from_environment())
     if path not in await publisher.read(area):
         raise NotConfigured(f"there is no {path}")
-    published = await publisher.remove_common(
-        path, note=reason(call), require=precondition(call, call.query.base, path)
-    )
-    tell(call, published)
-    return Response(published_shown(published))
+    precondition = Precondition(call, call.query.base, path)
+    result = await publisher.remove_common(path, note=note_reason(call), require=precondition)
+    return publish_response(call, result)
 
 
-async def beat(call: ApiCall) -> Response:
+@endpoints.add("POST", HEALTH, CHANGE_AREA, answers={200: HealthSentinel})
+async def write_health(call: ApiCall) -> Response:
+    """Write the health sentinel with the current time."""
     publisher = publisher_of(call, Keyring([]))
     await publisher.beat()
-    return Response(Health(last_publish=_last(await publisher.health())))
+    return Response(HealthSentinel(last_publish=await _last_publish(publisher)))
 
 
+@endpoints.add("DELETE", HEALTH, CHANGE_AREA, answers={200: HealthSentinel}, fails=(404,))
 async def remove_health(call: ApiCall) -> Response:
+    """Remove the health sentinel; the next publish writes it again."""
     await publisher_of(call, Keyring([])).remove_common(SENTINEL)
-    return Response(Health(last_publish=None))
-
-
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        AREA,
-        LOOKING,
-        show,
-        "Get the configuration shared by all tenants, secrets masked",
-        query=Unmasking,
-        answers={200: SharedShown},
-        fails=(NO_STORE,),
-    ),
-    ApiRoute(
-        "PUT",
-        VALUE,
-        CHANGING,
-        put,
-        ("Set a value. 409: changed since `base`; 412: If-Match or If-None-Match does not hold"),
-        query=Publishing,
-        body=SharedValue,
-        answers={200: PublishedShown, 201: PublishedShown},
-        fails=(412,),
-    ),
-    ApiRoute(
-        "POST",
-        f"{VALUE}/diff",
-        CHANGING,
-        diff,
-        "Preview setting a value; nothing is written except an audit entry",
-        body=SharedValue,
-        answers={200: PublishedShown},
-    ),
-    ApiRoute(
-        "DELETE",
-        VALUE,
-        CHANGING,
-        delete,
-        "Remove a value; the history keeps it. 409, 412: see PUT",
-        query=Publishing,
-        answers={200: PublishedShown},
-        fails=(412,),
-    ),
-    *history_endpoints(
-        AREA,
-        LOOKING,
-        CHANGING,
-        what="an area",
-        whose="List changes of the shared configuration, oldest first",
-    ),
-    ApiRoute(
-        "POST",
-        HEALTH,
-        CHANGING,
-        beat,
-        "Write the health sentinel with the current time",
-        answers={200: Health},
-    ),
-    ApiRoute(
-        "DELETE",
-        HEALTH,
-        CHANGING,
-        remove_health,
-        "Remove the health sentinel; the next publish writes it again",
-        answers={200: Health},
-        fails=(404,),
-    ),
-)
+    return Response(HealthSentinel(last_publish=None))

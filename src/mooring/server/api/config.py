@@ -1,4 +1,4 @@
-"""What is said of services and instances: configuration, secrets masked, and descriptions."""
+"""The configuration of services and instances, secrets masked, and the descriptions of services."""
 
 from __future__ import annotations
 
@@ -10,232 +10,228 @@ import msgspec
 from mooring.formatting import quoted
 from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON, Service
-from mooring.server.api.lookup import instance_of, service_of
-from mooring.server.api.operations import INSTANCE, LOOKING, OPERATING, SERVICE, Reason, note
-from mooring.server.api.unmasking import Unmasking, configuration, fields, may_unmask
-from mooring.server.http.request import ApiCall
+from mooring.server.api.endpoint import UNMASKED, ApiCall, Endpoints, UnmaskQuery
+from mooring.server.api.operations import (
+    OPERATE_SERVICE,
+    ReasonQuery,
+    instance_of,
+    note_change,
+    service_of,
+)
+from mooring.server.api.registry import INSTANCE, READ_SERVICE, SERVICE
 from mooring.server.http.response import HTTPError, Response
-from mooring.server.http.routing import ApiRoute
 from mooring.tenants.diff import unmask
 from mooring.tenants.redirect_guard import Redirect, redirect_in_value
 
+endpoints = Endpoints()
+
+MAX_CHANGES = 100
+"""Values in one change: the audit entry contains all of them."""
+
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-MOST = 100
-"""Values that one edit changes: the audit names them all."""
 
 
-class Editing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A change of some values; the others stay."""
+class ConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Changes of some values; the others stay."""
 
-    set: Annotated[dict[Name, Any], msgspec.Meta(max_length=MOST)] = {}
-    """A mask stands for the secret that is there."""
-    unset: Annotated[list[Name], msgspec.Meta(max_length=MOST)] = []
+    set: Annotated[dict[Name, Any], msgspec.Meta(max_length=MAX_CHANGES)] = {}
+    """A mask stands for the stored secret."""
+    unset: Annotated[list[Name], msgspec.Meta(max_length=MAX_CHANGES)] = []
 
 
-class Info(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How a service is described to people."""
+class ServiceInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The description of a service."""
 
     name: str
     display_name: str
     description: str
 
 
-class Describing(
+class ServiceInfoPatch(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
 ):
     display_name: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType = msgspec.UNSET
     description: Annotated[str, msgspec.Meta(max_length=10_000)] | msgspec.UnsetType = msgspec.UNSET
 
 
+@endpoints.add(
+    "GET",
+    f"{SERVICE}/config",
+    READ_SERVICE,
+    query=UnmaskQuery,
+    answers={200: dict[str, Any]},
+)
 async def service_config(call: ApiCall) -> Response:
-    service = await service_of(call)
-    return configuration(call, await call.server.hub.registry.config(service))
+    """Get the configuration of a service, secrets masked."""
+    return _config_response(call, await call.server.registry.config(await service_of(call)))
 
 
+@endpoints.add(
+    "GET",
+    f"{INSTANCE}/config",
+    READ_SERVICE,
+    query=UnmaskQuery,
+    answers={200: dict[str, Any]},
+)
 async def instance_config(call: ApiCall) -> Response:
-    return configuration(call, await _kept(call))
+    """Get the configuration of an instance, secrets masked; it persists across restarts."""
+    return _config_response(call, await _instance_config(call))
 
 
-async def _kept(call: ApiCall) -> Mapping[str, JSON]:
-    """The operator's word on an instance; it outlives the instance. Raises `HTTPError` (404) where
-    there is neither."""
-    registry = call.server.hub.registry
+def _config_response(call: ApiCall, config: Mapping[str, JSON]) -> Response:
+    if not call.query.unmask:
+        return Response(masked_fields(config))
+    call.require_unmask()
+    return Response(dict(config), headers=UNMASKED)
+
+
+async def _instance_config(call: ApiCall) -> Mapping[str, JSON]:
+    """The operator override of an instance, which outlives the instance. Raises `HTTPError` (404)
+    if there is neither."""
+    registry = call.server.registry
     config = await registry.config(registry.canonical(call.service), call.path["id"])
     if not config:
         await instance_of(call)
     return config
 
 
-async def configure_service(call: ApiCall) -> Response:
+@endpoints.add(
+    "PATCH",
+    f"{SERVICE}/config",
+    OPERATE_SERVICE,
+    query=ReasonQuery,
+    body=ConfigPatch,
+    answers={200: dict[str, Any]},
+)
+async def change_service_config(call: ApiCall) -> Response:
+    """Change configuration values of a service; instances and callers follow at once."""
     service = await service_of(call)
-    return await _edit(call, service, "", await call.server.hub.registry.config(service))
+    return await _change(call, service, "", await call.server.registry.config(service))
 
 
-async def configure_instance(call: ApiCall) -> Response:
-    service = call.server.hub.registry.canonical(call.service)
-    return await _edit(call, service, call.path["id"], await _kept(call))
+@endpoints.add(
+    "PATCH",
+    f"{INSTANCE}/config",
+    OPERATE_SERVICE,
+    query=ReasonQuery,
+    body=ConfigPatch,
+    answers={200: dict[str, Any]},
+)
+async def change_instance_config(call: ApiCall) -> Response:
+    """Change configuration values of an instance."""
+    service = call.server.registry.canonical(call.service)
+    return await _change(call, service, call.path["id"], await _instance_config(call))
 
 
-async def _edit(call: ApiCall, service: str, id: str, before: Mapping[str, JSON]) -> Response:
-    told, gone = call.body.set, tuple(call.body.unset)
-    if not told and not gone:
-        raise HTTPError(400, "bad_request", "nothing is to be changed: say what to set or to unset")
-    if both := [name for name in gone if name in told]:
-        raise HTTPError(400, "bad_request", f"{quoted(both[0])} is to be set and to be unset")
-    if (count := len(told) + len(gone)) > MOST:
-        raise HTTPError(400, "bad_request", f"{count} values are too many for one edit: {MOST}")
-    new = _unmasked(call, before)
-    if not may_unmask(call):
-        below = await call.server.hub.registry.config(service) if id else {}
-        redirect = _redirect(below, before, told, gone) or _fallen(below, {**before, **new}, gone)
+async def _change(call: ApiCall, service: str, id: str, before: Mapping[str, JSON]) -> Response:
+    sent, unset = call.body.set, tuple(call.body.unset)
+    if not sent and not unset:
+        raise HTTPError(400, "bad_request", "empty change: send `set` or `unset`")
+    if both := [name for name in unset if name in sent]:
+        raise HTTPError(400, "bad_request", f"{quoted(both[0])} is both in `set` and in `unset`")
+    if (count := len(sent) + len(unset)) > MAX_CHANGES:
+        raise HTTPError(
+            400, "bad_request", f"{count} values exceed the limit of {MAX_CHANGES} per change"
+        )
+    new = _restore_secrets(sent, before)
+    if not call.may_unmask:
+        service_config = await call.server.registry.config(service) if id else {}
+        redirect = _redirect_of_kept(service_config, before, sent, unset)
+        redirect = redirect or _redirect_of_inherited(service_config, {**before, **new}, unset)
         if redirect is not None:
             raise HTTPError(409, "conflict", str(redirect))
-    note(call, before, new, gone)
-    if not new and not gone:
-        return Response(fields(before))
-    config = await call.server.hub.registry.configure(service, id, set=new, unset=gone)
-    return Response(fields(config))
+    note_change(call, before, new, unset)
+    if not new and not unset:
+        return Response(masked_fields(before))
+    config = await call.server.registry.configure(service, id, set=new, unset=unset)
+    return Response(masked_fields(config))
 
 
-def _redirect(
-    below: Mapping[str, JSON],
+def _redirect_of_kept(
+    service_config: Mapping[str, JSON],
     before: Mapping[str, JSON],
-    told: Mapping[str, JSON],
-    gone: Sequence[str],
+    sent: Mapping[str, JSON],
+    unset: Sequence[str],
 ) -> Redirect | None:
-    """A secret that is kept while something beside it changes. `below` is the configuration of the
-    service, if that of an instance is edited. A value that falls back to it is not kept."""
-    own = {name: value for name, value in masked_fields(before).items() if name not in gone}
-    back = {name: below[name] for name in gone if name in below}
-    sent = _over({**masked_fields(below), **back}, {**own, **told})
-    return redirect_in_value("", _over(below, before), sent)
+    """A redirect of a secret that the change keeps. `service_config` is empty if the configuration
+    of the service itself is changed. Values that fall back to it are not kept."""
+    own = {name: value for name, value in masked_fields(before).items() if name not in unset}
+    inherited = {name: service_config[name] for name in unset if name in service_config}
+    after = _merge({**masked_fields(service_config), **inherited}, {**own, **sent})
+    return redirect_in_value("", _merge(service_config, before), after)
 
 
-def _fallen(
-    below: Mapping[str, JSON], after: Mapping[str, JSON], gone: Sequence[str]
+def _redirect_of_inherited(
+    service_config: Mapping[str, JSON], after: Mapping[str, JSON], unset: Sequence[str]
 ) -> Redirect | None:
-    """A secret of the service to which an instance falls back, beside values of its own."""
-    own = {name: value for name, value in after.items() if name not in gone}
-    back = {name: value for name, value in masked_fields(below).items() if name in gone}
-    sent = {**own, **back}
-    return redirect_in_value("", {name: below.get(name) for name in sent}, sent)
+    """A redirect of a secret of the service that an instance inherits next to its own values."""
+    own = {name: value for name, value in after.items() if name not in unset}
+    masked = masked_fields(service_config)
+    inherited = {name: value for name, value in masked.items() if name in unset}
+    sent = {**own, **inherited}
+    return redirect_in_value("", {name: service_config.get(name) for name in sent}, sent)
 
 
-def _over(below: Mapping[str, JSON], own: Mapping[str, JSON]) -> dict[str, JSON]:
-    """What holds for an instance."""
-    merged = {**below, **own}
-    labels, more = below.get("metadata"), own.get("metadata")
-    if isinstance(labels, dict) and isinstance(more, dict):
-        merged["metadata"] = {**labels, **more}
+def _merge(service: Mapping[str, JSON], instance: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The effective configuration of an instance."""
+    merged = {**service, **instance}
+    labels, own_labels = service.get("metadata"), instance.get("metadata")
+    if isinstance(labels, dict) and isinstance(own_labels, dict):
+        merged["metadata"] = {**labels, **own_labels}
     return merged
 
 
-def _unmasked(call: ApiCall, before: Mapping[str, JSON]) -> dict[str, JSON]:
-    """What is to be set, with the secrets that are there in place of their masks; without what is
-    a mask alone, which nobody changed."""
-    told: dict[str, JSON] = call.body.set
-    restored = unmask(told, dict(before))
+def _restore_secrets(sent: dict[str, JSON], before: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The values to set, with masks replaced by the stored secrets. Values that are only a mask are
+    omitted, because they do not change. Raises `HTTPError` (400) if a mask has no stored secret."""
+    restored = unmask(sent, dict(before))
     assert isinstance(restored, dict)
     new = {
         name: value
         for name, value in restored.items()
-        if value == told[name] or value != before.get(name)
+        if value == sent[name] or value != before.get(name)
     }
     for name, value in new.items():
         if holds_mask({name: value}):
-            message = (
-                f"{quoted(name)} is masked, and no such secret is there: leave it out, or say it"
+            raise HTTPError(
+                400,
+                "bad_request",
+                f"{quoted(name)} is masked, but no secret is stored: omit it or send the value",
             )
-            raise HTTPError(400, "bad_request", message)
     return new
 
 
-async def info(call: ApiCall) -> Response:
+@endpoints.add("GET", f"{SERVICE}/info", READ_SERVICE, answers={200: ServiceInfo})
+async def service_info(call: ApiCall) -> Response:
+    """Get the description of a service."""
     service = await service_of(call)
-    return Response(_info(await call.server.hub.registry.info(service=service)))
+    return Response(_info(await call.server.registry.info(service=service)))
 
 
-async def describe(call: ApiCall) -> Response:
-    told = {
-        name: text
-        for name, text in (
-            ("displayName", call.body.display_name),
-            ("description", call.body.description),
-        )
-        if text is not msgspec.UNSET
-    }
-    if not told:
-        raise HTTPError(
-            400, "bad_request", "nothing is to be changed: say displayName, description"
-        )
-    service = await service_of(call)
-    registry = call.server.hub.registry
-    before = _info(await registry.info(service=service))
-    was = {"displayName": before.display_name, "description": before.description}
-    note(call, was, told)
-    return Response(_info(await registry.describe(service=service, set=told)))
-
-
-def _info(told: object) -> Info:
-    assert isinstance(told, Service)
-    return Info(name=told.name, display_name=told.display_name, description=told.description)
-
-
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        f"{SERVICE}/config",
-        LOOKING,
-        service_config,
-        "Get the configuration of a service, secrets masked",
-        query=Unmasking,
-        answers={200: dict[str, Any]},
-    ),
-    ApiRoute(
-        "PATCH",
-        f"{SERVICE}/config",
-        OPERATING,
-        configure_service,
-        "Change configuration values of a service; instances and callers follow at once",
-        query=Reason,
-        body=Editing,
-        answers={200: dict[str, Any]},
-    ),
-    ApiRoute(
-        "GET",
-        f"{INSTANCE}/config",
-        LOOKING,
-        instance_config,
-        ("Get the configuration of an instance, secrets masked; it persists across restarts"),
-        query=Unmasking,
-        answers={200: dict[str, Any]},
-    ),
-    ApiRoute(
-        "PATCH",
-        f"{INSTANCE}/config",
-        OPERATING,
-        configure_instance,
-        "Change configuration values of an instance",
-        query=Reason,
-        body=Editing,
-        answers={200: dict[str, Any]},
-    ),
-    ApiRoute(
-        "GET",
-        f"{SERVICE}/info",
-        LOOKING,
-        info,
-        "Get the description of a service",
-        answers={200: Info},
-    ),
-    ApiRoute(
-        "PATCH",
-        f"{SERVICE}/info",
-        OPERATING,
-        describe,
-        "Change the description of a service",
-        query=Reason,
-        body=Describing,
-        answers={200: Info},
-    ),
+@endpoints.add(
+    "PATCH",
+    f"{SERVICE}/info",
+    OPERATE_SERVICE,
+    query=ReasonQuery,
+    body=ServiceInfoPatch,
+    answers={200: ServiceInfo},
 )
+async def change_service_info(call: ApiCall) -> Response:
+    """Change the description of a service."""
+    sent = {"displayName": call.body.display_name, "description": call.body.description}
+    changes = {name: text for name, text in sent.items() if text is not msgspec.UNSET}
+    if not changes:
+        raise HTTPError(400, "bad_request", "empty change: send displayName or description")
+    service = await service_of(call)
+    registry = call.server.registry
+    info = _info(await registry.info(service=service))
+    before = {"displayName": info.display_name, "description": info.description}
+    note_change(call, before, changes)
+    return Response(_info(await registry.describe(service=service, set=changes)))
+
+
+def _info(service: object) -> ServiceInfo:
+    assert isinstance(service, Service)
+    return ServiceInfo(
+        name=service.name, display_name=service.display_name, description=service.description
+    )

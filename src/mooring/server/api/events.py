@@ -1,7 +1,8 @@
-"""`/admin/events`: what changes, as it changes, as server-sent events.
+"""`/admin/events`: live changes as server-sent events.
 
-`hello` comes first. `services` and `instances` name what changed, as the API shows it, and what is
-gone; `health` and `problems` are told whole. `reset` means that something was missed: read anew.
+The first event is `hello`. `services` and `instances` contain what changed, as the API shows it,
+and the names of what was removed; `health` and `problems` are complete values. `reset` means that
+events were missed: reload everything.
 """
 
 from __future__ import annotations
@@ -12,52 +13,62 @@ import msgspec
 
 from mooring.formatting import quoted
 from mooring.names import is_service
+from mooring.server.api.endpoint import ApiCall, Endpoints
 from mooring.server.auth.authorization import READING
-from mooring.server.event_stream import KINDS, OF_ONE, Ask, Told, TooMany, TooManyOfOne
-from mooring.server.http.request import ApiCall
+from mooring.server.event_stream import (
+    KINDS,
+    MAX_PER_TOKEN,
+    StreamKind,
+    Subscription,
+    TooManyListeners,
+    TooManyPerToken,
+)
 from mooring.server.http.response import HTTPError, Response
-from mooring.server.http.routing import ApiRoute
+
+endpoints = Endpoints()
 
 MEDIA = "text/event-stream"
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
     service: Annotated[str, msgspec.Meta(max_length=1000)] = ""
-    """The service whose instances are told of, too."""
+    """The service whose instances are included."""
     kind: Annotated[str, msgspec.Meta(max_length=100)] = ""
     """Some of `services,instances,health,problems`; by default all."""
 
 
-async def _events(call: ApiCall) -> Response:
-    wanted: Wanted = call.query
-    ask = Ask(call.principal.groups, _service(call, wanted.service), _kinds(wanted.kind))
+@endpoints.add("GET", "/admin/events", READING, query=EventsQuery, answers={200: None}, media=MEDIA)
+async def events(call: ApiCall) -> Response:
+    """Stream changes as server-sent events."""
+    query, caller = call.query, call.principal
+    subscription = Subscription(caller.groups, _service(call, query.service), _kinds(query.kind))
     stream = call.server.stream
-    call.server.fleet  # noqa: B018 - raises while there is none
-    if stream is None or stream.closed:
-        raise HTTPError(503, "starting", "there is no stream yet: try again in a second")
     if call.request.method == "HEAD":
         return Response(b"", media=MEDIA)
-    last = call.request.headers.get("last-event-id", "")
-    who = call.principal
     try:
         listener = stream.open(
-            ask, last[:100], token=who.token, acts=who.role != "viewer", may=lambda: _may(call)
+            subscription,
+            call.request.headers.get("last-event-id", "")[:100],
+            token=caller.token,
+            acts=caller.role != "viewer",
+            authorized=lambda: _current_principal(call) == caller,
         )
-    except TooManyOfOne:
+    except TooManyPerToken:
         raise HTTPError(
             429,
             "too_many_streams",
-            f"{OF_ONE} follow this server with the token of {who.name}: close some, or use another",
+            f"the token of {caller.name} has {MAX_PER_TOKEN} open streams: close some, or use "
+            "another token",
             headers={"Retry-After": "10"},
         ) from None
-    except TooMany:
+    except TooManyListeners:
         raise HTTPError(
             503,
             "too_many_streams",
-            "as many follow this server as it can bear: try again later, or ask another",
+            "this server has too many open streams: retry later, or use another server",
             headers={"Retry-After": "10"},
         ) from None
-    headers = {"X-Accel-Buffering": "no"}  # nginx would keep the words to itself
+    headers = {"X-Accel-Buffering": "no"}  # otherwise nginx buffers the events
     return Response(stream=listener.frames(), media=MEDIA, headers=headers)
 
 
@@ -65,42 +76,26 @@ def _service(call: ApiCall, service: str) -> str:
     if not service:
         return ""
     if not is_service(service):
-        raise HTTPError(400, "bad_query", "the service is none: write it as group/name, or name")
+        raise HTTPError(400, "bad_query", "invalid service: expected group/name, or name")
     if not call.principal.sees_service(service):
         raise HTTPError(403, "forbidden", f"{service} is outside of the groups of this token")
     return service
 
 
-def _kinds(kind: str) -> frozenset[Told]:
-    named = {each.strip() for each in kind.split(",")} if kind else set(KINDS)
-    if unknown := named - KINDS:
+def _kinds(text: str) -> frozenset[StreamKind]:
+    names = {name.strip() for name in text.split(",")} if text else set(KINDS)
+    if unknown := names - KINDS:
         known = ", ".join(sorted(KINDS))
         raise HTTPError(
-            400, "bad_query", f"there is no kind {quoted(min(unknown))}: there is {known}"
+            400, "bad_query", f"unknown kind {quoted(min(unknown))}: expected some of {known}"
         )
-    return frozenset(each for each in KINDS if each in named)
+    return frozenset(kind for kind in KINDS if kind in names)
 
 
-def _may(call: ApiCall) -> bool:
-    """Whether who began to listen is still who they were: neither revoked, expired nor scoped
-    otherwise."""
+def _current_principal(call: ApiCall) -> object:
+    """The principal that the credentials of a call have now; it changes if they are revoked, expire
+    or get another scope."""
     header = call.request.headers.get("authorization")
     if header is not None:
-        principal = call.server.tokens.bearer(header.partition(" ")[2].strip())
-    else:
-        principal = call.server.sessions.principal(call.request)
-    return principal == call.principal
-
-
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        "/admin/events",
-        READING,
-        _events,
-        "Stream changes as server-sent events",
-        query=Wanted,
-        answers={200: None},
-        media=MEDIA,
-    ),
-)
+        return call.server.tokens.bearer(header.partition(" ")[2].strip())
+    return call.server.sessions.principal(call.request)

@@ -1,180 +1,155 @@
-"""Locks: who holds them, who waits, and taking one from its holder."""
+"""Locks: list and show holders and waiters, and release a lock forcibly."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated
 
 import msgspec
 
 from mooring.formatting import quoted
 from mooring.locks.inspect import Contender, LockInfo, find_lock, release
-from mooring.server.api.lookup import not_found, store_of
+from mooring.server.api.endpoint import NO_STORE, ApiCall, Endpoints, not_found
 from mooring.server.auth.authorization import need
-from mooring.server.http.request import ApiCall, Page, cut
-from mooring.server.http.response import HTTPError, Response, encode
-from mooring.server.http.routing import ApiRoute
+from mooring.server.http.request import PageQuery, paginate
+from mooring.server.http.response import HTTPError, Response, digest, encode
 from mooring.store.contract import Store
 
-LOOKING = need("viewer", "everything")
-OPERATING = need("operator", "everything")
+endpoints = Endpoints()
+
+READ_LOCKS = need("viewer", "everything")
 
 LOCK = "/admin/locks/{name}"
-_LEASES = 20  # of which it is asked how long they live
+_MAX_LEASES = 20  # holders whose remaining lease time is read
 
 
-class Listed(Page, frozen=True, kw_only=True):
+class LocksQuery(PageQuery, frozen=True, kw_only=True):
     prefix: Annotated[str, msgspec.Meta(max_length=1000)] = ""
-    """Locks whose names start so; without one the whole store is read."""
+    """The prefix of the names; without one, the whole store is read."""
 
 
-class ContenderShown(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a lock or waits for it."""
+class ContenderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A holder or a waiter."""
 
     lease: str
-    """In hexadecimal, as it stands in the key."""
+    """In hexadecimal, as in the key."""
     token: int
-    """The fencing token: who came earlier has the lower one."""
+    """The fencing token; it increases with each contender."""
     kind: str | None
-    """lock, read, place or party; null for somebody else's: etcdctl, an election."""
+    """lock, read, place or party; null for other clients: etcdctl, an election."""
     by: str | None
-    """Who it is, `host:pid`, where it says so."""
+    """The process, `host:pid`, if known."""
     value: str | None
-    """What an election's candidate says of itself."""
+    """The value of a candidate of an election."""
 
 
-class LockShown(msgspec.Struct, frozen=True, kw_only=True):
+class LockSummary(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    holders: list[ContenderShown]
-    waiting: list[ContenderShown]
-    """In their order."""
+    holders: list[ContenderInfo]
+    waiting: list[ContenderInfo]
+    """In order."""
 
 
-class Life(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a lease."""
-
+class LeaseTime(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float
-    """Seconds that it lives after each sign of life."""
+    """Seconds that the lease lives after each renewal."""
     remaining: float
+    """Seconds until it expires without a renewal."""
 
 
-class LockDetail(LockShown, frozen=True, kw_only=True):
-    leases: dict[str, Life]
-    """Of the holders, by lease: one that is not renewed ends by itself."""
+class LockDetail(LockSummary, frozen=True, kw_only=True):
+    leases: dict[str, LeaseTime]
+    """The times of the holders' leases. A holder that does not renew its lease loses the lock."""
 
 
-class Releasing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReleaseQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     holder: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,16}$")]
-    """The lease of the holder that is meant: nobody else loses anything."""
+    """The lease of the holder; if another client holds the lock by now, nothing is released."""
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
-    """Why, for the audit."""
+    """For the audit."""
     token: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
-    """With its fencing token, only that very holding is ended; 0: whatever it holds now."""
+    """The fencing token of the holder; 0: release whatever token the lease holds."""
 
 
+@endpoints.add(
+    "GET",
+    "/admin/locks",
+    READ_LOCKS,
+    query=LocksQuery,
+    answers={200: list[LockSummary]},
+    fails=(NO_STORE,),
+)
 async def list_locks(call: ApiCall) -> Response:
-    store_of(call)
-    found = await call.server.hub.locks(call.query.prefix)
-    some, headers = cut(found, call.query, lambda each: each.name, path=call.here)
-    return Response([_shown(each) for each in some], headers=headers)
+    """List locks and elections with their holders and waiters. 409: the server has no store, only
+    Redis."""
+    call.server.store  # noqa: B018 - raises if there is none
+    locks = await call.server.hub.locks(call.query.prefix)
+    page, headers = paginate(locks, call.query, lambda lock: lock.name, path=call.raw_path)
+    return Response([_summary(lock) for lock in page], headers=headers)
 
 
-async def show_lock(call: ApiCall) -> Response:
-    store = store_of(call)
-    found = await _found(store, call.path["name"])
-    leases: dict[str, Life] = {}
-    for holder in found.holders[:_LEASES]:
-        if (life := await store.remaining(holder.lease)) is not None:
-            leases[f"{holder.lease:x}"] = Life(ttl=life.ttl, remaining=life.remaining)
-    told = _shown(found)
-    return Response(
-        LockDetail(name=told.name, holders=told.holders, waiting=told.waiting, leases=leases),
-        etag=_mark(told),
+@endpoints.add("GET", LOCK, READ_LOCKS, answers={200: LockDetail}, fails=(NO_STORE,))
+async def get_lock(call: ApiCall) -> Response:
+    """Get a lock with its holders, its waiters in order, and the remaining lease times."""
+    store = call.server.store
+    lock = await _lock(store, call.path["name"])
+    leases: dict[str, LeaseTime] = {}
+    for holder in lock.holders[:_MAX_LEASES]:
+        if (lease := await store.remaining(holder.lease)) is not None:
+            leases[f"{holder.lease:x}"] = LeaseTime(ttl=lease.ttl, remaining=lease.remaining)
+    summary = _summary(lock)
+    detail = LockDetail(
+        name=summary.name, holders=summary.holders, waiting=summary.waiting, leases=leases
     )
+    return Response(detail, etag=digest(encode(summary)))  # lease times change all the time
 
 
+@endpoints.add(
+    "DELETE",
+    LOCK,
+    need("operator", "everything"),
+    query=ReleaseQuery,
+    answers={200: ContenderInfo},
+)
 async def release_lock(call: ApiCall) -> Response:
-    store, name, asked = store_of(call), call.path["name"], call.query
-    call.notes["reason"] = asked.reason
-    call.notes["holder"] = asked.holder
-    lease = int(asked.holder, 16)
-    released = await release(store, name, lease, token=asked.token)
+    """Release a lock forcibly; its holder is notified and the next waiter acquires it."""
+    store, name, query = call.server.store, call.path["name"], call.query
+    call.notes["reason"] = query.reason
+    call.notes["holder"] = query.holder
+    released = await release(store, name, int(query.holder, 16), token=query.token)
     if released is not None:
         call.notes["before"] = {"by": released.by, "token": released.token}
         return Response(_contender(released))
-    found = await _found(store, name)
-    held = ", ".join(f"{each.lease:x} (token {each.token})" for each in found.holders)
+    lock = await _lock(store, name)
+    holders = ", ".join(f"{holder.lease:x} (token {holder.token})" for holder in lock.holders)
     raise HTTPError(
         409,
         "not_held",
-        f"{name} is not held by the lease {asked.holder}"
-        f"{f' with the token {asked.token}' if asked.token else ''}: it is held by "
-        f"{held or 'nobody'}. Look again, and name who holds it now",
+        f"{name} is not held by the lease {query.holder}"
+        f"{f' with the token {query.token}' if query.token else ''}; its holders are: "
+        f"{holders or 'none'}. Read the lock again and name a current holder",
     )
 
 
-async def _found(store: Store, name: str) -> LockInfo:
-    found = await find_lock(store, name)
-    if found is None:
-        raise not_found(f"nobody holds {quoted(name)} or waits for it", name, ())
-    return found
+async def _lock(store: Store, name: str) -> LockInfo:
+    lock = await find_lock(store, name)
+    if lock is None:
+        raise not_found(f"the lock {quoted(name)} has neither holders nor waiters", name, ())
+    return lock
 
 
-def _mark(told: LockShown) -> str:
-    """Changes with who contends, and what they say; the time of their leases goes on."""
-    return hashlib.blake2b(encode(told), digest_size=12).hexdigest()
-
-
-def _shown(info: LockInfo) -> LockShown:
-    return LockShown(
-        name=info.name,
-        holders=[_contender(each) for each in info.holders],
-        waiting=[_contender(each) for each in info.waiting],
+def _summary(lock: LockInfo) -> LockSummary:
+    return LockSummary(
+        name=lock.name,
+        holders=[_contender(contender) for contender in lock.holders],
+        waiting=[_contender(contender) for contender in lock.waiting],
     )
 
 
-def _contender(contender: Contender) -> ContenderShown:
-    return ContenderShown(
+def _contender(contender: Contender) -> ContenderInfo:
+    return ContenderInfo(
         lease=f"{contender.lease:x}",
         token=contender.token,
         kind=contender.kind or None,
         by=contender.by or None,
         value=contender.value.decode(errors="backslashreplace") or None,
     )
-
-
-_NO_STORE = 409
-
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        "/admin/locks",
-        LOOKING,
-        list_locks,
-        (
-            "List locks and elections with their holders and waiters. 409: the server has "
-            "no store, only Redis"
-        ),
-        query=Listed,
-        answers={200: list[LockShown]},
-        fails=(_NO_STORE,),
-    ),
-    ApiRoute(
-        "GET",
-        LOCK,
-        LOOKING,
-        show_lock,
-        ("Get a lock with its holders, its waiters in order, and the remaining lease times"),
-        answers={200: LockDetail},
-        fails=(_NO_STORE,),
-    ),
-    ApiRoute(
-        "DELETE",
-        LOCK,
-        OPERATING,
-        release_lock,
-        ("Release a lock forcibly; its holder is notified and the next waiter acquires it"),
-        query=Releasing,
-        answers={200: ContenderShown},
-    ),
-)

@@ -1,186 +1,205 @@
-"""Operator actions: drain, enable, set weights, deregister, and release eviction brakes."""
+"""Operator actions: drain, enable, set weights, deregister, forget, and release eviction brakes."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
+from mooring.masking import masked_fields
 from mooring.messages import Parameter, message
 from mooring.model import JSON, Instance
-from mooring.server.api.lookup import instance_of, not_found, service_of
-from mooring.server.api.registry import known_of
-from mooring.server.api.unmasking import fields
+from mooring.server.api.endpoint import ApiCall, Endpoints, not_found
+from mooring.server.api.registry import INSTANCE, SERVICE, known_of
 from mooring.server.auth.authorization import READING, need
-from mooring.server.http.request import ApiCall, Page, cut
-from mooring.server.http.response import HTTPError, Response, shown
-from mooring.server.http.routing import ApiRoute
+from mooring.server.http.request import PageQuery, paginate
+from mooring.server.http.response import HTTPError, Response, rfc3339
 
-OPERATING = need("operator", "group")
-LOOKING = need("viewer", "group")
+endpoints = Endpoints()
 
-SERVICE = "/admin/registry/services/{service}"
-INSTANCE = f"{SERVICE}/instances/{{id}}"
+OPERATE_SERVICE = need("operator", "group")
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReasonQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
-    """Why, for the audit."""
+    """For the audit."""
 
 
-class Operated(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An instance after an operator's word."""
+class InstanceOverride(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An instance with its operator override."""
 
     service: str
     id: str
     enabled: bool
-    """Whether it may be called."""
     weight: float
     config: dict[str, Any]
-    """The operator's word on this instance, secrets masked."""
+    """The operator override of this instance, secrets masked."""
 
 
-class Weight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WeightRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weight: Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000)] | None
-    """Its share of the calls in relation to the others'; 0: none; null: as it says itself."""
+    """Its share of the calls relative to other instances; 0: none; null: the registered weight."""
 
 
-KEPT_ON = "enabledBeforeDrain"
-"""There where an operator had said `enabled: true` before somebody drained it."""
+ENABLED_BEFORE_DRAIN = "enabledBeforeDrain"
+"""A value that records that an operator had set `enabled: true` before the drain."""
 
 
+@endpoints.add(
+    "POST",
+    f"{INSTANCE}/drain",
+    OPERATE_SERVICE,
+    query=ReasonQuery,
+    answers={200: InstanceOverride},
+)
 async def drain(call: ApiCall) -> Response:
-    said = await _said(call)
-    own = said.before.get("enabled")
-    if own is True:
-        return await said.change("drained_by", set={"enabled": False, KEPT_ON: True})
-    old = (KEPT_ON,) if own is None and KEPT_ON in said.before else ()
-    return await said.change("drained_by", set={"enabled": False}, unset=old)
+    """Drain an instance: it stays registered but receives no calls."""
+    instance, before = await _instance_with_config(call)
+    values: dict[str, JSON] = {"enabled": False}
+    obsolete: tuple[str, ...] = ()
+    if before.get("enabled") is True:
+        values[ENABLED_BEFORE_DRAIN] = True
+    elif before.get("enabled") is None and ENABLED_BEFORE_DRAIN in before:
+        obsolete = (ENABLED_BEFORE_DRAIN,)
+    config = await _configure(call, instance, before, set=values, unset=obsolete)
+    _record(call, instance.service, instance.id, "drained_by")
+    return _override(await instance_of(call), config)
 
 
+@endpoints.add(
+    "POST",
+    f"{INSTANCE}/enable",
+    OPERATE_SERVICE,
+    query=ReasonQuery,
+    answers={200: InstanceOverride},
+)
 async def enable(call: ApiCall) -> Response:
-    """What a drain said is taken back. Where something else holds it out (its service is disabled
-    as a whole, or it says so itself), it is enabled in spite of that: so it was asked for."""
-    said = await _said(call)
-    was_on = said.before.get("enabled") is True or said.before.get(KEPT_ON) is True
-    kept = (KEPT_ON,) if KEPT_ON in said.before else ()
-    if not was_on:
-        answer = await said.change("", unset=("enabled", *kept))
-        if answer.value.enabled:
-            _record(call, said.instance.service, said.instance.id, "enabled_by")
-            return answer
-    return await said.change("enabled_by", set={"enabled": True}, unset=kept)
+    """Put an instance back into rotation."""
+    instance, before = await _instance_with_config(call)
+    mark = (ENABLED_BEFORE_DRAIN,) if ENABLED_BEFORE_DRAIN in before else ()
+    enabled = False
+    if before.get("enabled") is not True and before.get(ENABLED_BEFORE_DRAIN) is not True:
+        config = await _configure(call, instance, before, unset=("enabled", *mark))
+        enabled = (await instance_of(call)).enabled
+    if not enabled:  # also if its service is disabled or it registered as disabled
+        config = await _configure(call, instance, before, set={"enabled": True}, unset=mark)
+    _record(call, instance.service, instance.id, "enabled_by")
+    return _override(await instance_of(call), config)
 
 
-async def weigh(call: ApiCall) -> Response:
-    said, weight = await _said(call), call.body.weight
+@endpoints.add(
+    "PUT",
+    f"{INSTANCE}/weight",
+    OPERATE_SERVICE,
+    query=ReasonQuery,
+    body=WeightRequest,
+    answers={200: InstanceOverride},
+)
+async def set_weight(call: ApiCall) -> Response:
+    """Set the weight of an instance."""
+    instance, before = await _instance_with_config(call)
+    weight = call.body.weight
     if weight is None:
-        return await said.change("weight_reset_by", unset=("weight",))
-    return await said.change("weight_set_by", {"weight": float(weight)}, set={"weight": weight})
+        config = await _configure(call, instance, before, unset=("weight",))
+        _record(call, instance.service, instance.id, "weight_reset_by")
+    else:
+        config = await _configure(call, instance, before, set={"weight": weight})
+        _record(call, instance.service, instance.id, "weight_set_by", weight=float(weight))
+    return _override(await instance_of(call), config)
 
 
-class _Said(NamedTuple):
-    """The operator's word on an instance, to be changed."""
-
-    call: ApiCall
-    instance: Instance
-    before: Mapping[str, JSON]
-
-    async def change(
-        self,
-        kind: str,
-        params: Mapping[str, Parameter] | None = None,
-        *,
-        set: Mapping[str, JSON] | None = None,
-        unset: tuple[str, ...] = (),
-    ) -> Response:
-        """Change it, and record a message of this kind in the timeline; with an empty kind record
-        nothing, because more changes follow."""
-        call, (service, id) = self.call, (self.instance.service, self.instance.id)
-        note(call, self.before, set or {}, unset)
-        config = await call.server.hub.registry.configure(service, id, set=set or {}, unset=unset)
-        if kind:
-            _record(call, service, id, kind, params)
-        return Response(_operated(await instance_of(call), config))
-
-
-async def _said(call: ApiCall) -> _Said:
+async def _instance_with_config(call: ApiCall) -> tuple[Instance, Mapping[str, JSON]]:
     instance = await instance_of(call)
-    return _Said(
-        call, instance, await call.server.hub.registry.config(instance.service, instance.id)
+    return instance, await call.server.registry.config(instance.service, instance.id)
+
+
+async def _configure(
+    call: ApiCall,
+    instance: Instance,
+    before: Mapping[str, JSON],
+    *,
+    set: Mapping[str, JSON] | None = None,
+    unset: tuple[str, ...] = (),
+) -> Mapping[str, JSON]:
+    note_change(call, before, set or {}, unset)
+    registry = call.server.registry
+    return await registry.configure(instance.service, instance.id, set=set or {}, unset=unset)
+
+
+def _override(instance: Instance, config: Mapping[str, JSON]) -> Response:
+    return Response(
+        InstanceOverride(
+            service=instance.service,
+            id=instance.id,
+            enabled=instance.enabled,
+            weight=instance.weight,
+            config=masked_fields(config),
+        )
     )
 
 
-def _record(
-    call: ApiCall, service: str, id: str, kind: str, params: Mapping[str, Parameter] | None = None
-) -> None:
+def _record(call: ApiCall, service: str, id: str, kind: str, **params: Parameter) -> None:
     """Add an action to the timeline: what was done, by which token, and the reason given."""
-    by, reason = call.principal.name, getattr(call.query, "reason", "")
-    call.server.fleet.record_action(
-        service, id, message(kind, **(params or {}), by=by, reason=reason)
-    )
+    by, reason = call.principal.name, call.query.reason
+    call.server.fleet.record_action(service, id, message(kind, **params, by=by, reason=reason))
 
 
-def _operated(instance: Instance, config: Mapping[str, JSON]) -> Operated:
-    return Operated(
-        service=instance.service,
-        id=instance.id,
-        enabled=instance.enabled,
-        weight=instance.weight,
-        config=fields(config),
-    )
-
-
-def note(
+def note_change(
     call: ApiCall, before: Mapping[str, JSON], set: Mapping[str, JSON], unset: Sequence[str] = ()
 ) -> None:
-    """For the audit: what it was, what it is to be, and why."""
-    after = {**set, **dict.fromkeys(unset)}
-    was, is_now = fields(before), fields({**before, **after})
-    call.notes["before"] = {name: was.get(name) for name in fields(after)}
-    call.notes["after"] = {name: is_now.get(name) for name in fields(after)}
-    if reason := getattr(call.query, "reason", ""):
-        call.notes["reason"] = reason
+    """Add the old values, the new values and the reason to the audit entry."""
+    changes = masked_fields({**set, **dict.fromkeys(unset)})
+    old, new = masked_fields(before), masked_fields({**before, **set, **dict.fromkeys(unset)})
+    call.notes["before"] = {name: old.get(name) for name in changes}
+    call.notes["after"] = {name: new.get(name) for name in changes}
+    note_reason(call)
 
 
-async def deregister(call: ApiCall) -> Response:
-    registry = call.server.hub.registry
-    service, id = registry.canonical(call.service), call.path["id"]
+def note_reason(call: ApiCall) -> None:
     if call.query.reason:
         call.notes["reason"] = call.query.reason
-    known = call.server.fleet.service(service)
+
+
+@endpoints.add("DELETE", INSTANCE, OPERATE_SERVICE, query=ReasonQuery, answers={204: None})
+async def deregister(call: ApiCall) -> Response:
+    """Remove an instance until its process restarts."""
+    registry, fleet = call.server.registry, call.server.fleet
+    service, id = registry.canonical(call.service), call.path["id"]
+    note_reason(call)
+    known = fleet.service(service)
     if known is not None and (instance := known.instances.get(id)) is not None:
         call.notes["before"] = {
             "address": instance.address,
             "version": instance.version,
             "incarnation": instance.incarnation,
         }
-    call.server.fleet.expect_departure(service, id, "removed")
+    fleet.expect_departure(service, id, "removed")
     if not await registry.deregister(service, id):
-        call.server.fleet.expect_departure(service, id, None)
-        await instance_of(call)  # says what is wrong with the name
-        raise not_found(f"{service} has no instance {quoted(id)} any more", id, ())
+        fleet.expect_departure(service, id, None)
+        await instance_of(call)  # raises a more precise error if the name is wrong
+        raise not_found(f"{service} no longer has the instance {quoted(id)}", id, ())
     _record(call, service, id, "deregistered_by")
     return Response(status=204)
 
 
+@endpoints.add("DELETE", SERVICE, OPERATE_SERVICE, query=ReasonQuery, answers={204: None})
 async def forget(call: ApiCall) -> Response:
-    if call.query.reason:
-        call.notes["reason"] = call.query.reason
-    known, registry = known_of(call), call.server.hub.registry
+    """Delete a service without instances; it returns when an instance registers."""
+    note_reason(call)
+    known, registry = known_of(call), call.server.registry
     config: Mapping[str, JSON] = {}
     if registry.guarantees.describes:
-        with contextlib.suppress(InvalidRequest):  # what cannot be read is forgotten, too
+        with contextlib.suppress(InvalidRequest):  # an unreadable configuration is deleted, too
             config = await registry.config(known.name)
     call.notes["before"] = {
-        "emptied": shown(known.emptied),
+        "emptied": rfc3339(known.emptied),
         "lost": known.lost,
-        "config": fields(config),
+        "config": masked_fields(config),
     }
     if known.instances or not await registry.forget(known.name):
         listing = await registry.instances(known.name)
@@ -188,55 +207,66 @@ async def forget(call: ApiCall) -> Response:
         raise HTTPError(
             409,
             "not_empty",
-            f"{known.name} has instances ({count}): deregister them, or end their processes, first"
+            f"{known.name} has instances ({count}): deregister them or stop their processes first"
             if count
-            else f"{known.name} has records of instances that are silent, or cannot be read: on "
-            "Redis cleanup takes them out (`mooring cleanup --once`)",
+            else f"{known.name} has records of instances that are silent or unreadable: on Redis, "
+            "run the cleanup (`mooring cleanup --once`) first",
         )
     call.server.fleet.forget(known.name)
     return Response(status=204)
 
 
-class BrakeShown(msgspec.Struct, frozen=True, kw_only=True):
-    """A service of which nobody is taken out at present: so many are silent that the fault is
-    likely elsewhere."""
+class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A service whose eviction is paused: so many of its instances are silent at once that the
+    cause is probably elsewhere."""
 
     service: str
     silent: int
     total: int
     since: str
     until: str
-    """When it releases by itself, at the latest."""
+    """When the brake releases automatically, at the latest."""
     why: str
 
 
+@endpoints.add(
+    "GET", "/admin/registry/brakes", READING, query=PageQuery, answers={200: list[BrakeInfo]}
+)
 async def brakes(call: ApiCall) -> Response:
-    evictions = call.server.hub.registry.evictions
-    found = {} if evictions is None else await evictions.brakes()
-    shown_brakes = [
-        BrakeShown(
+    """List services whose eviction is paused by the mass-expiry brake (Redis only)."""
+    evictions = call.server.registry.evictions
+    held = {} if evictions is None else await evictions.brakes()
+    infos = [
+        BrakeInfo(
             service=service,
             silent=brake.silent,
             total=brake.total,
-            since=_moment(brake.since),
-            until=_moment(brake.until),
+            since=_time(brake.since),
+            until=_time(brake.until),
             why=str(brake),
         )
-        for service, brake in sorted(found.items())
+        for service, brake in sorted(held.items())
         if call.principal.sees_service(service)
     ]
-    some, headers = cut(shown_brakes, call.query, lambda each: each.service, path=call.here)
-    return Response(some, headers=headers)
+    page, headers = paginate(infos, call.query, lambda info: info.service, path=call.raw_path)
+    return Response(page, headers=headers)
 
 
-def _moment(ms: int) -> str:
-    return shown(datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)) or ""
+def _time(ms: int) -> str:
+    return rfc3339(datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC))
 
 
-async def release(call: ApiCall) -> Response:
-    if call.query.reason:
-        call.notes["reason"] = call.query.reason
-    registry = call.server.hub.registry
+@endpoints.add(
+    "DELETE",
+    "/admin/registry/brakes/{service}",
+    OPERATE_SERVICE,
+    query=ReasonQuery,
+    answers={204: None},
+)
+async def release_brake(call: ApiCall) -> Response:
+    """Release the brake of a service; the next pass evicts its silent instances."""
+    note_reason(call)
+    registry = call.server.registry
     evictions = registry.evictions
     if evictions is None:
         raise HTTPError(404, "not_found", f"there are no brakes: {registry.guarantees.expires}")
@@ -244,74 +274,40 @@ async def release(call: ApiCall) -> Response:
     brake = (await evictions.brakes()).get(service)
     call.notes["before"] = str(brake or "")
     if not await evictions.release(service):
-        await service_of(call)
-        raise HTTPError(404, "not_found", f"no brake holds for {service}")
+        await service_of(call)  # raises a more precise error if the name is wrong
+        raise HTTPError(404, "not_found", f"{service} has no active brake")
     return Response(status=204)
 
 
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        "/admin/registry/brakes",
-        READING,
-        brakes,
-        "List services whose eviction is paused by the mass-expiry brake (Redis only)",
-        query=Page,
-        answers={200: list[BrakeShown]},
-    ),
-    ApiRoute(
-        "DELETE",
-        "/admin/registry/brakes/{service}",
-        OPERATING,
-        release,
-        "Release the brake of a service; the next pass evicts its silent instances",
-        query=Reason,
-        answers={204: None},
-    ),
-    ApiRoute(
-        "POST",
-        f"{INSTANCE}/drain",
-        OPERATING,
-        drain,
-        "Drain an instance: it stays registered but receives no calls",
-        query=Reason,
-        answers={200: Operated},
-    ),
-    ApiRoute(
-        "POST",
-        f"{INSTANCE}/enable",
-        OPERATING,
-        enable,
-        "Put an instance back into rotation",
-        query=Reason,
-        answers={200: Operated},
-    ),
-    ApiRoute(
-        "PUT",
-        f"{INSTANCE}/weight",
-        OPERATING,
-        weigh,
-        "Set the weight of an instance",
-        query=Reason,
-        body=Weight,
-        answers={200: Operated},
-    ),
-    ApiRoute(
-        "DELETE",
-        INSTANCE,
-        OPERATING,
-        deregister,
-        "Remove an instance until its process restarts",
-        query=Reason,
-        answers={204: None},
-    ),
-    ApiRoute(
-        "DELETE",
-        SERVICE,
-        OPERATING,
-        forget,
-        "Delete a service without instances; it returns when an instance registers",
-        query=Reason,
-        answers={204: None},
-    ),
-)
+async def service_of(call: ApiCall) -> str:
+    """The canonical name of the service in the path, read from the registry. Raises `HTTPError`
+    (404) if it has neither instances nor a description nor a configuration."""
+    registry = call.server.registry
+    service = registry.canonical(call.service)
+    known = call.server.fleet.service(service)
+    if known is not None and known.instances:
+        return service
+    try:
+        names = await registry.names()
+    except InvalidRequest:
+        return service  # a layout without a root cannot list its services
+    if service in names:
+        return service
+    if registry.guarantees.describes and await registry.config(service):
+        return service
+    visible = [name for name in names if call.principal.sees_service(name)]
+    raise not_found(f"there is no service {quoted(service)}", service, visible)
+
+
+async def instance_of(call: ApiCall) -> Instance:
+    """The instance in the path, read from the registry. Raises `HTTPError` (404)."""
+    registry = call.server.registry
+    service, id = registry.canonical(call.service), call.path["id"]
+    listed = {item.id: item for item in (await registry.instances(service)).instances}
+    if id in listed:
+        return listed[id]
+    known = call.server.fleet.service(service)  # a silent instance may still be shown
+    if known is not None and id in known.instances:
+        return known.instances[id]
+    await service_of(call)
+    raise not_found(f"{service} has no instance {quoted(id)}", id, listed)

@@ -1,4 +1,4 @@
-"""`/admin/overview`: how everything is, what is wrong and what happened, in one request."""
+"""`/admin/overview`: health, problems and recent events of the whole fleet in one request."""
 
 from __future__ import annotations
 
@@ -11,27 +11,19 @@ from msgspec import structs
 from mooring.messages import Message
 from mooring.model import Time, now
 from mooring.names import split_service
+from mooring.server.api.endpoint import ApiCall, Endpoints
 from mooring.server.auth.authorization import READING, Principal
-from mooring.server.http.request import ApiCall
-from mooring.server.http.response import Response, encode, shown, tag
-from mooring.server.http.routing import ApiRoute
+from mooring.server.http.response import Response, digest, encode, rfc3339
 from mooring.server.live.history import TimelineEvent
-from mooring.server.live.problems import Problem, problems, visible_problems
+from mooring.server.live.problems import Problem, visible_problems
 from mooring.server.live.services import RenderedPage
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import (
-    HealthCounts,
-    HealthSummary,
-    Observed,
-    count_health,
-    health,
-    percentile,
-)
+from mooring.server.live.summary import HealthCounts, HealthSummary, Observed, health, percentile
 
-RECENT = 50
-"""So many events are shown."""
-_OF_ONE = 20
-"""So many of them of one service."""
+endpoints = Endpoints()
+
+MAX_EVENTS = 50
+MAX_EVENTS_PER_SERVICE = 20
 
 
 class GroupCounts(msgspec.Struct, frozen=True, rename="camel"):
@@ -42,15 +34,15 @@ class GroupCounts(msgspec.Struct, frozen=True, rename="camel"):
     active_instances: int
 
 
-class Lag(msgspec.Struct, frozen=True):
-    """Milliseconds since the last sign of life of each instance; null where none is known."""
+class HeartbeatLag(msgspec.Struct, frozen=True):
+    """Milliseconds since the last heartbeats of the instances; null if none is known."""
 
     max: float | None
     p99: float | None
     count: int
 
 
-class EventShown(msgspec.Struct, frozen=True):
+class EventInfo(msgspec.Struct, frozen=True):
     time: str
     service: str
     id: str
@@ -58,69 +50,68 @@ class EventShown(msgspec.Struct, frozen=True):
     text: str
     """In English."""
     message: Message
-    """The same as data."""
+    """The text as data."""
 
     @classmethod
-    def of(cls, event: TimelineEvent) -> EventShown:
-        time = shown(event.time) or ""
+    def of(cls, event: TimelineEvent) -> EventInfo:
+        time = rfc3339(event.time)
         return cls(time, event.service, event.id, event.kind, event.text, event.message)
 
 
 class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     version: int
     stale: bool
-    """Whether what is shown may be old."""
+    """Whether the data may be outdated."""
     error: str
     health: HealthSummary
     problems: Sequence[Problem]
-    """The worst first."""
+    """Most severe first."""
     groups: Sequence[GroupCounts]
-    heartbeat_lag: Lag
-    events: Sequence[EventShown]
-    """The newest first."""
+    heartbeat_lag: HeartbeatLag
+    events: Sequence[EventInfo]
+    """Newest first."""
 
 
-def overview(fleet: Fleet, told: Iterable[Problem], principal: Principal, at: Time) -> Overview:
-    """What a principal may see of a fleet."""
-    by_group: dict[str, HealthCounts] = {}
-    silences: list[float] = []
+def overview(
+    fleet: Fleet, problems: Iterable[Problem], principal: Principal, moment: Time
+) -> Overview:
+    """The overview of the services that a principal may access."""
+    counts: dict[str, HealthCounts] = {}
+    delays: list[float] = []
     names = [name for name in fleet.names() if principal.sees_service(name)]
     for name in names:
         known = fleet.service(name)
         if known is None:
             continue
-        observed = fleet.observed(name)
         group = split_service(name)[0]
-        by_group[group] = by_group.get(group, HealthCounts()) + count_health(
-            known.instances, observed
-        )
-        silences += _delays(known.instances, observed)
-    silences.sort()
+        counts[group] = counts.get(group, HealthCounts()) + fleet.rendering.counts(known)
+        delays += _delays(known.instances, fleet.observed(name))
+    delays.sort()
     return Overview(
         version=fleet.version,
         stale=fleet.stale,
         error=fleet.error,
-        health=health(sum(by_group.values(), start=HealthCounts()), at),
-        problems=visible_problems(told, principal.sees_service),
-        groups=[_counts(group, by_group[group]) for group in sorted(by_group)],
-        heartbeat_lag=lag(silences),
-        events=[EventShown.of(event) for event in recent(fleet, names)],
+        health=health(sum(counts.values(), start=HealthCounts()), moment),
+        problems=visible_problems(problems, principal.sees_service),
+        groups=[_group_counts(group, counts[group]) for group in sorted(counts)],
+        heartbeat_lag=heartbeat_lag(delays),
+        events=[EventInfo.of(event) for event in recent_events(fleet, names)],
     )
 
 
-def lag(ordered: Sequence[float]) -> Lag:
-    """Of delays in order."""
-    if not ordered:
-        return Lag(None, None, 0)
-    return Lag(ordered[-1], percentile(ordered, 0.99), len(ordered))
+def heartbeat_lag(delays: Sequence[float]) -> HeartbeatLag:
+    """The lag of sorted delays."""
+    if not delays:
+        return HeartbeatLag(None, None, 0)
+    return HeartbeatLag(delays[-1], percentile(delays, 0.99), len(delays))
 
 
-def recent(fleet: Fleet, names: Iterable[str]) -> list[TimelineEvent]:
-    """The last events of some services and of the picture as a whole, the newest first."""
-    events = list(fleet.timeline()[-_OF_ONE:])
+def recent_events(fleet: Fleet, names: Iterable[str]) -> list[TimelineEvent]:
+    """The last events of these services and of the fleet itself, newest first."""
+    events = list(fleet.timeline()[-MAX_EVENTS_PER_SERVICE:])
     for name in names:
-        events += fleet.timeline(name)[-_OF_ONE:]
-    return heapq.nlargest(RECENT, events, key=lambda event: event.time)
+        events += fleet.timeline(name)[-MAX_EVENTS_PER_SERVICE:]
+    return heapq.nlargest(MAX_EVENTS, events, key=lambda event: event.time)
 
 
 def _delays(instances: Iterable[str], observed: Mapping[str, Observed]) -> list[float]:
@@ -128,33 +119,22 @@ def _delays(instances: Iterable[str], observed: Mapping[str, Observed]) -> list[
     return [delay for delay in delays if delay is not None]
 
 
-def _counts(group: str, told: HealthCounts) -> GroupCounts:
-    return GroupCounts(group, told.services, told.instances, told.healthy, told.active)
+def _group_counts(group: str, counts: HealthCounts) -> GroupCounts:
+    return GroupCounts(group, counts.services, counts.instances, counts.healthy, counts.active)
 
 
-async def _overview(call: ApiCall) -> Response:
-    """Written once for each state of the fleet and for all who may see the same groups: every open
-    console asks for it all the time. Its ETag is that of all but the moment."""
-    fleet, outlook = call.server.fleet, call.server.outlook
-    told = problems(fleet, now()) if outlook is None else outlook.problems()
+@endpoints.add("GET", "/admin/overview", READING, answers={200: Overview})
+async def get_overview(call: ApiCall) -> Response:
+    """Get health, current problems and recent events."""
+    # Every open console polls it, so callers with the same groups share a rendered page until the
+    # fleet changes. The ETag ignores the timestamp.
+    fleet, problems = call.server.fleet, call.server.problems.problems()
 
-    def write() -> RenderedPage:
-        seen = overview(fleet, told, call.principal, now())
-        timeless = structs.replace(seen, health=structs.replace(seen.health, timestamp=""))
-        return RenderedPage(encode(seen), {"ETag": tag(encode(timeless)).strip('"')})
+    def render() -> RenderedPage:
+        value = overview(fleet, problems, call.principal, now())
+        timeless = structs.replace(value, health=structs.replace(value.health, timestamp=""))
+        return RenderedPage(encode(value), {"ETag": digest(encode(timeless))})
 
-    stamp = (fleet.version, fleet.sampled, fleet.stale, fleet.error, tuple(told))
-    page = fleet.rendering.page(("overview", call.principal.groups), stamp, write)
+    stamp = (fleet.version, fleet.sampled, fleet.stale, fleet.error, tuple(problems))
+    page = fleet.rendering.page(("overview", call.principal.groups), stamp, render)
     return Response(page.body, etag=page.headers["ETag"])
-
-
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        "/admin/overview",
-        READING,
-        _overview,
-        "Get health, current problems and recent events",
-        answers={200: Overview},
-    ),
-)

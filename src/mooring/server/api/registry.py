@@ -1,6 +1,7 @@
-"""`/admin/registry`: what is registered and how it is, from the live picture.
+"""`/admin/registry`: services and instances, from the live cache of the fleet.
 
-Where the store is away the picture stays, and the header `X-Mooring-Stale` says that it may be old.
+If the store is unreachable, the cache stays available, and the header `X-Mooring-Stale` says that
+it may be outdated.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from mooring.formatting import quoted
 from mooring.messages import Message
 from mooring.model import Instance, now
 from mooring.names import split_service
-from mooring.server.api.lookup import not_found
-from mooring.server.api.overview import EventShown
+from mooring.server.api.endpoint import ApiCall, Endpoints, not_found
+from mooring.server.api.overview import EventInfo
 from mooring.server.auth.authorization import DISCOVERING, READING, need
-from mooring.server.http.request import ApiCall, Page, cut
-from mooring.server.http.response import HTTPError, Response, shown
-from mooring.server.http.routing import ApiRoute
+from mooring.server.http.request import PageQuery, paginate
+from mooring.server.http.response import HTTPError, Response, rfc3339
 from mooring.server.live.history import TimelineEvent
 from mooring.server.live.services import KnownService, RenderedPage, array
 from mooring.server.live.state import Fleet
@@ -42,7 +42,9 @@ from mooring.server.live.summary import (
     state_shown,
 )
 
-LOOKING = need("viewer", "group")
+endpoints = Endpoints()
+
+READ_SERVICE = need("viewer", "group")
 
 SERVICES = "/admin/registry/services"
 SERVICE = f"{SERVICES}/{{service}}"
@@ -54,17 +56,17 @@ STALE = "X-Mooring-Stale"
 Text = Annotated[str, msgspec.Meta(max_length=500)]
 
 
-class ServicesQuery(Page, frozen=True, kw_only=True):
+class ServicesQuery(PageQuery, frozen=True, kw_only=True):
     name: Text = ""
-    """A part of the name, in whatever case."""
+    """A substring of the name, ignoring case."""
     group: Text = ""
     healthy: bool | None = None
-    """True: all its instances are healthy, and there are some; false: not so."""
+    """true: only services with instances, all of them healthy; false: only the others."""
 
 
-class InstancesQuery(Page, frozen=True, kw_only=True):
+class InstancesQuery(PageQuery, frozen=True, kw_only=True):
     name: Text = ""
-    """A part of the id, in whatever case."""
+    """A substring of the id, ignoring case."""
     healthy: bool | None = None
     enabled: bool | None = None
     state: ShownState | None = None
@@ -73,29 +75,30 @@ class InstancesQuery(Page, frozen=True, kw_only=True):
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """How a caller would ask."""
+    """The selection of a caller."""
 
     version: Text = ""
     zone: Text = ""
 
 
-class Explained(msgspec.Struct, frozen=True, rename="camel"):
+class RotationExplanation(msgspec.Struct, frozen=True, rename="camel"):
     instance_id: str
     called: bool
     reasons: tuple[str, ...]
     """In English."""
     messages: tuple[Message, ...]
-    """The same as data."""
+    """The reasons as data."""
 
 
-class SampleShown(msgspec.Struct, frozen=True):
+class SampleInfo(msgspec.Struct, frozen=True):
     time: str
     metrics: dict[str, float]
     """Numbers by path: `memory.usagePercent`."""
 
 
-def fleet_of(call: ApiCall) -> Fleet:
-    """The picture. Raises `HTTPError` (503) while there is none: an empty list would be a lie."""
+def loaded_fleet(call: ApiCall) -> Fleet:
+    """The fleet. Raises `HTTPError` (503) until the registry has been read: an empty list would be
+    wrong."""
     fleet = call.server.fleet
     if not fleet.loaded:
         raise HTTPError(
@@ -108,20 +111,21 @@ def fleet_of(call: ApiCall) -> Fleet:
 
 
 def known_of(call: ApiCall) -> KnownService:
-    """The service that the path names. Raises `HTTPError` (404) where it is not known."""
-    fleet = fleet_of(call)
+    """The service in the path. Raises `HTTPError` (404)."""
+    fleet = loaded_fleet(call)
     try:
         name = fleet.registry.canonical(call.service)
     except InvalidName:
         name = call.service
     known = fleet.service(name)
     if known is None or not call.principal.sees_service(name):
-        raise not_found(f"there is no service {quoted(name)}", name, _seen(call, fleet))
+        visible = (known.name for known in _visible_services(call, fleet))
+        raise not_found(f"there is no service {quoted(name)}", name, visible)
     return known
 
 
-def instance_of(call: ApiCall) -> tuple[KnownService, Instance]:
-    """The instance that the path names. Raises `HTTPError` (404) where it is not there."""
+def _known_instance(call: ApiCall) -> tuple[KnownService, Instance]:
+    """The instance in the path. Raises `HTTPError` (404)."""
     known, id = known_of(call), call.path["id"]
     instance = known.instances.get(id)
     if instance is None:
@@ -129,260 +133,191 @@ def instance_of(call: ApiCall) -> tuple[KnownService, Instance]:
     return known, instance
 
 
-def _seen(call: ApiCall, fleet: Fleet) -> list[str]:
-    """The services that the caller may see, in order."""
-    sees = call.principal
-    return fleet.names() if sees.groups is None else [*filter(sees.sees_service, fleet.names())]
+def _visible_services(call: ApiCall, fleet: Fleet) -> list[KnownService]:
+    """The services that the caller may access, by name."""
+    services = map(fleet.service, filter(call.principal.sees_service, fleet.names()))
+    return [known for known in services if known is not None]
 
 
-def _answer(call: ApiCall, fleet: Fleet, stamp: Hashable, value: Any, **headers: str) -> Response:
-    """With what tells it from a later one: its state, whether that may be old, and who asks."""
-    scope = call.principal.groups
-    told = [fleet.epoch, str(stamp), "" if scope is None else str(sorted(scope))]
+def _response(call: ApiCall, fleet: Fleet, stamp: Hashable, value: Any, **headers: str) -> Response:
+    """A response whose ETag covers the stamp, staleness and the scope of the caller."""
+    groups = call.principal.groups
+    tag = [fleet.epoch, str(stamp), "" if groups is None else str(sorted(groups))]
     if fleet.stale:
         headers[STALE] = "true"
-        told.append("stale")
-    return Response(value, headers=headers, etag=_tag(told))
+        tag.append("stale")
+    digest = hash("\0".join(tag)) & 0xFFFFFFFFFFFFFFFF
+    return Response(value, headers=headers, etag=f"{digest:016x}")
 
 
-def _tag(told: Iterable[str]) -> str:
-    digest = hash("\0".join(told)) & 0xFFFFFFFFFFFFFFFF
-    return f"{digest:016x}"
+def _page_response(
+    call: ApiCall, fleet: Fleet, kind: str, stamp: Hashable, render: Callable[[], RenderedPage]
+) -> Response:
+    """A rendered page, cached until its stamp changes."""
+    key = (kind, call.raw_path, call.query, call.principal.groups)
+    page = fleet.rendering.page(key, stamp, render)
+    return _response(call, fleet, stamp, page.body, **page.headers)
 
 
 def _stamp(known: KnownService) -> Hashable:
-    """Another one whenever something else is shown of a service, also of one that was forgotten and
-    came again."""
+    """Changes with the shown state of a service, also if it is forgotten and returns."""
     return known.since.timestamp(), *known.stamp
 
 
-def _everything(call: ApiCall, fleet: Fleet) -> Hashable:
-    """Another one whenever something else is shown of all that the caller may see. That something
-    happened elsewhere is not for them to know."""
+def _fleet_stamp(call: ApiCall, fleet: Fleet) -> Hashable:
+    """Changes whenever the shown state of any service that the caller may access changes. It does
+    not reveal changes of other services."""
     if call.principal.groups is None:
         return fleet.version, fleet.sampled
-    return hash(tuple((known.name, _stamp(known)) for known in _visible(call, fleet)))
+    visible = _visible_services(call, fleet)
+    return hash(tuple((known.name, _stamp(known)) for known in visible))
 
 
-def _visible(call: ApiCall, fleet: Fleet) -> list[KnownService]:
-    return [known for known in map(fleet.service, _seen(call, fleet)) if known is not None]
+@endpoints.add("GET", "/admin/registry/health", READING, answers={200: HealthSummary})
+async def fleet_health(call: ApiCall) -> Response:
+    """Get the health of all services the caller may see."""
+    fleet = loaded_fleet(call)
+    counts = map(fleet.rendering.counts, _visible_services(call, fleet))
+    value = health(sum(counts, start=HealthCounts()), now())
+    return _response(call, fleet, _fleet_stamp(call, fleet), value)
 
 
-async def whole_health(call: ApiCall) -> Response:
-    fleet = fleet_of(call)
-    told = sum(map(fleet.rendering.counts, _visible(call, fleet)), start=HealthCounts())
-    return _answer(call, fleet, _everything(call, fleet), health(told, now()))
-
-
+@endpoints.add("GET", f"{SERVICE}/health", READ_SERVICE, answers={200: HealthSummary})
 async def service_health(call: ApiCall) -> Response:
-    fleet, known = fleet_of(call), known_of(call)
-    return _answer(call, fleet, _stamp(known), health(fleet.rendering.counts(known), now()))
+    """Get the health of a service."""
+    fleet, known = loaded_fleet(call), known_of(call)
+    return _response(call, fleet, _stamp(known), health(fleet.rendering.counts(known), now()))
 
 
-async def services(call: ApiCall) -> Response:
-    fleet, query = fleet_of(call), call.query
+@endpoints.add("GET", SERVICES, READING, query=ServicesQuery, answers={200: list[ServiceSummary]})
+async def list_services(call: ApiCall) -> Response:
+    """List services with their summaries."""
+    fleet, query = loaded_fleet(call), call.query
 
-    def write() -> RenderedPage:
-        found = [known for known in _visible(call, fleet) if _is_wanted(fleet, known, query)]
-        some, headers = cut(found, query, lambda known: known.name, path=call.here)
-        return RenderedPage(array(map(fleet.rendering.summary_text, some)), headers)
+    def render() -> RenderedPage:
+        services = [
+            known for known in _visible_services(call, fleet) if _matches(fleet, known, query)
+        ]
+        page, headers = paginate(services, query, lambda known: known.name, path=call.raw_path)
+        return RenderedPage(array(map(fleet.rendering.summary_text, page)), headers)
 
-    return _page(call, fleet, ("services",), _everything(call, fleet), write)
+    return _page_response(call, fleet, "services", _fleet_stamp(call, fleet), render)
 
 
-def _is_wanted(fleet: Fleet, known: KnownService, query: ServicesQuery) -> bool:
+def _matches(fleet: Fleet, known: KnownService, query: ServicesQuery) -> bool:
     if query.group and split_service(known.name)[0] != query.group:
         return False
     if query.name and query.name.casefold() not in known.name.casefold():
         return False
     if query.healthy is None:
         return True
-    told = fleet.rendering.counts(known)
-    return (0 < told.healthy == told.instances) is query.healthy
+    counts = fleet.rendering.counts(known)
+    return (0 < counts.healthy == counts.instances) is query.healthy
 
 
-async def service(call: ApiCall) -> Response:
-    fleet, known = fleet_of(call), known_of(call)
+@endpoints.add("GET", SERVICE, READ_SERVICE, answers={200: ServiceDetail})
+async def get_service(call: ApiCall) -> Response:
+    """Get a service with its instances."""
+    fleet, known = loaded_fleet(call), known_of(call)
 
-    def write() -> RenderedPage:
+    def render() -> RenderedPage:
         return RenderedPage(fleet.rendering.detail_text(known), {})
 
-    return _page(call, fleet, ("service", known.name), _stamp(known), write)
+    return _page_response(call, fleet, "service", _stamp(known), render)
 
 
-async def instances(call: ApiCall) -> Response:
-    fleet, known, query = fleet_of(call), known_of(call), call.query
+@endpoints.add(
+    "GET", INSTANCES, DISCOVERING, query=InstancesQuery, answers={200: list[InstanceDetail]}
+)
+async def list_instances(call: ApiCall) -> Response:
+    """List the instances of a service."""
+    fleet, known, query = loaded_fleet(call), known_of(call), call.query
 
-    def write() -> RenderedPage:
-        found = sorted(_matching(fleet, known, query))
-        some, headers = cut(found, query, str, path=call.here)
-        texts = (fleet.rendering.instance_text(known, id) for id in some)
+    def render() -> RenderedPage:
+        ids = sorted(_matching_ids(fleet, known, query))
+        page, headers = paginate(ids, query, str, path=call.raw_path)
+        texts = (fleet.rendering.instance_text(known, id) for id in page)
         return RenderedPage(array(texts), headers)
 
-    return _page(call, fleet, ("instances", known.name), _stamp(known), write)
+    return _page_response(call, fleet, "instances", _stamp(known), render)
 
 
-def _page(
-    call: ApiCall,
-    fleet: Fleet,
-    what: tuple[str, ...],
-    stamp: Hashable,
-    write: Callable[[], RenderedPage],
-) -> Response:
-    asked = (*what, call.here, call.query, call.principal.groups)
-    page = fleet.rendering.page(asked, stamp, write)
-    return _answer(call, fleet, stamp, page.body, **page.headers)
-
-
-def _matching(fleet: Fleet, known: KnownService, query: InstancesQuery) -> list[str]:
-    observed, part = fleet.observed(known.name), query.name.casefold()
-    seen = ((id, each, observed.get(id, UNOBSERVED)) for id, each in known.instances.items())
+def _matching_ids(fleet: Fleet, known: KnownService, query: InstancesQuery) -> list[str]:
+    observed, substring = fleet.observed(known.name), query.name.casefold()
+    pairs = ((item, observed.get(id, UNOBSERVED)) for id, item in known.instances.items())
     return [
-        id
-        for id, each, found in seen
-        if (not part or part in id.casefold())
-        and query.healthy in (None, healthy(each, found))
-        and query.enabled in (None, each.enabled)
-        and query.state in (None, state_shown(each, found))
-        and query.zone in (None, each.zone)
-        and query.version in ("", each.version)
+        instance.id
+        for instance, observation in pairs
+        if (not substring or substring in instance.id.casefold())
+        and query.healthy in (None, healthy(instance, observation))
+        and query.enabled in (None, instance.enabled)
+        and query.state in (None, state_shown(instance, observation))
+        and query.zone in (None, instance.zone)
+        and query.version in ("", instance.version)
     ]
 
 
-async def instance(call: ApiCall) -> Response:
-    fleet = fleet_of(call)
-    known, each = instance_of(call)
-    return _answer(call, fleet, _stamp(known), fleet.rendering.instance_text(known, each.id))
+@endpoints.add("GET", INSTANCE, DISCOVERING, answers={200: InstanceDetail})
+async def get_instance(call: ApiCall) -> Response:
+    """Get an instance."""
+    fleet = loaded_fleet(call)
+    known, instance = _known_instance(call)
+    text = fleet.rendering.instance_text(known, instance.id)
+    return _response(call, fleet, _stamp(known), text)
 
 
+@endpoints.add("GET", f"{INSTANCE}/metrics", READ_SERVICE, answers={200: InstanceMetrics})
 async def metrics(call: ApiCall) -> Response:
-    fleet = fleet_of(call)
-    known, each = instance_of(call)
-    observed = fleet.observed(known.name).get(each.id, UNOBSERVED)
-    return _answer(call, fleet, _stamp(known), instance_metrics(each, observed))
+    """Get the metrics of an instance with their times."""
+    fleet = loaded_fleet(call)
+    known, instance = _known_instance(call)
+    observed = fleet.observed(known.name).get(instance.id, UNOBSERVED)
+    return _response(call, fleet, _stamp(known), instance_metrics(instance, observed))
 
 
+@endpoints.add("GET", f"{SERVICE}/timeline", READ_SERVICE, answers={200: Sequence[EventInfo]})
 async def service_timeline(call: ApiCall) -> Response:
-    fleet, known = fleet_of(call), known_of(call)
-    return Response(_shown(fleet.timeline(known.name)))
+    """List events of a service and its instances, oldest first."""
+    return _events_response(call.server.fleet.timeline(known_of(call).name))
 
 
+@endpoints.add("GET", f"{INSTANCE}/timeline", READ_SERVICE, answers={200: Sequence[EventInfo]})
 async def instance_timeline(call: ApiCall) -> Response:
-    """Also of one that is gone, as long as anything is remembered."""
-    fleet, known = fleet_of(call), known_of(call)
-    events = fleet.timeline(known.name, call.path["id"])
-    if not events:
-        instance_of(call)
-    return Response(_shown(events))
+    """List events of an instance, oldest first."""
+    events = call.server.fleet.timeline(known_of(call).name, call.path["id"])
+    if not events:  # those of a removed instance remain for some time
+        _known_instance(call)
+    return _events_response(events)
 
 
-def _shown(events: Iterable[TimelineEvent]) -> list[EventShown]:
-    return [EventShown.of(event) for event in events]
+def _events_response(events: Iterable[TimelineEvent]) -> Response:
+    return Response([EventInfo.of(event) for event in events])
 
 
-async def history(call: ApiCall) -> Response:
-    """Also of one that is gone, as long as anything is remembered."""
-    fleet, known = fleet_of(call), known_of(call)
-    samples = fleet.history(known.name, call.path["id"])
-    if not samples:
-        instance_of(call)
-    return Response([SampleShown(shown(each.time) or "", dict(each.metrics)) for each in samples])
+@endpoints.add("GET", f"{INSTANCE}/history", READ_SERVICE, answers={200: Sequence[SampleInfo]})
+async def metric_history(call: ApiCall) -> Response:
+    """List recent metric samples of an instance, oldest first."""
+    samples = call.server.fleet.history(known_of(call).name, call.path["id"])
+    if not samples:  # those of a removed instance remain for some time
+        _known_instance(call)
+    return Response([SampleInfo(rfc3339(sample.time), dict(sample.metrics)) for sample in samples])
 
 
-async def explanation(call: ApiCall) -> Response:
+@endpoints.add(
+    "GET",
+    f"{SERVICE}/explain",
+    READ_SERVICE,
+    query=ExplainQuery,
+    answers={200: Sequence[RotationExplanation]},
+)
+async def explain_rotation(call: ApiCall) -> Response:
+    """Explain for each instance why it is or is not in rotation."""
     known, query = known_of(call), call.query
     ordered = [known.instances[id] for id in sorted(known.instances)]
-    told = explain(ordered, Selector(query.version, zone=query.zone), Resilience())
+    explanations = explain(ordered, Selector(query.version, zone=query.zone), Resilience())
     return Response(
-        [Explained(each.instance.id, each.called, each.reasons, each.messages) for each in told]
+        [
+            RotationExplanation(item.instance.id, item.called, item.reasons, item.messages)
+            for item in explanations
+        ]
     )
-
-
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        "/admin/registry/health",
-        READING,
-        whole_health,
-        "Get the health of all services the caller may see",
-        answers={200: HealthSummary},
-    ),
-    ApiRoute(
-        "GET",
-        SERVICES,
-        READING,
-        services,
-        "List services with their summaries",
-        query=ServicesQuery,
-        answers={200: list[ServiceSummary]},
-    ),
-    ApiRoute(
-        "GET",
-        SERVICE,
-        LOOKING,
-        service,
-        "Get a service with its instances",
-        answers={200: ServiceDetail},
-    ),
-    ApiRoute(
-        "GET",
-        f"{SERVICE}/health",
-        LOOKING,
-        service_health,
-        "Get the health of a service",
-        answers={200: HealthSummary},
-    ),
-    ApiRoute(
-        "GET",
-        INSTANCES,
-        DISCOVERING,
-        instances,
-        "List the instances of a service",
-        query=InstancesQuery,
-        answers={200: list[InstanceDetail]},
-    ),
-    ApiRoute(
-        "GET", INSTANCE, DISCOVERING, instance, "Get an instance", answers={200: InstanceDetail}
-    ),
-    ApiRoute(
-        "GET",
-        f"{INSTANCE}/metrics",
-        LOOKING,
-        metrics,
-        "Get the metrics of an instance with their times",
-        answers={200: InstanceMetrics},
-    ),
-    ApiRoute(
-        "GET",
-        f"{SERVICE}/timeline",
-        LOOKING,
-        service_timeline,
-        "List events of a service and its instances, oldest first",
-        answers={200: Sequence[EventShown]},
-    ),
-    ApiRoute(
-        "GET",
-        f"{INSTANCE}/timeline",
-        LOOKING,
-        instance_timeline,
-        "List events of an instance, oldest first",
-        answers={200: Sequence[EventShown]},
-    ),
-    ApiRoute(
-        "GET",
-        f"{INSTANCE}/history",
-        LOOKING,
-        history,
-        "List recent metric samples of an instance, oldest first",
-        answers={200: Sequence[SampleShown]},
-    ),
-    ApiRoute(
-        "GET",
-        f"{SERVICE}/explain",
-        LOOKING,
-        explanation,
-        "Explain for each instance why it is or is not in rotation",
-        query=ExplainQuery,
-        answers={200: Sequence[Explained]},
-    ),
-)

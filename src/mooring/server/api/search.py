@@ -1,4 +1,4 @@
-"""Finding anything by name: services, instances, tenants, locks."""
+"""Search services, instances, tenants and locks by name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from mooring.errors import StoreError
 from mooring.hub import Hub
 from mooring.locks.inspect import LockInfo
 from mooring.model import Instance
-from mooring.server.api.lookup import store_of
-from mooring.server.api.tenant_list import TenantSummary, read_tenants
+from mooring.server.api.endpoint import ApiCall, Endpoints
+from mooring.server.api.tenants import TenantSummary, read_tenants
 from mooring.server.auth.authorization import READING
-from mooring.server.http.request import ApiCall
 from mooring.server.http.response import HTTPError, Response
-from mooring.server.http.routing import ApiRoute
 from mooring.server.live.summary import metadata_shown
 from mooring.tenants.keys import TenantKeys
 
@@ -30,119 +28,119 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-AGE = 2.0
-"""Seconds for which what was read of tenants and locks is good enough to be searched: people type
-letter by letter."""
-_LONGEST = 1000  # characters of a text that are looked at
-_SHOWN = 200
+endpoints = Endpoints()
+
+MAX_AGE = 2.0
+"""Seconds for which tenants and locks are cached, because people search while they type."""
+_MAX_SEARCHED = 1000  # characters of a text
+_MAX_RETURNED = 200
 
 Kind = Literal["service", "instance", "tenant", "lock"]
-Match = Literal["exact", "prefix", "substring"]
-_MATCHES: tuple[Match, ...] = ("exact", "prefix", "substring")
+MatchKind = Literal["exact", "prefix", "substring"]
+_MATCHES: tuple[MatchKind, ...] = ("exact", "prefix", "substring")
 _KINDS: tuple[Kind, ...] = ("service", "tenant", "lock", "instance")
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     q: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    """In whatever case."""
+    """Case is ignored."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     name: str
-    """The service, the lock, the instance's id, or the tenant's name."""
+    """The service, the lock, the id of the instance, or the name of the tenant."""
     service: str | None = None
-    """Of an instance."""
+    """The service of an instance."""
     tenant: int | None = None
-    """The tenant's id."""
+    """The id of a tenant."""
     field: str
-    """Where it was found: name, id, host, code, by, `metadata.KEY`…"""
+    """The field that matches: name, id, host, code, by, `metadata.KEY`…"""
     text: str
-    """What was found there."""
-    match: Match
+    """The text of that field."""
+    match: MatchKind
     path: str
-    """Where the API has it."""
+    """The path in the API."""
 
 
-class Recent(Generic[T]):
-    """What was last read of a hub, for a moment; those who ask at the same time share one read."""
+class HubCache(Generic[T]):
+    """A value read from a hub, cached for a moment. Concurrent callers share one read."""
 
     def __init__(self, read: Callable[[Hub], Awaitable[T]]) -> None:
         self._read = read
-        self._held: weakref.WeakKeyDictionary[Hub, tuple[float, T]] = weakref.WeakKeyDictionary()
-        self._reading: weakref.WeakKeyDictionary[Hub, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._values: weakref.WeakKeyDictionary[Hub, tuple[float, T]] = weakref.WeakKeyDictionary()
+        self._locks: weakref.WeakKeyDictionary[Hub, asyncio.Lock] = weakref.WeakKeyDictionary()
 
     async def get(self, hub: Hub) -> T:
-        async with self._reading.setdefault(hub, asyncio.Lock()):
-            held = self._held.get(hub)
-            if held is None or time.monotonic() - held[0] > AGE:
-                held = self._held[hub] = (time.monotonic(), await self._read(hub))
-            return held[1]
+        async with self._locks.setdefault(hub, asyncio.Lock()):
+            cached = self._values.get(hub)
+            if cached is None or time.monotonic() - cached[0] > MAX_AGE:
+                cached = self._values[hub] = (time.monotonic(), await self._read(hub))
+            return cached[1]
 
 
 async def _read_tenants(hub: Hub) -> list[TenantSummary]:
     return await read_tenants(hub.store, TenantKeys(hub.tenants_namespace))
 
 
-async def _read_locks(hub: Hub) -> list[LockInfo]:
-    return await hub.locks()
-
-
-_TENANTS = Recent(_read_tenants)
-_LOCKS = Recent(_read_locks)
+_TENANTS = HubCache(_read_tenants)
+_LOCKS: HubCache[list[LockInfo]] = HubCache(lambda hub: hub.locks())
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What may be meant, and under what it may be known."""
+    """An object with the texts that a query may match."""
 
     kind: Kind
     name: str
     service: str | None = None
     tenant: int | None = None
     texts: tuple[tuple[str, str], ...]
-    """Field and text; the first that matches best is told."""
+    """Field and text; of equally good matches, the first is returned."""
 
 
-def rank(text: str, wanted: str) -> int | None:
-    """How well a text matches, 0 being best; None where it does not. `wanted` is casefolded."""
-    folded = text[:_LONGEST].casefold()
-    if folded == wanted:
+def rank(text: str, folded_query: str) -> int | None:
+    """How well a text matches: an index of `_MATCHES`, 0 being the best; None if it does not."""
+    folded = text[:_MAX_SEARCHED].casefold()
+    if folded == folded_query:
         return 0
-    if folded.startswith(wanted):
+    if folded.startswith(folded_query):
         return 1
-    return 2 if wanted in folded else None
+    return 2 if folded_query in folded else None
 
 
-def best(candidates: Iterable[Candidate], q: str, limit: int) -> list[Found]:
-    """Those that match best, in an order that does not depend on the one in which they came."""
-    wanted = q.casefold()
+def best_matches(candidates: Iterable[Candidate], query: str, limit: int) -> list[SearchResult]:
+    """The best matches, in an order that does not depend on the order of the candidates."""
+    folded = query.casefold()
     hits: list[tuple[tuple[int, int, str, str, int], Candidate, str, str]] = []
-    for each in candidates:
-        found: tuple[int, str, str] | None = None
-        for field, text in each.texts:
-            at = rank(text, wanted)
-            if at is not None and (found is None or at < found[0]):
-                found = at, field, text
-                if at == 0:
-                    break
-        if found is not None:
-            place = _KINDS.index(each.kind)
-            order = (found[0], place, each.name, each.service or "", each.tenant or 0)
-            hits.append((order, each, found[1], found[2]))
-    top = heapq.nsmallest(limit, hits, key=lambda hit: hit[0])
+    for candidate in candidates:
+        ranked = [
+            (ranking, field, text)
+            for field, text in candidate.texts
+            if (ranking := rank(text, folded)) is not None
+        ]
+        if ranked:
+            ranking, field, text = min(ranked, key=lambda match: match[0])
+            order = (
+                ranking,
+                _KINDS.index(candidate.kind),
+                candidate.name,
+                candidate.service or "",
+                candidate.tenant or 0,
+            )
+            hits.append((order, candidate, field, text))
     return [
-        Found(
-            kind=each.kind,
-            name=each.name[:_SHOWN],
-            service=each.service,
-            tenant=each.tenant,
-            field=field[:_SHOWN],
-            text=text[:_SHOWN],
+        SearchResult(
+            kind=candidate.kind,
+            name=candidate.name[:_MAX_RETURNED],
+            service=candidate.service,
+            tenant=candidate.tenant,
+            field=field[:_MAX_RETURNED],
+            text=text[:_MAX_RETURNED],
             match=_MATCHES[order[0]],
-            path=_path(each),
+            path=_path(candidate),
         )
-        for order, each, field, text in top
+        for order, candidate, field, text in heapq.nsmallest(limit, hits, key=lambda hit: hit[0])
     ]
 
 
@@ -162,24 +160,27 @@ def _path(candidate: Candidate) -> str:
             return f"/admin/locks/{segment(candidate.name)}"
 
 
+@endpoints.add(
+    "GET", "/admin/search", READING, query=SearchQuery, answers={200: list[SearchResult]}
+)
 async def search(call: ApiCall) -> Response:
+    """Search services, instances, tenants and locks."""
     candidates = [*_registered(call)]
-    left_out: list[str] = []
-    for what, read in (("tenants", _tenants), ("locks", _locks)):
+    missing: list[str] = []
+    for name, read in (("tenants", _tenants), ("locks", _locks)):
         try:
             candidates += await read(call)
         except StoreError as error:
-            log.warning("a search leaves out the %s: %s", what, error)
-            left_out.append(what)
-    headers = {"X-Left-Out": ", ".join(left_out)} if left_out else {}
-    return Response(best(candidates, call.query.q, call.query.limit), headers=headers)
+            log.warning("a search omits the %s: %s", name, error)
+            missing.append(name)
+    headers = {"X-Left-Out": ", ".join(missing)} if missing else {}
+    query: SearchQuery = call.query
+    return Response(best_matches(candidates, query.q, query.limit), headers=headers)
 
 
 def _registered(call: ApiCall) -> Iterator[Candidate]:
     fleet = call.server.fleet
-    for name in fleet.names():
-        if not call.principal.sees_service(name):
-            continue
+    for name in filter(call.principal.sees_service, fleet.names()):
         yield Candidate(kind="service", name=name, texts=_service_texts(name))
         known = fleet.service(name)
         for instance in known.instances.values() if known is not None else ():
@@ -192,63 +193,47 @@ def _service_texts(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _instance(instance: Instance) -> Candidate:
-    said = ((f"metadata.{key}", value) for key, value in metadata_shown(instance.metadata).items())
-    texts = (("id", instance.id), ("host", instance.host), *said)
+    metadata = metadata_shown(instance.metadata)
+    labels = ((f"metadata.{key}", value) for key, value in metadata.items())
+    texts = (("id", instance.id), ("host", instance.host), *labels)
     return Candidate(kind="instance", name=instance.id, service=instance.service, texts=texts)
 
 
 async def _tenants(call: ApiCall) -> list[Candidate]:
-    if _no_store(call):
+    if not _has_store(call):
         return []
-    return [
-        _tenant(each)
-        for each in await _TENANTS.get(call.server.hub)
-        if call.principal.sees_tenant(each.id)
-    ]
+    tenants = await _TENANTS.get(call.server.hub)
+    return [_tenant(tenant) for tenant in tenants if call.principal.sees_tenant(tenant.id)]
 
 
 def _tenant(tenant: TenantSummary) -> Candidate:
-    hosts = (("host", host) for host in tenant.hosts)
     texts = (
         ("id", str(tenant.id)),
         ("code", tenant.code or ""),
         ("name", tenant.name or ""),
-        *hosts,
+        *(("host", host) for host in tenant.hosts),
     )
     name = tenant.name or tenant.code or str(tenant.id)
     return Candidate(kind="tenant", name=name, tenant=tenant.id, texts=texts)
 
 
 async def _locks(call: ApiCall) -> list[Candidate]:
-    """They belong to no group and to no tenant: only who sees everything sees them."""
-    who = call.principal
-    if _no_store(call) or who.groups is not None or who.tenants is not None:
+    """Locks belong to no group or tenant, so only unscoped callers see them."""
+    caller = call.principal
+    if not _has_store(call) or caller.groups is not None or caller.tenants is not None:
         return []
-    return [_lock(each) for each in await _LOCKS.get(call.server.hub)]
+    return [_lock(lock) for lock in await _LOCKS.get(call.server.hub)]
 
 
 def _lock(lock: LockInfo) -> Candidate:
-    who = (("by", each.by) for each in (*lock.holders, *lock.waiting) if each.by)
-    return Candidate(kind="lock", name=lock.name, texts=(("name", lock.name), *who))
+    contenders = (*lock.holders, *lock.waiting)
+    processes = (("by", contender.by) for contender in contenders if contender.by)
+    return Candidate(kind="lock", name=lock.name, texts=(("name", lock.name), *processes))
 
 
-def _no_store(call: ApiCall) -> bool:
-    """Whether there is Redis alone, which has neither tenants nor locks."""
+def _has_store(call: ApiCall) -> bool:
     try:
-        store_of(call)
+        call.server.store  # noqa: B018 - raises if there is none
     except HTTPError:
-        return True
-    return False
-
-
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        "/admin/search",
-        READING,
-        search,
-        "Search services, instances, tenants and locks",
-        query=Asked,
-        answers={200: list[Found]},
-    ),
-)
+        return False
+    return True

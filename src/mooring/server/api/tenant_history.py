@@ -1,4 +1,4 @@
-"""The history of tenants, and of what they share: who changed what, and rolling back."""
+"""The history of tenants and of the shared configuration: list changes and roll back."""
 
 from __future__ import annotations
 
@@ -10,39 +10,37 @@ import msgspec
 from mooring.errors import NotConfigured
 from mooring.formatting import quoted
 from mooring.masking import masked
-from mooring.model import JSON
+from mooring.server.api.common_config import AREA, CHANGE_AREA, READ_AREA
+from mooring.server.api.endpoint import NO_STORE, ApiCall, Endpoints
 from mooring.server.api.tenants import (
-    LOOKING,
-    NO_STORE,
-    PUBLISHING,
+    PUBLISH_TENANT,
+    READ_TENANT,
     TENANT,
     Base,
     Note,
     PartChange,
-    PublishedShown,
-    discreet,
+    Precondition,
+    PublishReport,
+    hide_holder,
     owner_of,
-    padded,
-    precondition,
-    published_shown,
+    part_changes,
+    preview_response,
+    publish_response,
     publisher_of,
-    tell,
-    would_change,
+    zero_padded,
 )
-from mooring.server.api.unmasking import may_unmask
-from mooring.server.auth.authorization import Need
-from mooring.server.http.request import ApiCall, Page, cut
+from mooring.server.http.request import PageQuery, paginate
 from mooring.server.http.response import HTTPError, Response
-from mooring.server.http.routing import ApiRoute
-from mooring.tenants.diff import changes_to_json
 from mooring.tenants.history import HistoryEntry, entry_diffs, omits_secret, versions
 from mooring.tenants.keys import Owner, named
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
+endpoints = Endpoints()
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
+
+class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     at: str
     by: str
@@ -51,151 +49,152 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     paths: list[str]
     """The parts that changed."""
     interrupted: bool
-    """Whether it was to take several transactions, and not all of them were written."""
+    """Whether the change needed several transactions, of which only some were committed."""
     restorable: bool
-    """Whether a rollback may go to it: not if it lies in the middle of a publish."""
+    """Whether a rollback can restore it: not if it is in the middle of a publish."""
 
 
-class VersionDetail(Version, frozen=True, kw_only=True):
+class VersionDetail(VersionSummary, frozen=True, kw_only=True):
     changes: list[PartChange]
 
 
-class RollingBack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-    """Of the history: it becomes what it was after that; 0: before the first."""
+    """Restores the state after this version; 0: the state before the first."""
     dry: bool = False
-    """Only say what would change."""
+    """Only preview the changes."""
     note: Note = ""
     base: Base = ""
-    """The `revision` that the caller saw: 409 if the tenant has changed since."""
+    """The `revision` that the caller read: 409 if the tenant has changed since."""
 
 
-async def history(call: ApiCall) -> Response:
+@endpoints.add(
+    "GET",
+    f"{TENANT}/history",
+    READ_TENANT,
+    query=PageQuery,
+    answers={200: list[VersionSummary]},
+    fails=(NO_STORE,),
+    summary="List changes of a tenant, oldest first; also after its deletion",
+)
+@endpoints.add(
+    "GET",
+    f"{AREA}/history",
+    READ_AREA,
+    query=PageQuery,
+    answers={200: list[VersionSummary]},
+    fails=(NO_STORE,),
+    summary="List changes of the shared configuration, oldest first",
+)
+async def list_versions(call: ApiCall) -> Response:
     entries = await _history(call)
-    page = msgspec.structs.replace(call.query, after=padded(call.query.after))
-    some, headers = cut(entries, page, lambda each: padded(str(each.number)), path=call.here)
-    allowed = frozenset(versions(entries))
-    return Response([_version(each, allowed) for each in some], headers=headers)
+    query = msgspec.structs.replace(call.query, after=zero_padded(call.query.after))
+    page, headers = paginate(
+        entries, query, lambda entry: zero_padded(str(entry.number)), path=call.raw_path
+    )
+    restorable = frozenset(versions(entries))
+    return Response([_summary(entry, restorable) for entry in page], headers=headers)
 
 
 async def _history(call: ApiCall) -> list[HistoryEntry]:
     publisher, owner = publisher_of(call, Keyring([])), owner_of(call)
     entries = await publisher.history(owner)
     if not entries and isinstance(owner, int) and not await publisher.read(owner):
-        raise NotConfigured(f"there is no tenant {owner}, and never was as far as is known")
+        raise NotConfigured(f"there is no tenant {owner}, and the history contains none")
     return entries
 
 
-def _version(entry: HistoryEntry, allowed: Collection[int]) -> Version:
-    return Version(
+def _summary(entry: HistoryEntry, restorable: Collection[int]) -> VersionSummary:
+    return VersionSummary(
         version=entry.number,
         at=entry.at,
         by=entry.by,
         action=entry.action,
         note=entry.note or None,
-        paths=[step.path for step in entry.changes],
+        paths=[change.path for change in entry.changes],
         interrupted=entry.more,
-        restorable=entry.number in allowed,
+        restorable=entry.number in restorable,
     )
 
 
-async def version(call: ApiCall) -> Response:
+@endpoints.add(
+    "GET",
+    f"{TENANT}/history/{{version}}",
+    READ_TENANT,
+    answers={200: VersionDetail},
+    fails=(NO_STORE,),
+)
+@endpoints.add(
+    "GET",
+    f"{AREA}/history/{{version}}",
+    READ_AREA,
+    answers={200: VersionDetail},
+    fails=(NO_STORE,),
+)
+async def get_version(call: ApiCall) -> Response:
+    """Get the changes of one version."""
     number, entries = call.path["version"], await _history(call)
-    entry = next((each for each in entries if str(each.number) == number), None)
+    entry = next((entry for entry in entries if str(entry.number) == number), None)
     if entry is None:
-        kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
+        known = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
         raise NotConfigured(
-            f"{named(owner_of(call))}: no version {quoted(number, 20)} in the history (there are "
-            f"{kept})"
+            f"{named(owner_of(call))}: no version {quoted(number, 20)} in the history (available: "
+            f"{known})"
         )
-    told = _version(entry, versions(entries))
-    changes: list[JSON] = changes_to_json(entry_diffs(entry, Keyring.from_environment()))
-    return Response(
-        VersionDetail(
-            **msgspec.structs.asdict(told), changes=msgspec.convert(changes, list[PartChange])
-        )
-    )
+    summary = msgspec.structs.asdict(_summary(entry, versions(entries)))
+    changes = part_changes(entry_diffs(entry, Keyring.from_environment()))
+    return Response(VersionDetail(**summary, changes=changes))
 
 
+@endpoints.add(
+    "POST",
+    f"{TENANT}/rollback",
+    PUBLISH_TENANT,
+    body=RollbackRequest,
+    answers={200: PublishReport},
+    fails=(412,),
+    summary="Roll a tenant back to a version of its history. 409, 412: see PUT",
+)
+@endpoints.add(
+    "POST",
+    f"{AREA}/rollback",
+    CHANGE_AREA,
+    body=RollbackRequest,
+    answers={200: PublishReport},
+    fails=(412,),
+    summary="Roll an area back to a version of its history. 409, 412: see PUT",
+)
 async def rollback(call: ApiCall) -> Response:
-    wanted: RollingBack = call.body
-    tenant = owner_of(call)
+    request: RollbackRequest = call.body
+    owner, version = owner_of(call), request.version
     publisher = publisher_of(call, Keyring.from_environment())
-    call.notes["to"] = wanted.version
-    call.notes |= {"dry": True} if wanted.dry else {}
-    call.notes |= {"reason": wanted.note} if wanted.note else {}
-    with discreet(call):
-        if not may_unmask(call):
-            await _check_rollback(publisher, tenant, wanted.version)
-        if wanted.dry:
-            return Response(
-                would_change(tenant, await publisher.diff_rollback(tenant, wanted.version))
-            )
-        published = await publisher.rollback(
-            tenant, wanted.version, note=wanted.note, require=precondition(call, wanted.base)
-        )
-    tell(call, published)
-    return Response(published_shown(published))
+    call.notes["to"] = version
+    if request.dry:
+        call.notes["dry"] = True
+    if request.note:
+        call.notes["reason"] = request.note
+    with hide_holder(call):
+        if not call.may_unmask:
+            await _check_redirects(publisher, owner, version)
+        if request.dry:
+            return preview_response(owner, await publisher.diff_rollback(owner, version))
+        precondition = Precondition(call, request.base)
+        result = await publisher.rollback(owner, version, note=request.note, require=precondition)
+    return publish_response(call, result)
 
 
-async def _check_rollback(publisher: Publisher, tenant: Owner, version: int) -> None:
+async def _check_redirects(publisher: Publisher, owner: Owner, version: int) -> None:
     """Raise `HTTPError` (409) if the rollback would keep a current secret, because the history
     omits secrets, and redirect it to another host."""
     unknown = {
-        step.path
-        for entry in await publisher.history(tenant)
+        change.path
+        for entry in await publisher.history(owner)
         if entry.number > version
-        for step in entry.changes
-        if omits_secret(step.before)
+        for change in entry.changes
+        if omits_secret(change.before)
     }
-    for each in await publisher.diff_rollback(tenant, version) if unknown else ():
-        if isinstance(each.before, dict) and isinstance(each.after, dict) and each.path in unknown:
-            redirect = redirect_in_value(each.path, each.before, masked(each.after))
+    for diff in await publisher.diff_rollback(owner, version) if unknown else ():
+        if isinstance(diff.before, dict) and isinstance(diff.after, dict) and diff.path in unknown:
+            redirect = redirect_in_value(diff.path, diff.before, masked(diff.after))
             if redirect is not None:
-                raise HTTPError(409, "conflict", f"{named(tenant)}: {redirect}")
-
-
-def history_endpoints(
-    place: str, looking: Need, changing: Need, *, what: str, whose: str
-) -> tuple[ApiRoute, ...]:
-    """The history of what lies at a place of the API, and the way back."""
-    return (
-        ApiRoute(
-            "GET",
-            f"{place}/history",
-            looking,
-            history,
-            whose,
-            query=Page,
-            answers={200: list[Version]},
-            fails=(NO_STORE,),
-        ),
-        ApiRoute(
-            "GET",
-            f"{place}/history/{{version}}",
-            looking,
-            version,
-            "Get the changes of one version",
-            answers={200: VersionDetail},
-            fails=(NO_STORE,),
-        ),
-        ApiRoute(
-            "POST",
-            f"{place}/rollback",
-            changing,
-            rollback,
-            f"Roll {what} back to a version of its history. 409, 412: see PUT",
-            body=RollingBack,
-            answers={200: PublishedShown},
-            fails=(412,),
-        ),
-    )
-
-
-ENDPOINTS = history_endpoints(
-    TENANT,
-    LOOKING,
-    PUBLISHING,
-    what="a tenant",
-    whose="List changes of a tenant, oldest first; also after its deletion",
-)
+                raise HTTPError(409, "conflict", f"{named(owner)}: {redirect}")

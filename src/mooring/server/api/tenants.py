@@ -1,60 +1,87 @@
-"""Tenants: list, show, publish, compare, delete. See `tenant_history` for what they were.
+"""Tenants: list, show, publish, compare and delete. `tenant_history` has their history.
 
-A document is what `mooring tenant publish` takes from a file. Secrets are masked, and a mask that
-is sent back stands for what is there. Where an optional dependency is missing that a password
-needs, the answer is 409 and names it.
+The documents have the format of `mooring tenant publish`. Secrets are masked, and a mask in a
+published document keeps the stored secret. If password encryption is required but not installed,
+the response is 409 with the name of the missing extra.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from mooring.errors import NotConfigured, Taken
 from mooring.messages import Message
-from mooring.server.api.lookup import store_of
-from mooring.server.api.tenant_list import TenantSummary, read_tenants
-from mooring.server.api.unmasking import OPENED, Unmasking, allow_unmasking, may_unmask
+from mooring.server.api.endpoint import NO_STORE, UNMASKED, ApiCall, Endpoints, UnmaskQuery
 from mooring.server.auth.authorization import READING, need
-from mooring.server.http.request import ApiCall, Page, cut
-from mooring.server.http.response import HTTPError, Response, matches
-from mooring.server.http.routing import ApiRoute
+from mooring.server.http.request import PageQuery, paginate
+from mooring.server.http.response import HTTPError, Response, etag_matches
+from mooring.store.contract import Store
 from mooring.tenants.diff import Action, changes_to_json, masked_document, unmask_document
 from mooring.tenants.document import Document, parse
-from mooring.tenants.keys import AREAS, Area, Owner, TenantKeys, check_id, is_area, named
+from mooring.tenants.keys import (
+    AREAS,
+    DOMAIN,
+    Area,
+    Owner,
+    PartOf,
+    TenantKeys,
+    check_id,
+    is_area,
+    kind_of,
+    named,
+)
+from mooring.tenants.model import UnreadableValue, decode
 from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, stored_parts
 from mooring.tenants.publish.publish_state import PublishResult
-from mooring.tenants.publish.publisher import Publisher, Require
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_document
 from mooring.tenants.secrets import Keyring
 
-LOOKING = need("viewer", "tenant")
-PUBLISHING = need("operator", "tenant")
+endpoints = Endpoints()
+
+READ_TENANT = need("viewer", "tenant")
+PUBLISH_TENANT = need("operator", "tenant")
 
 TENANT = "/admin/tenants/{tenant}"
-_DIGITS = 20  # of a number in the order of text
+_DIGITS = 20  # of the largest number
 
 Note = Annotated[str, msgspec.Meta(max_length=1000)]
+Base = Annotated[str, msgspec.Meta(max_length=100)]
 Section = dict[str, Any] | None | msgspec.UnsetType
 
 
-class Filter(Page, frozen=True, kw_only=True):
+class TenantsQuery(PageQuery, frozen=True, kw_only=True):
     code: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Those whose code has this in it, in whatever case."""
+    """A substring of the code, ignoring case."""
     name: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """The same of the name."""
+    """A substring of the name, ignoring case."""
     status: Annotated[str, msgspec.Meta(max_length=20)] = ""
     """active, inactive or suspended."""
 
 
+class TenantSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
+    id: int
+    code: str | None
+    name: str | None
+    status: str | None
+    primary_domain: str | None
+    hosts: tuple[str, ...]
+    databases: int
+    ftp_users: int
+    problems: int
+    """Unreadable parts, of those that a summary contains."""
+
+
 class TenantDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As in a tenant's file. A section that is left out stays as it is, an empty one is removed."""
+    """The document of a tenant's file. Omitted sections stay, empty ones are removed."""
 
     id: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | msgspec.UnsetType = msgspec.UNSET
-    """It may be left out: the path says it."""
+    """Optional, because the path contains it."""
     meta: Section = msgspec.UNSET
     domain: Section = msgspec.UNSET
     database: Section = msgspec.UNSET
@@ -62,16 +89,16 @@ class TenantDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     storage: Section = msgspec.UNSET
 
     def __repr__(self) -> str:
-        return f"<document of tenant {self.id}>"  # the rest may be secret
+        return f"<document of tenant {self.id}>"  # the sections may contain secrets
 
 
-class TenantShown(msgspec.Struct, frozen=True, kw_only=True):
+class TenantDetail(msgspec.Struct, frozen=True, kw_only=True):
     tenant: int
     revision: str
-    """What tells this state from others: send it as `base`, or the ETag as If-Match."""
+    """Identifies this state: send it as `base`, or the ETag as If-Match."""
     document: dict[str, Any]
     problems: list[str]
-    """What cannot be understood or decrypted."""
+    """Parts that cannot be read or decrypted."""
 
     def __repr__(self) -> str:
         return f"<tenant {self.tenant} at {self.revision}>"
@@ -83,302 +110,318 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
     before: Any
     after: Any
     sensitive: list[str]
-    """Fields that change and are not shown."""
+    """Secret fields that change; their values are omitted."""
 
 
-class PublishedShown(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, or would be."""
+class PublishReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written, or would be written."""
 
     tenant: int | None
-    """Null for what all tenants share."""
+    """Null for the shared configuration."""
     area: Area | None
-    """Of what all tenants share; null for a tenant."""
+    """The area of the shared configuration; null for a tenant."""
     version: int | None
-    """Of the history; null where nothing was changed, or nothing was to be."""
+    """The version in the history; null if nothing changed, or for a preview."""
     transactions: int
-    """More than one where it was too large for one: readers may have seen it in between."""
+    """If more than one, readers may have seen a part of the change."""
     changes: list[PartChange]
     lost: list[str]
-    """What a rollback could not bring back."""
+    """What a rollback could not restore."""
     warnings: list[str] = []
-    """What an operator should know, such as a password that is stored in clear text, in English."""
+    """Warnings for the operator, such as a password that is stored in clear text, in English."""
     messages: list[Message] = []
     """The warnings as data."""
 
 
-class Noted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Note = ""
-    """Why, for the history and the audit."""
-
-
-Base = Annotated[str, msgspec.Meta(max_length=100)]
-
-
-class Publishing(Noted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """For the history and the audit."""
     base: Base = ""
-    """The `revision` that the caller saw: 409 if the tenant has changed since."""
+    """The `revision` that the caller read: 409 if the tenant has changed since."""
 
 
+@endpoints.add(
+    "GET",
+    "/admin/tenants",
+    READING,
+    query=TenantsQuery,
+    answers={200: list[TenantSummary]},
+    fails=(NO_STORE,),
+)
 async def list_tenants(call: ApiCall) -> Response:
-    asked: Filter = call.query
-    found = [
+    """List the tenants the caller may see, by id. 409: the server has no store, only Redis."""
+    query: TenantsQuery = call.query
+    tenants = [
         tenant
-        for tenant in await read_tenants(store_of(call), keys_of(call))
+        for tenant in await read_tenants(call.server.store, keys_of(call))
         if call.principal.sees_tenant(tenant.id)
-        and asked.code.casefold() in (tenant.code or "").casefold()
-        and asked.name.casefold() in (tenant.name or "").casefold()
-        and asked.status in ("", tenant.status)
+        and query.code.casefold() in (tenant.code or "").casefold()
+        and query.name.casefold() in (tenant.name or "").casefold()
+        and query.status in ("", tenant.status)
     ]
-    page = msgspec.structs.replace(asked, after=padded(asked.after))
-    some, headers = cut(found, page, lambda each: padded(str(each.id)), path=call.here)
-    return Response(some, headers=headers)
+    query = msgspec.structs.replace(query, after=zero_padded(query.after))
+    page, headers = paginate(
+        tenants, query, lambda tenant: zero_padded(str(tenant.id)), path=call.raw_path
+    )
+    return Response(page, headers=headers)
 
 
-def padded(number: str) -> str:
-    """Numbers in the order of text."""
+def zero_padded(number: str) -> str:
+    """A number whose order as text is its numeric order."""
     return number.zfill(_DIGITS) if number else ""
 
 
-async def show_tenant(call: ApiCall) -> Response:
+async def read_tenants(store: Store, keys: TenantKeys) -> list[TenantSummary]:
+    """The summaries of all tenants by id, read at once."""
+    tenants: dict[int, dict[str, bytes]] = {}
+    for entry in (await store.read(keys.all)).entries:
+        place = keys.understand(entry.key)
+        if isinstance(place, PartOf):
+            tenants.setdefault(place.tenant, {})[place.path] = entry.value
+    return [_summary(id, tenants[id]) for id in sorted(tenants)]
+
+
+def _summary(id: int, parts: Mapping[str, bytes]) -> TenantSummary:
+    values: dict[str, Any] = {}
+    problems = 0
+    for path in ("meta", *DOMAIN):
+        if path in parts:
+            try:
+                values[path] = decode(path, parts[path])
+            except UnreadableValue:
+                problems += 1
+    meta = values["meta"] if isinstance(values.get("meta"), dict) else {}
+    texts = {name: text for name, text in meta.items() if text and isinstance(text, str)}
+    hosts = {path: _hosts(values.get(path)) for path in DOMAIN}
+    kinds = Counter(map(kind_of, parts))
+    return TenantSummary(
+        id=id,
+        code=texts.get("code"),
+        name=texts.get("name"),
+        status=texts.get("status") or ("active" if meta else None),
+        primary_domain=next(iter(hosts["domain/primary"]), None),
+        hosts=tuple(host for path in DOMAIN for host in hosts[path]),
+        databases=kinds["database"],
+        ftp_users=kinds["ftp"],
+        problems=problems,
+    )
+
+
+def _hosts(value: object) -> list[str]:
+    hosts = value if isinstance(value, list) else [value]
+    return [host for host in hosts if isinstance(host, str) and host]
+
+
+@endpoints.add(
+    "GET", TENANT, READ_TENANT, query=UnmaskQuery, answers={200: TenantDetail}, fails=(NO_STORE,)
+)
+async def get_tenant(call: ApiCall) -> Response:
+    """Get the configuration of a tenant, secrets masked."""
     unmask = call.query.unmask
     if unmask:
-        allow_unmasking(call)
-    found = await _held(call)
-    if not found.parts:
-        raise NotConfigured(f"there is no tenant {call.tenant}")
-    told = masked_document(call.tenant, found.parts, Keyring.from_environment() if unmask else None)
-    revision = found.revision
-    answer = TenantShown(
-        tenant=call.tenant, revision=revision, document=told.document, problems=told.problems
-    )
-    headers = OPENED if unmask else {}
-    return Response(answer, headers=headers, etag=f"{revision}{'-unmasked' * unmask}")
-
-
-async def _held(call: ApiCall) -> StoredParts:
+        call.require_unmask()
     keys, tenant = keys_of(call), check_id(call.tenant)
-    found = await store_of(call).read(keys.parts(tenant))
-    return stored_parts(keys, tenant, found.entries)
+    entries = (await call.server.store.read(keys.parts(tenant))).entries
+    stored = stored_parts(keys, tenant, entries)
+    if not stored.parts:
+        raise NotConfigured(f"there is no tenant {tenant}")
+    masked = masked_document(tenant, stored.parts, Keyring.from_environment() if unmask else None)
+    detail = TenantDetail(
+        tenant=tenant,
+        revision=stored.revision,
+        document=masked.document,
+        problems=masked.problems,
+    )
+    headers = UNMASKED if unmask else {}
+    return Response(detail, headers=headers, etag=f"{stored.revision}{'-unmasked' * unmask}")
 
 
 def keys_of(call: ApiCall) -> TenantKeys:
     return TenantKeys(call.server.hub.tenants_namespace)
 
 
-def publisher_of(call: ApiCall, ring: Keyring) -> Publisher:
-    store_of(call)
-    return call.server.hub.publisher(by=call.principal.name, keyring=ring)
+def publisher_of(call: ApiCall, keyring: Keyring) -> Publisher:
+    """A publisher in the name of the caller. Raises `HTTPError` (409) if there is no store."""
+    call.server.store  # noqa: B018 - raises if there is none
+    return call.server.hub.publisher(by=call.principal.name, keyring=keyring)
 
 
 def _document(call: ApiCall) -> Document:
     tenant = check_id(call.tenant)
-    told: dict[str, Any] = {
+    sections: dict[str, Any] = {
         name: value
         for name in TenantDocument.__struct_fields__
         if (value := getattr(call.body, name)) is not msgspec.UNSET
     }
-    if told.setdefault("id", tenant) != tenant:
+    if sections.setdefault("id", tenant) != tenant:
         raise HTTPError(
-            400, "bad_request", f"the document is of tenant {told['id']}, the path of {tenant}"
+            400,
+            "bad_request",
+            f"the document is for tenant {sections['id']}, but the path names tenant {tenant}",
         )
-    return parse(told)
+    return parse(sections)
 
 
+@endpoints.add(
+    "PUT",
+    TENANT,
+    PUBLISH_TENANT,
+    query=PublishQuery,
+    body=TenantDocument,
+    answers={200: PublishReport, 201: PublishReport},
+    fails=(412,),
+)
 async def publish(call: ApiCall) -> Response:
-    document, ring = _document(call), Keyring.from_environment()
-    publisher, resent = publisher_of(call, ring), _resent(call, document)
-    condition = precondition(call, call.query.base)
-    existed = False
+    """Publish a tenant. 409: changed since `base`, a name is taken, or password encryption is not
+    installed; 412: If-Match or If-None-Match does not hold."""
+    document, keyring = _document(call), Keyring.from_environment()
+    publisher, resent = publisher_of(call, keyring), _resent(call, document)
+    precondition = Precondition(call, call.query.base)
 
-    def require(there: StoredParts) -> None:
-        nonlocal existed
-        condition(there)
-        existed = bool(there.parts)
+    def change(stored: Parts) -> Parts:
+        return _unmask(call, document, stored).applied(stored, keyring, reseal=bool(resent))
 
-    def change(there: Parts) -> Parts:
-        return _restored(call, document, there).applied(there, ring, reseal=bool(resent))
-
-    with discreet(call):
-        published = await publisher.change(
-            document.tenant, change, note=reason(call), require=require, resent=resent
+    with hide_holder(call):
+        result = await publisher.change(
+            document.tenant, change, note=note_reason(call), require=precondition, resent=resent
         )
-    tell(call, published)
-    created = published.number and not existed
-    return Response(published_shown(published), 201 if created else 200)
+    created = result.number and not precondition.existed
+    return publish_response(call, result, 201 if created else 200)
 
 
 def _resent(call: ApiCall, document: Document) -> Resent:
-    """Secrets that count as changed: the caller sends them in clear text, may not see those that
-    are there, and must not learn whether they are the same."""
-    return NOTHING_RESENT if may_unmask(call) else document.cleartext_secrets
+    """Secrets that count as changed even if they equal the stored ones: a caller that may not read
+    the stored secrets must not learn whether they are the same."""
+    return NOTHING_RESENT if call.may_unmask else document.cleartext_secrets
 
 
-def _restored(call: ApiCall, document: Document, there: Parts) -> Document:
-    """The document with what is there in place of its masks. Raises `HTTPError` where somebody who
-    may not see a secret would have it sent elsewhere."""
-    redirect = redirect_in_document(document, there)
-    if redirect is not None and not may_unmask(call):
+def _unmask(call: ApiCall, document: Document, stored: Parts) -> Document:
+    """The document with masks replaced by the stored secrets. Raises `HTTPError` (409) if a caller
+    that may not read a secret would redirect it to another host."""
+    redirect = redirect_in_document(document, stored)
+    if redirect is not None and not call.may_unmask:
         raise HTTPError(409, "conflict", f"tenant {document.tenant}: {redirect}")
-    return unmask_document(document, there)
+    return unmask_document(document, stored)
 
 
 @contextlib.contextmanager
-def discreet(call: ApiCall) -> Iterator[None]:
-    """Whose a name is that is taken is told to those who may see that tenant."""
+def hide_holder(call: ApiCall) -> Iterator[None]:
+    """Hide the holder of a taken name from callers that may not access that tenant."""
     try:
         yield
     except Taken as error:
         if call.principal.sees_tenant(error.holder):
             raise
-        message = f"tenant {call.tenant}: {error.claim or 'a name'} is taken already"
+        message = f"tenant {call.tenant}: {error.claim or 'a name'} is already taken"
         raise HTTPError(409, "taken", message) from None
 
 
 def owner_of(call: ApiCall) -> Owner:
-    """The tenant or the area that the path names. Raises `HTTPError`."""
+    """The tenant or the area in the path. Raises `HTTPError` (400, 404)."""
     if "area" not in call.path:
         return check_id(call.tenant)
     area = call.path["area"]
     if not is_area(area):
         known = ", ".join(AREAS)
-        raise HTTPError(404, "not_found", f"no area {area[:40]} is shared: there are {known}")
+        raise HTTPError(404, "not_found", f"there is no shared area {area[:40]}: known are {known}")
     return area
 
 
-def precondition(call: ApiCall, base: str = "", path: str = "") -> Require:
-    """A check of `If-Match`, `If-None-Match` and `base` against the stored state. It raises
-    `HTTPError` (409, 412) if they do not hold. `path` names a single part, if the request is about
+class Precondition:
+    """The `If-Match`, `If-None-Match` and `base` of a call. Calling it with the stored state raises
+    `HTTPError` (409, 412) if they do not hold. `path` names a single part if the call is about
     one."""
-    expected = call.request.headers.get("if-match", "")
-    unwanted = call.request.headers.get("if-none-match", "")
-    owner = owner_of(call)
 
-    def check(there: StoredParts) -> None:
-        etag = f'"{there.revision}"'
-        exists = path in there.parts if path else bool(there.parts)
-        if unwanted and exists and matches(unwanted, etag):
-            message = f"{path or named(owner)} exists already: open it and edit it instead"
+    def __init__(self, call: ApiCall, base: str = "", path: str = "") -> None:
+        self._match = call.request.headers.get("if-match", "")
+        self._none_match = call.request.headers.get("if-none-match", "")
+        self._owner, self._base, self._path = owner_of(call), base, path
+        self.existed = False
+        """Whether the tenant, or the part, existed when it was last called."""
+
+    def __call__(self, stored: StoredParts) -> None:
+        etag, owner = f'"{stored.revision}"', self._owner
+        self.existed = self._path in stored.parts if self._path else bool(stored.parts)
+        if self._none_match and self.existed and etag_matches(self._none_match, etag):
+            message = f"{self._path or named(owner)} already exists: read and change it instead"
             raise HTTPError(412, "conflict", message)
-        moved = f"{named(owner)}: changed since you read it; read it again and merge your change"
-        if expected and not ((exists or is_area(owner)) and matches(expected, etag)):
-            raise HTTPError(412, "conflict", moved)
-        if base and base != there.revision:
-            raise HTTPError(409, "conflict", moved)
-
-    return check
-
-
-def reason(call: ApiCall) -> str:
-    told: str = call.query.reason
-    if told:
-        call.notes["reason"] = told
-    return told
+        changed = f"{named(owner)} changed since you read it: read it again and merge your change"
+        exists = self.existed or is_area(owner)
+        if self._match and not (exists and etag_matches(self._match, etag)):
+            raise HTTPError(412, "conflict", changed)
+        if self._base and self._base != stored.revision:
+            raise HTTPError(409, "conflict", changed)
 
 
-def tell(call: ApiCall, published: PublishResult) -> None:
-    """For the audit."""
-    call.notes["version"] = published.number or None
-    call.notes["changed"] = [each.path for each in published.changes][:100]
+def note_reason(call: ApiCall) -> str:
+    """The reason for the change, which is also added to the audit entry."""
+    reason: str = call.query.reason
+    if reason:
+        call.notes["reason"] = reason
+    return reason
 
 
-def published_shown(published: PublishResult) -> PublishedShown:
-    owner = published.tenant
-    return PublishedShown(
+def publish_response(call: ApiCall, result: PublishResult, status: int = 200) -> Response:
+    """Report a publish to the caller and to the audit."""
+    call.notes["version"] = result.number or None
+    call.notes["changed"] = [change.path for change in result.changes][:100]
+    return Response(_report(result), status)
+
+
+def preview_response(owner: Owner, changes: Sequence[PartDiff]) -> Response:
+    return Response(_report(PublishResult(owner, tuple(changes))))
+
+
+def _report(result: PublishResult) -> PublishReport:
+    owner = result.tenant
+    return PublishReport(
         tenant=owner if isinstance(owner, int) else None,
         area=owner if is_area(owner) else None,
-        version=published.number or None,
-        transactions=published.transactions + published.aside,
-        changes=_changes(published.changes),
-        lost=list(published.lost),
-        warnings=list(published.remarks),
-        messages=list(published.messages),
+        version=result.number or None,
+        transactions=result.transactions + result.aside,
+        changes=part_changes(result.changes),
+        lost=list(result.lost),
+        warnings=list(result.remarks),
+        messages=list(result.messages),
     )
 
 
-def would_change(owner: Owner, changes: list[PartDiff]) -> PublishedShown:
-    return published_shown(PublishResult(owner, tuple(changes)))
+def part_changes(changes: Sequence[PartDiff]) -> list[PartChange]:
+    return msgspec.convert(changes_to_json(changes), list[PartChange])
 
 
-def _changes(found: list[PartDiff] | tuple[PartDiff, ...]) -> list[PartChange]:
-    return msgspec.convert(changes_to_json(found), list[PartChange])
-
-
-async def diff(call: ApiCall) -> Response:
-    document, ring = _document(call), Keyring.from_environment()
-    publisher = publisher_of(call, ring)
-    there = await publisher.read(document.tenant)
-    with discreet(call):
-        found = await publisher.diff(
-            _restored(call, document, there), resent=_resent(call, document)
-        )
-    call.notes["dry"] = True
-    return Response(would_change(document.tenant, found))
-
-
-async def delete(call: ApiCall) -> Response:
-    ring = Keyring.from_environment()
-    published = await publisher_of(call, ring).delete(
-        check_id(call.tenant), note=reason(call), require=precondition(call, call.query.base)
-    )
-    tell(call, published)
-    return Response(published_shown(published))
-
-
-NO_STORE = 409
-"""There are tenants only where there is a store."""
-
-ENDPOINTS = (
-    ApiRoute(
-        "GET",
-        "/admin/tenants",
-        READING,
-        list_tenants,
-        ("List the tenants the caller may see, by id. 409: the server has no store, only Redis"),
-        query=Filter,
-        answers={200: list[TenantSummary]},
-        fails=(NO_STORE,),
-    ),
-    ApiRoute(
-        "GET",
-        TENANT,
-        LOOKING,
-        show_tenant,
-        "Get the configuration of a tenant, secrets masked",
-        query=Unmasking,
-        answers={200: TenantShown},
-        fails=(NO_STORE,),
-    ),
-    ApiRoute(
-        "PUT",
-        TENANT,
-        PUBLISHING,
-        publish,
-        (
-            "Publish a tenant. 409: changed since `base`, a name is taken, or password "
-            "encryption is not installed; 412: If-Match or If-None-Match does not hold"
-        ),
-        query=Publishing,
-        body=TenantDocument,
-        answers={200: PublishedShown, 201: PublishedShown},
-        fails=(412,),
-    ),
-    ApiRoute(
-        "POST",
-        f"{TENANT}/diff",
-        PUBLISHING,
-        diff,
-        "Preview a publish; nothing is written except an audit entry",
-        body=TenantDocument,
-        answers={200: PublishedShown},
-    ),
-    ApiRoute(
-        "DELETE",
-        TENANT,
-        PUBLISHING,
-        delete,
-        "Delete a tenant with its indexes; the history is kept. 409, 412: see PUT",
-        query=Publishing,
-        answers={200: PublishedShown},
-        fails=(412,),
-    ),
+@endpoints.add(
+    "POST",
+    f"{TENANT}/diff",
+    PUBLISH_TENANT,
+    body=TenantDocument,
+    answers={200: PublishReport},
 )
+async def diff(call: ApiCall) -> Response:
+    """Preview a publish; nothing is written except an audit entry."""
+    document = _document(call)
+    publisher = publisher_of(call, Keyring.from_environment())
+    stored = await publisher.read(document.tenant)
+    with hide_holder(call):
+        unmasked = _unmask(call, document, stored)
+        changes = await publisher.diff(unmasked, resent=_resent(call, document))
+    call.notes["dry"] = True
+    return preview_response(document.tenant, changes)
+
+
+@endpoints.add(
+    "DELETE",
+    TENANT,
+    PUBLISH_TENANT,
+    query=PublishQuery,
+    answers={200: PublishReport},
+    fails=(412,),
+)
+async def delete(call: ApiCall) -> Response:
+    """Delete a tenant with its indexes; the history is kept. 409, 412: see PUT."""
+    publisher = publisher_of(call, Keyring.from_environment())
+    precondition = Precondition(call, call.query.base)
+    result = await publisher.delete(
+        check_id(call.tenant), note=note_reason(call), require=precondition
+    )
+    return publish_response(call, result)

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from mooring.server.auth.authorization import Principal
 from mooring.server.auth.data_dir import DataDir
 from mooring.server.auth.rate_limits import TokenBuckets, network
-from mooring.server.http.response import shown
+from mooring.server.http.response import rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class AuditedCall(Protocol):
     @property
     def request(self) -> Request: ...
     @property
-    def here(self) -> str: ...
+    def raw_path(self) -> str: ...
     @property
     def path(self) -> Mapping[str, str]: ...
     @property
@@ -134,14 +134,14 @@ class Audit:
         most = _MAX_REFUSED_TEXT if refused else _MAX_TEXT
         entry = AuditEntry(
             id=self._next_id(),
-            time=shown(datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)) or "",
+            time=rfc3339(datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)),
             who=principal.name if authenticated else "nobody",
             role=principal.role if authenticated else "",
             token=principal.token,
             session=principal.session,
             client=call.client,
             method=call.request.method[:20],
-            path=_truncated(call.here, most),
+            path=_truncated(call.raw_path, most),
             service=_truncated(call.path.get("service", ""), most),
             tenant=_truncated(call.path.get("tenant", ""), most),
             status=status,

@@ -6,24 +6,28 @@ import datetime
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
 from mooring import errors
 
 
-def _other(value: object) -> object:
+def _encode_other(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
-encode = msgspec.json.Encoder(enc_hook=_other).encode
+encode = msgspec.json.Encoder(enc_hook=_encode_other).encode
 
 
-def shown(moment: datetime.datetime | None) -> str | None:
-    """A moment as the API writes it: UTC with milliseconds."""
+@overload
+def rfc3339(moment: datetime.datetime) -> str: ...
+@overload
+def rfc3339(moment: None) -> None: ...
+def rfc3339(moment: datetime.datetime | None) -> str | None:
+    """A time in UTC with milliseconds."""
     if moment is None:
         return None
     text = moment.astimezone(datetime.UTC).isoformat(timespec="milliseconds")
@@ -48,12 +52,12 @@ class Response:
         return b"" if self.status == 204 else encode(self.value)
 
 
-def tag(body: bytes) -> str:
-    """An ETag of these bytes."""
-    return f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+def digest(body: bytes) -> str:
+    """A digest for ETags."""
+    return hashlib.blake2b(body, digest_size=12).hexdigest()
 
 
-def matches(header: str, etag: str) -> bool:
+def etag_matches(header: str, etag: str) -> bool:
     """Whether an `If-None-Match` names this ETag."""
     etags = [item.strip().removeprefix("W/") for item in header.split(",")]
     return "*" in etags or etag.removeprefix("W/") in etags
@@ -70,7 +74,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class HTTPError(Exception):
-    """A request that is answered with an error."""
+    """Raised by handlers to answer with an error."""
 
     def __init__(
         self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None
@@ -98,8 +102,8 @@ _STATUS: tuple[tuple[type[errors.MooringError], int, str], ...] = (
 """The first match applies."""
 
 
-def refusal(error: errors.MooringError) -> HTTPError:
-    """The response to an error of Mooring."""
+def http_error(error: errors.MooringError) -> HTTPError:
+    """The HTTP error for an error of Mooring."""
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == 503 else None
@@ -107,6 +111,6 @@ def refusal(error: errors.MooringError) -> HTTPError:
     raise AssertionError("unreachable: the last entry is the root of the error tree")
 
 
-def answer(refused: HTTPError) -> Response:
-    body = ErrorBody(Failure(refused.code, str(refused)))
-    return Response(body, refused.status, headers=refused.headers)
+def error_response(error: HTTPError) -> Response:
+    body = ErrorBody(Failure(error.code, str(error)))
+    return Response(body, error.status, headers=error.headers)

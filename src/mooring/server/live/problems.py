@@ -15,7 +15,7 @@ from mooring.errors import StoreError
 from mooring.messages import TEXTS, Parameter, message, parameters
 from mooring.model import Instance, Time, now
 from mooring.names import split_service
-from mooring.server.http.response import shown
+from mooring.server.http.response import rfc3339
 from mooring.server.live.history import EventKind, TimelineEvent
 from mooring.server.live.services import KnownService
 from mooring.server.live.summary import UNOBSERVED, Observed, active
@@ -247,7 +247,7 @@ def _problem(
         kind=kind,
         service=service,
         id=id,
-        since=shown(since),
+        since=rfc3339(since),
         text=_text(f"problem_{kind}_one" if id else f"problem_{kind}", with_service),
         hint=_text(f"hint_{kind}", with_service),
         params=params,

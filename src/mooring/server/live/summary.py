@@ -18,7 +18,7 @@ import msgspec
 from mooring.masking import masked_fields
 from mooring.messages import Message, joined, message
 from mooring.model import JSON, Config, Instance, State, Time
-from mooring.server.http.response import shown
+from mooring.server.http.response import rfc3339
 
 
 class HealthSummary(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -335,9 +335,9 @@ def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> Inst
         metadata=metadata_shown(instance.metadata),
         ports=dict(sorted(instance.ports.items())),
         config=config_shown(instance.config),
-        registration_time=shown(moment(status.registered_at)),
-        last_heartbeat=shown(observed.last_heartbeat),
-        last_metadata_update=shown(moment(status.updated_at)),
+        registration_time=rfc3339(moment(status.registered_at)),
+        last_heartbeat=rfc3339(observed.last_heartbeat),
+        last_metadata_update=rfc3339(moment(status.updated_at)),
         metrics=metrics_shown(status.metrics),
         heartbeat_delay=observed.heartbeat_delay,
     )
@@ -348,8 +348,8 @@ def instance_metrics(instance: Instance, observed: Observed = UNOBSERVED) -> Ins
         instance_id=instance.id,
         service_name=instance.service,
         metrics=metrics_shown(instance.status.metrics),
-        last_metadata_update=shown(moment(instance.status.updated_at)),
-        last_heartbeat=shown(observed.last_heartbeat),
+        last_metadata_update=rfc3339(moment(instance.status.updated_at)),
+        last_heartbeat=rfc3339(observed.last_heartbeat),
         heartbeat_delay=observed.heartbeat_delay,
     )
 
@@ -373,7 +373,7 @@ def service_summary(
         healthy_instances=healthy_count,
         enabled_instances=enabled_count,
         aggregated_metrics=aggregates(ordered) if metrics is None else metrics,
-        last_update_time=shown(changed),
+        last_update_time=rfc3339(changed),
         healthy_rate=rate(healthy_count, len(ordered)),
         enabled_rate=rate(enabled_count, len(ordered)),
         avg_heartbeat_delay=average(seen.heartbeat_delay for _, seen in pairs),
@@ -422,5 +422,5 @@ def health(counts: HealthCounts, at: Time) -> HealthSummary:
         healthy_instances=counts.healthy,
         active_instances=counts.active,
         healthy_rate=rate(counts.healthy, counts.instances),
-        timestamp=shown(at) or "",
+        timestamp=rfc3339(at),
     )

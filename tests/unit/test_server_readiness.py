@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from mooring.errors import InvalidRequest, Unavailable
-from mooring.server.api.health import Question, Readiness
+from mooring.server.context import Readiness, ReadinessProbe
 
 URL = "etcd://10.0.0.1:2379"
 
@@ -24,8 +24,10 @@ async def test_which_does_not_answer_is_told_and_where_it_is_logged_once(
     async def well() -> None:
         raise InvalidRequest("somebody wrote nonsense there, and so it answers")
 
-    readiness = Readiness((Question("the store", URL, ask), Question("the registry", "x", well)))
-    with caplog.at_level(logging.INFO, "mooring.server.api.health"):
+    readiness = Readiness(
+        (ReadinessProbe("the store", URL, ask), ReadinessProbe("the registry", "x", well))
+    )
+    with caplog.at_level(logging.INFO, "mooring.server.context"):
         for _ in range(3):
             assert await readiness.problems() == ["the store does not answer"]
         away = False

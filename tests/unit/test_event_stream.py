@@ -13,15 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mooring.server import event_stream as streaming
-from mooring.server.event_stream import Ask, Changes, Stream, TooMany, TooManyOfOne
+from mooring.server.event_stream import (
+    ChangeLog,
+    EventStream,
+    Subscription,
+    TooManyListeners,
+    TooManyPerToken,
+)
 from mooring.server.live.problems import Problem
 
 
 @given(some.lists(some.sets(some.sampled_from("abcdef"), max_size=4), max_size=20), some.data())
 def test_what_changed_since_is_each_thing_once(ticks: list[set[str]], data: some.DataObject):
-    changes: Changes[str] = Changes(kept=1000)
+    changes: ChangeLog[str] = ChangeLog(limit=1000)
     for number, things in enumerate(ticks, start=1):
-        changes.note(things, number)
+        changes.add(things, number)
     position = data.draw(some.integers(0, len(ticks)))
     found = changes.since(position)
     assert found is not None
@@ -31,9 +37,9 @@ def test_what_changed_since_is_each_thing_once(ticks: list[set[str]], data: some
 
 @given(some.lists(some.sets(some.integers(0, 30), max_size=5), max_size=30), some.integers(1, 8))
 def test_what_is_forgotten_is_never_passed_over(ticks: list[set[int]], kept: int):
-    changes: Changes[int] = Changes(kept=kept)
+    changes: ChangeLog[int] = ChangeLog(limit=kept)
     for number, things in enumerate(ticks, start=1):
-        changes.note(things, number)
+        changes.add(things, number)
     for position in range(len(ticks) + 1):
         found = changes.since(position)
         assert found is None or set(found) == set().union(*ticks[position:])
@@ -89,10 +95,10 @@ def fleet() -> Fleet:
 
 
 @pytest.fixture
-async def stream(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stream]:
+async def stream(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EventStream]:
     """One that ticks when the test says so."""
-    monkeypatch.setattr(streaming, "LOOK", 3600.0)
-    async with Stream(fleet, fleet, tick=3600.0, clients=3) as opened:
+    monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 3600.0)
+    async with EventStream(fleet, tick=3600.0, max_listeners=3) as opened:
         await settled(fleet)
         yield opened
 
@@ -104,13 +110,15 @@ async def settled(fleet: Fleet) -> None:
         await asyncio.sleep(0)
 
 
-ALL = Ask()
+ALL = Subscription()
 
 
 class Heard:
     """Somebody who listens, and understands."""
 
-    def __init__(self, stream: Stream, ask: Ask = ALL, last: str = "", **named: Any) -> None:
+    def __init__(
+        self, stream: EventStream, ask: Subscription = ALL, last: str = "", **named: Any
+    ) -> None:
         self.listener = stream.open(ask, last, **named)
         self._frames = self.listener.frames()
         self.raw = b""
@@ -128,7 +136,7 @@ class Heard:
         return events
 
 
-async def test_it_says_hello_with_what_is_told_whole(stream: Stream, fleet: Fleet):
+async def test_it_says_hello_with_what_is_told_whole(stream: EventStream, fleet: Fleet):
     fleet.change("orders")
     hello = await Heard(stream).next()
     assert hello["hello"]["resumed"] is False
@@ -137,7 +145,7 @@ async def test_it_says_hello_with_what_is_told_whole(stream: Stream, fleet: Flee
     assert "reset" not in hello
 
 
-async def test_many_changes_of_a_tick_are_one_frame(stream: Stream, fleet: Fleet):
+async def test_many_changes_of_a_tick_are_one_frame(stream: EventStream, fleet: Fleet):
     heard = Heard(stream)
     await heard.next()
     for value in range(100):
@@ -150,7 +158,7 @@ async def test_many_changes_of_a_tick_are_one_frame(stream: Stream, fleet: Fleet
     assert fleet.shown["orders"] == 1
 
 
-async def test_what_is_said_is_encoded_once_and_shared(stream: Stream, fleet: Fleet):
+async def test_what_is_said_is_encoded_once_and_shared(stream: EventStream, fleet: Fleet):
     listening = [Heard(stream) for _ in range(3)]
     for each in listening:
         await each.next()
@@ -163,9 +171,9 @@ async def test_what_is_said_is_encoded_once_and_shared(stream: Stream, fleet: Fl
 
 
 async def test_scopes_share_the_words_of_a_service_and_see_their_own_alone(
-    stream: Stream, fleet: Fleet
+    stream: EventStream, fleet: Fleet
 ):
-    everything, scoped = Heard(stream), Heard(stream, Ask(frozenset({"a"})))
+    everything, scoped = Heard(stream), Heard(stream, Subscription(frozenset({"a"})))
     await everything.next()
     await scoped.next()
     fleet.change("a/one")
@@ -178,8 +186,8 @@ async def test_scopes_share_the_words_of_a_service_and_see_their_own_alone(
     assert fleet.shown["a/one"] == 1
 
 
-async def test_what_others_do_wakes_nobody_outside(stream: Stream, fleet: Fleet):
-    scoped = Heard(stream, Ask(frozenset({"a"})))
+async def test_what_others_do_wakes_nobody_outside(stream: EventStream, fleet: Fleet):
+    scoped = Heard(stream, Subscription(frozenset({"a"})))
     await scoped.next()
     fleet.change("b/two")
     stream.advance()
@@ -191,12 +199,12 @@ async def test_what_others_do_wakes_nobody_outside(stream: Stream, fleet: Fleet)
     assert "b/two" not in str(await waiting)
 
 
-async def test_what_is_gone_is_named(stream: Stream, fleet: Fleet):
+async def test_what_is_gone_is_named(stream: EventStream, fleet: Fleet):
     fleet.change("orders")
     fleet.change("billing", "1")
     fleet.change("billing", "2")
     stream.advance()
-    heard = Heard(stream, Ask(service="billing"))
+    heard = Heard(stream, Subscription(service="billing"))
     await heard.next()
     fleet.remove("orders")
     fleet.remove("billing", "2")
@@ -206,8 +214,10 @@ async def test_what_is_gone_is_named(stream: Stream, fleet: Fleet):
     assert frame["instances"] == {"service": "billing", "changed": [], "removed": ["2"]}
 
 
-async def test_instances_are_told_of_the_service_that_was_asked_for(stream: Stream, fleet: Fleet):
-    heard = Heard(stream, Ask(service="orders"))
+async def test_instances_are_told_of_the_service_that_was_asked_for(
+    stream: EventStream, fleet: Fleet
+):
+    heard = Heard(stream, Subscription(service="orders"))
     await heard.next()
     fleet.change("orders", "1", 7)
     fleet.change("billing", "1", 8)
@@ -217,13 +227,16 @@ async def test_instances_are_told_of_the_service_that_was_asked_for(stream: Stre
     assert fleet.shown["billing 1"] == 0
 
 
-async def test_only_the_kinds_that_were_asked_for(stream: Stream, fleet: Fleet):
-    heard = Heard(stream, Ask(kinds=frozenset({"problems"})))
+async def test_only_the_kinds_that_were_asked_for(stream: EventStream, fleet: Fleet):
+    heard = Heard(stream, Subscription(kinds=frozenset({"problems"})))
     assert set(await heard.next()) == {"hello", "problems"}
 
 
-async def test_who_is_slow_hears_of_each_thing_once_as_it_is_now(stream: Stream, fleet: Fleet):
-    slow, quick = Heard(stream, Ask(service="orders")), Heard(stream, Ask(service="orders"))
+async def test_who_is_slow_hears_of_each_thing_once_as_it_is_now(stream: EventStream, fleet: Fleet):
+    slow, quick = (
+        Heard(stream, Subscription(service="orders")),
+        Heard(stream, Subscription(service="orders")),
+    )
     await slow.next()
     await quick.next()
     for value in range(1, 50):
@@ -236,7 +249,7 @@ async def test_who_is_slow_hears_of_each_thing_once_as_it_is_now(stream: Stream,
     assert {"instanceId": "1", "value": 49} in told
 
 
-async def test_who_comes_back_hears_what_was_missed(stream: Stream, fleet: Fleet):
+async def test_who_comes_back_hears_what_was_missed(stream: EventStream, fleet: Fleet):
     before = Heard(stream)
     await before.next()
     fleet.change("orders")
@@ -252,7 +265,7 @@ async def test_who_comes_back_hears_what_was_missed(stream: Stream, fleet: Fleet
     assert [each["serviceName"] for each in missed] == ["billing"]
 
 
-async def test_who_comes_back_and_goes_at_once_misses_nothing(stream: Stream, fleet: Fleet):
+async def test_who_comes_back_and_goes_at_once_misses_nothing(stream: EventStream, fleet: Fleet):
     before = Heard(stream)
     await before.next()
     fleet.change("orders")
@@ -268,8 +281,8 @@ async def test_who_comes_back_and_goes_at_once_misses_nothing(stream: Stream, fl
 async def test_who_comes_back_when_nobody_listened_hears_what_is_told_whole(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(streaming, "LOOK", 0.0)
-    async with Stream(fleet, fleet, tick=3600.0) as stream:
+    monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 0.0)
+    async with EventStream(fleet, tick=3600.0) as stream:
         await settled(fleet)
         before = Heard(stream)
         await before.next()
@@ -283,7 +296,7 @@ async def test_who_comes_back_when_nobody_listened_hears_what_is_told_whole(
 
 
 @pytest.mark.parametrize("last", ["0123abcd-5", "nonsense", "-1", "{epoch}-999", "{epoch}-x"])
-async def test_who_comes_back_from_elsewhere_must_read_anew(stream: Stream, last: str):
+async def test_who_comes_back_from_elsewhere_must_read_anew(stream: EventStream, last: str):
     heard = Heard(stream)
     await heard.next()
     epoch = heard.last.rpartition("-")[0]
@@ -295,10 +308,10 @@ async def test_who_comes_back_from_elsewhere_must_read_anew(stream: Stream, last
 async def test_who_was_away_for_too_long_must_read_anew(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(streaming, "LOOK", 3600.0)
-    async with Stream(fleet, fleet, tick=3600.0) as stream:
+    monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 3600.0)
+    async with EventStream(fleet, tick=3600.0) as stream:
         await settled(fleet)
-        stream._services = Changes(kept=10)
+        stream._services = ChangeLog(limit=10)
         slow = Heard(stream)
         await slow.next()
         for number in range(20):
@@ -313,8 +326,8 @@ async def test_who_was_away_for_too_long_must_read_anew(
 async def test_health_and_problems_are_told_when_they_change(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(streaming, "LOOK", 0.0)
-    async with Stream(fleet, fleet, tick=3600.0) as stream:
+    monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 0.0)
+    async with EventStream(fleet, tick=3600.0) as stream:
         await settled(fleet)
         heard = Heard(stream)
         await heard.next()
@@ -331,22 +344,24 @@ async def test_health_and_problems_are_told_when_they_change(
         assert "problems" not in frame
 
 
-async def test_there_is_room_for_so_many(stream: Stream):
+async def test_there_is_room_for_so_many(stream: EventStream):
     listening = [Heard(stream) for _ in range(3)]
-    with pytest.raises(TooMany):
-        stream.open(Ask())
+    with pytest.raises(TooManyListeners):
+        stream.open(Subscription())
     await listening[0].next()
     await listening[0]._frames.aclose()  # type: ignore[attr-defined]
     assert stream.clients == 2
     del listening[1]  # one that never began
     assert stream.clients == 1
-    stream.open(Ask())
+    stream.open(Subscription())
 
 
 async def test_one_token_has_so_much_of_it(fleet: Fleet):
-    async with Stream(fleet, fleet, clients=20, of_one=2) as stream:
-        listening = [Heard(stream, ask, token="a") for ask in (ALL, Ask(frozenset({"shop"})))]
-        with pytest.raises(TooManyOfOne):
+    async with EventStream(fleet, max_listeners=20, max_per_token=2) as stream:
+        listening = [
+            Heard(stream, ask, token="a") for ask in (ALL, Subscription(frozenset({"shop"})))
+        ]
+        with pytest.raises(TooManyPerToken):
             stream.open(ALL, token="a")
         Heard(stream, token="b")
         listening.pop()
@@ -354,19 +369,21 @@ async def test_one_token_has_so_much_of_it(fleet: Fleet):
 
 
 async def test_there_is_room_left_for_who_can_act(fleet: Fleet):
-    async with Stream(fleet, fleet, clients=20) as stream:
+    async with EventStream(fleet, max_listeners=20) as stream:
         listening = [Heard(stream) for _ in range(18)]
-        with pytest.raises(TooMany):
+        with pytest.raises(TooManyListeners):
             stream.open(ALL)
         listening += [Heard(stream, acts=True) for _ in range(2)]
-        with pytest.raises(TooMany):
+        with pytest.raises(TooManyListeners):
             stream.open(ALL, acts=True)
 
 
-async def test_who_may_no_longer_listen_is_cut_off(stream: Stream, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streaming, "ALIVE", 0.02)
+async def test_who_may_no_longer_listen_is_cut_off(
+    stream: EventStream, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(streaming, "AUTH_INTERVAL", 0.02)
     may = True
-    heard = Heard(stream, may=lambda: may)
+    heard = Heard(stream, authorized=lambda: may)
     await heard.next()
     may = False
     with pytest.raises(StopAsyncIteration):
@@ -375,10 +392,10 @@ async def test_who_may_no_longer_listen_is_cut_off(stream: Stream, monkeypatch: 
 
 
 async def test_who_may_no_longer_listen_is_cut_off_amid_changes(
-    stream: Stream, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    stream: EventStream, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(streaming, "ALIVE", 0.0)
-    heard = Heard(stream, may=lambda: False)
+    monkeypatch.setattr(streaming, "AUTH_INTERVAL", 0.0)
+    heard = Heard(stream, authorized=lambda: False)
     await heard.next()
     fleet.change("orders")
     stream.advance()
@@ -387,9 +404,9 @@ async def test_who_may_no_longer_listen_is_cut_off_amid_changes(
 
 
 async def test_something_is_said_where_nothing_happens(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: EventStream, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(streaming, "HEARTBEAT", 0.0)
+    monkeypatch.setattr(streaming, "KEEPALIVE", 0.0)
     heard = Heard(stream)
     await heard.next()
     assert await heard.next() == {}
@@ -397,24 +414,24 @@ async def test_something_is_said_where_nothing_happens(
 
 
 async def test_leaving_ends_all(fleet: Fleet):
-    async with Stream(fleet, fleet) as stream:
+    async with EventStream(fleet) as stream:
         heard = Heard(stream)
         await heard.next()
     with pytest.raises(StopAsyncIteration):
         await heard.next()
-    with pytest.raises(TooMany):
-        stream.open(Ask())
+    with pytest.raises(TooManyListeners):
+        stream.open(Subscription())
 
 
 async def test_it_ticks_by_itself(fleet: Fleet):
-    async with Stream(fleet, fleet, tick=0.01) as stream:
-        heard = Heard(stream, Ask(kinds=frozenset({"services"})))
+    async with EventStream(fleet, tick=0.01) as stream:
+        heard = Heard(stream, Subscription(kinds=frozenset({"services"})))
         await heard.next()
         fleet.change("orders")
         assert "services" in await heard.next()
 
 
-async def test_hostile_names_stay_within_their_line(stream: Stream, fleet: Fleet):
+async def test_hostile_names_stay_within_their_line(stream: EventStream, fleet: Fleet):
     name = 'x\n\nevent: reset\ndata: "\r\u2028</script>'
     heard = Heard(stream)
     await heard.next()

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 of a table of endpoints."""
+"""`/admin/openapi.json`: OpenAPI 3.1 of the API."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 import msgspec
 
-from mooring.server.http.response import ErrorBody
-from mooring.server.http.routing import SAFE, ApiRoute
+from mooring import __version__
+from mooring.server.api.endpoint import ApiCall, ApiEndpoint, Endpoints
+from mooring.server.auth.authorization import ROLES, Need
+from mooring.server.http.response import ErrorBody, Response, encode
+from mooring.server.http.routing import SAFE
 from mooring.tenants.keys import AREAS, MAX_ID
 
 REF = "#/components/schemas/{name}"
@@ -39,25 +42,44 @@ PARAMETERS: Mapping[str, Schema] = {
     "tenant": {"type": "integer", "minimum": 1, "maximum": MAX_ID, "examples": [7]},
     "version": {"type": "integer", "minimum": 1, "examples": [1]},
 }
-"""Those of the path that are not any text, by name."""
+"""The schemas of path parameters that are more than text, by name."""
 BODILESS = (204, 303)
 
 
-def describe(endpoints: Iterable[ApiRoute], *, title: str, version: str, cookie: str) -> Schema:
-    listed = sorted(endpoints, key=lambda each: (each.path, each.method))
-    types = [ErrorBody]
-    for endpoint in listed:
-        types += [each for each in (endpoint.body, endpoint.query) if each is not None]
-        types += [each for each in endpoint.answers.values() if each is not None]
+def openapi_endpoints(described: Iterable[ApiEndpoint]) -> Endpoints:
+    """The endpoint of a document that describes these endpoints and itself."""
+    endpoints = Endpoints()
+    documents: dict[str, bytes] = {}  # by the name of the session cookie
+
+    @endpoints.add(
+        "GET", "/admin/openapi.json", Need(frozenset(ROLES)), answers={200: dict[str, Any]}
+    )
+    async def openapi(call: ApiCall) -> Response:
+        """Get this OpenAPI document."""
+        cookie = call.server.sessions.cookie
+        if cookie not in documents:
+            documents[cookie] = encode(describe([*endpoints, *described], cookie=cookie))
+        return Response(documents[cookie])
+
+    return endpoints
+
+
+def describe(endpoints: Iterable[ApiEndpoint], *, cookie: str) -> Schema:
+    """The OpenAPI document of these endpoints. `cookie` is the name of the session cookie."""
+    ordered = sorted(endpoints, key=lambda endpoint: (endpoint.path, endpoint.method))
+    types: list[Any] = [ErrorBody]
+    for endpoint in ordered:
+        kinds = (endpoint.body, endpoint.query, *endpoint.answers.values())
+        types += [kind for kind in kinds if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
-    by_type = dict(zip(map(_key, types), schemas, strict=True))
+    by_type = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, dict[str, Schema]] = {}
-    for endpoint in listed:
-        told = paths.setdefault(endpoint.path, {})
-        told[endpoint.method.lower()] = _operation(endpoint, by_type, components)
+    for endpoint in ordered:
+        operations = paths.setdefault(endpoint.path, {})
+        operations[endpoint.method.lower()] = _operation(endpoint, by_type, components)
     return {
         "openapi": "3.1.0",
-        "info": {"title": title, "version": version},
+        "info": {"title": "Mooring", "version": __version__},
         "paths": paths,
         "components": {
             "schemas": components,
@@ -69,12 +91,8 @@ def describe(endpoints: Iterable[ApiRoute], *, title: str, version: str, cookie:
     }
 
 
-def _key(kind: Any) -> str:
-    return repr(kind)
-
-
 def _operation(
-    endpoint: ApiRoute, by_type: Mapping[str, Schema], components: Mapping[str, Any]
+    endpoint: ApiEndpoint, by_type: Mapping[str, Schema], components: Mapping[str, Any]
 ) -> Schema:
     operation: Schema = {
         "operationId": _name(endpoint),
@@ -83,23 +101,23 @@ def _operation(
         "security": [{"token": []}, {"session": []}] if endpoint.needs.roles else [],
         "responses": _responses(endpoint, by_type),
     }
-    parameters = [
+    described = [
         {"name": name, "in": "path", "required": True, "schema": PARAMETERS.get(name, TEXT)}
         for name in endpoint.parameters
     ]
     if endpoint.query is not None:
-        parameters += _query(by_type[_key(endpoint.query)], components)
-    if parameters:
-        operation["parameters"] = parameters
+        described += _query(by_type[repr(endpoint.query)], components)
+    if described:
+        operation["parameters"] = described
     if endpoint.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": by_type[_key(endpoint.body)]}},
+            "content": {"application/json": {"schema": by_type[repr(endpoint.body)]}},
         }
     return operation
 
 
-def _name(endpoint: ApiRoute) -> str:
+def _name(endpoint: ApiEndpoint) -> str:
     words = re.findall(r"[A-Za-z0-9]+", endpoint.path)
     return "_".join([endpoint.method.lower(), *words])
 
@@ -109,35 +127,35 @@ def _query(schema: Schema, components: Mapping[str, Any]) -> list[Schema]:
         schema = components[schema["$ref"].rpartition("/")[2]]
     required = schema.get("required", ())
     return [
-        {"name": name, "in": "query", "required": name in required, "schema": told}
-        for name, told in schema["properties"].items()
+        {"name": name, "in": "query", "required": name in required, "schema": field}
+        for name, field in schema["properties"].items()
     ]
 
 
-def _responses(endpoint: ApiRoute, by_type: Mapping[str, Schema]) -> Schema:
+def _responses(endpoint: ApiEndpoint, by_type: Mapping[str, Schema]) -> Schema:
     responses: Schema = {}
     for status, kind in sorted(endpoint.answers.items()):
-        told: Schema = {"description": HTTPStatus(status).phrase}
+        response: Schema = {"description": HTTPStatus(status).phrase}
         if kind is not None:
-            told["content"] = {"application/json": {"schema": by_type[_key(kind)]}}
+            response["content"] = {"application/json": {"schema": by_type[repr(kind)]}}
         elif status not in BODILESS:
-            told["content"] = {endpoint.media: {"schema": {"type": "string"}}}
-        responses[str(status)] = told
+            response["content"] = {endpoint.media: {"schema": {"type": "string"}}}
+        responses[str(status)] = response
     if endpoint.method in SAFE and 200 in endpoint.answers:
         responses["304"] = {"description": HTTPStatus(304).phrase}
     for status in errors_of(endpoint):
-        content = {"application/json": {"schema": by_type[_key(ErrorBody)]}}
+        content = {"application/json": {"schema": by_type[repr(ErrorBody)]}}
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
     return responses
 
 
-def errors_of(endpoint: ApiRoute) -> list[int]:
-    """The errors that an endpoint may answer with."""
-    told = {400, 421, 429, *endpoint.fails}
+def errors_of(endpoint: ApiEndpoint) -> list[int]:
+    """The errors that an endpoint may return."""
+    statuses = {400, 421, 429, *endpoint.fails}
     if endpoint.needs.roles is not None:
-        told |= {401, 403, 503}
+        statuses |= {401, 403, 503}
     if endpoint.parameters:
-        told |= {404}
+        statuses |= {404}
     if endpoint.method not in SAFE:
-        told |= {408, 409, 413, 415, 504, 507}
-    return sorted(told)
+        statuses |= {408, 409, 413, 415, 504, 507}
+    return sorted(statuses)

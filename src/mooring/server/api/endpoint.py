@@ -1,0 +1,179 @@
+"""Endpoints of the API: how a module declares them, and what a handler receives.
+
+endpoints = Endpoints()
+
+@endpoints.add("GET", "/admin/locks", need("viewer", "everything"), answers={200: list[LockInfo]})
+async def list_locks(call: ApiCall) -> Response:
+    \"\"\"List locks.\"\"\"            # the summary in the OpenAPI document
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from mooring.formatting import quoted
+from mooring.names import closest
+from mooring.server.auth.authorization import Need, Principal
+from mooring.server.context import ServerContext
+from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.routing import SAFE, parameters
+
+ANONYMOUS = Principal("nobody", "viewer", frozenset(), frozenset())
+"""The principal of requests without credentials to open endpoints."""
+
+NO_STORE = 409
+"""The error of endpoints that need a store, on a server that has only Redis."""
+
+
+@dataclass(slots=True)
+class ApiCall:
+    """An authenticated request with parsed path, query and body."""
+
+    server: ServerContext
+    request: Request
+    endpoint: ApiEndpoint
+    path: Mapping[str, str]
+    """The parameters of the path."""
+    principal: Principal = ANONYMOUS
+    query: Any = None
+    """The parsed query, of the type `endpoint.query`."""
+    body: Any = None
+    """The parsed body, of the type `endpoint.body`."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Extra fields of the audit entry: a reason, the previous value."""
+
+    @property
+    def client(self) -> str:
+        """The address of the client."""
+        return self.request.client.host if self.request.client else ""
+
+    @property
+    def service(self) -> str:
+        return self.path["service"]
+
+    @property
+    def tenant(self) -> int:
+        return tenant_id(self.path["tenant"])
+
+    @property
+    def raw_path(self) -> str:
+        """The path as it was sent."""
+        raw_path: bytes = self.request.scope["raw_path"]
+        return raw_path.decode("ascii", "replace")
+
+    @property
+    def may_unmask(self) -> bool:
+        """Whether the caller may read secrets."""
+        return self.principal.role == "admin"
+
+    def require_unmask(self) -> None:
+        """Audit an access to secrets. Raises `HTTPError` (403) if the caller may not read them."""
+        self.notes["unmask"] = True
+        self.server.audit.write(self, 200 if self.may_unmask else 403)
+        if not self.may_unmask:
+            name = self.principal.name
+            raise HTTPError(
+                403, "forbidden", f"{name} may not read secrets: this requires the role admin"
+            )
+
+
+def tenant_id(text: str) -> int:
+    digits = text.isascii() and text.isdecimal() and len(text) < 20
+    if not digits or int(text) >= 2**63:
+        raise HTTPError(
+            400, "bad_request", f"{quoted(text, 40)} is not a tenant id: expected a number"
+        )
+    return int(text)
+
+
+class UnmaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    unmask: bool = False
+    """Return secrets in clear text; requires the role admin and is audited."""
+
+
+UNMASKED: Mapping[str, str] = {"Cache-Control": "no-store"}
+"""Headers of a response with secrets in clear text."""
+
+
+def not_found(message: str, name: str, known: Iterable[str]) -> HTTPError:
+    """A 404 that suggests the most similar of the known names."""
+    suggestion = closest(name, known)
+    hint = f": did you mean {quoted(suggestion)}?" if suggestion else ""
+    return HTTPError(404, "not_found", f"{message}{hint}")
+
+
+Handler = Callable[[ApiCall], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiEndpoint:
+    method: str
+    path: str
+    """Segments with parameters in braces, `/services/{service}/health`; each is one segment."""
+    needs: Need
+    """The role and scope that it requires of the caller."""
+    handler: Handler
+    summary: str
+    """One line for OpenAPI."""
+    body: Any = None
+    """The type of the JSON body; None: no body."""
+    query: type[msgspec.Struct] | None = None
+    """The parameters of the query; None: no parameters."""
+    answers: Mapping[int, Any] = field(default_factory=dict)
+    """The types of successful responses by status; None: not JSON."""
+    fails: tuple[int, ...] = ()
+    """Errors of this endpoint beyond those of its access and its input."""
+    media: str = "application/json"
+    """The media type of its response."""
+    audited: bool = True
+    """Whether calls are written to the audit; see `Endpoints.add`."""
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the parameters in the path."""
+        return parameters(self.path)
+
+
+class Endpoints(list[ApiEndpoint]):
+    """The endpoints of a module."""
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        needs: Need,
+        *,
+        answers: Mapping[int, Any],
+        body: Any = None,
+        query: type[msgspec.Struct] | None = None,
+        fails: tuple[int, ...] = (),
+        media: str = "application/json",
+        summary: str = "",
+        audited: bool = True,
+    ) -> Callable[[Handler], Handler]:
+        """Declare an endpoint. Its summary is by default the docstring of its handler. Methods that
+        only read are never audited."""
+
+        def declare(handler: Handler) -> Handler:
+            endpoint = ApiEndpoint(
+                method,
+                path,
+                needs,
+                handler,
+                summary or " ".join((handler.__doc__ or "").split()).removesuffix("."),
+                body=body,
+                query=query,
+                answers=answers,
+                fails=fails,
+                media=media,
+                audited=audited and method not in SAFE,
+            )
+            self.append(endpoint)
+            return handler
+
+        return declare
