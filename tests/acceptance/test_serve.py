@@ -209,7 +209,7 @@ def test_a_host_at_which_it_cannot_listen_is_named(host: str, why: str, command:
     address = f"{host}:7480"
     done = command("serve", "--store=memory://", f"--http={address}", "--etcd=off", "--insecure")
     assert done.code == 1
-    expected = f"mooring: cannot listen at {address} ({why}): choose another with --http"
+    expected = f"mooring: cannot listen at {address} ({why}): choose another address with --http"
     assert done.stderr.splitlines()[-1] == expected
 
 
@@ -248,7 +248,7 @@ def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
     [
         (["--etcd=0.0.0.0:0"], "--insecure"),
         (["--http=0.0.0.0:0"], "--insecure"),
-        (["--etcd=nonsense"], "no address"),
+        (["--etcd=nonsense"], "expected an address"),
         (["--store=etcd://127.0.0.1:1", "--etcd=127.0.0.1:0"], "--etcd"),
         (["--store=foo://x"], "foo://"),
         (["--config=/does/not/exist"], "cannot be read"),

@@ -79,7 +79,7 @@ serve --config {f}/none                               cannot be read
 serve --config {f}/text                               is not valid YAML
 serve --data {f}/text                                 name another folder with --data
 serve --data {f}/data --store sqlite://{f}/text/x     name a file in a folder
-serve --data {f}/data --http 127.0.0.1:99999          is no address
+serve --data {f}/data --http 127.0.0.1:99999          expected an address like
 demo --for x                                          write it like 10s
 doctor nix                                            write it like
 doctor sqlite://{f}                                   name a file in it

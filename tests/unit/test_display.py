@@ -20,7 +20,7 @@ NOT_SHOWN = {
     "discovery/rotation.py": "the key that a consistent hash places",
     "migrate/redis_v1/bridge.py": "a score for Redis with all its digits",
     "migrate/redis_v1/migration.py": "a score for Redis with all its digits",
-    "server/http/openapi.py": "the sort key of a type",
+    "server/api/openapi.py": "the sort key of a type",
     "etcd_server/maintenance.py": "the input of a checksum",
 }
 """Where Python's notation is used, but shown to nobody."""

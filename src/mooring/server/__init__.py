@@ -1,5 +1,5 @@
-"""`mooring serve`: one process that answers for a store, over etcd's API, over xDS and over
-HTTP.
+"""`mooring serve`: one process that serves a store over HTTP, etcd's API and xDS.
 
-`settings` is the configuration, `health` the HTTP face, `serving` what runs and how it stops.
+`settings` is the configuration, `serving` starts and stops everything, `app` handles HTTP requests,
+and `api` contains the endpoints.
 """

@@ -1,6 +1,5 @@
-"""HTTP, without a word about what is served.
+"""HTTP without knowledge of Mooring's resources.
 
-`endpoint` declares what can be asked, `routing` finds it by the raw path, `calls` is a request as a
-handler sees it, `answers` what it gives back, `errors` the one shape of what goes wrong, `paging`
-cuts lists, and `openapi` describes it all.
+`routing` finds the target of a raw path, `request` parses queries, bodies and pages, and `response`
+encodes JSON, ETags and errors.
 """
