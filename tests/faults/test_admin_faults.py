@@ -166,7 +166,7 @@ async def test_a_full_etcd_takes_logins_logouts_and_revocations(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It refuses every transaction, also one that only deletes."""
-    monkeypatch.setattr(tokens, "_LOOK", 0.0)
+    monkeypatch.setattr(tokens, "_REFRESH", 0.0)
     server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
     a, b = given_key(tmp_path, "a", "b")
     async with Admin(server.url, folder=a) as one, Admin(server.url, folder=b) as other:

@@ -88,7 +88,7 @@ async def opened(folder: DataDir, store: Store, clock: Clock) -> AsyncIterator[T
 async def tokens(
     folder: DataDir, clock: Clock, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Tokens]:
-    monkeypatch.setattr(tokens_module, "_LOOK", 0.0)
+    monkeypatch.setattr(tokens_module, "_REFRESH", 0.0)
     async with opened(folder, store, clock) as made:
         yield made
 
@@ -465,7 +465,7 @@ class TestTokens:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ):
-        monkeypatch.setattr(tokens_module, "_LOOK", 0.0)
+        monkeypatch.setattr(tokens_module, "_REFRESH", 0.0)
         elsewhere = DataDir(tmp_path / "elsewhere")
         elsewhere.prepare()
         async with opened(elsewhere, store, clock) as other:
@@ -532,7 +532,7 @@ class TestTokens:
         entry = (await store.read(key(name))).first
         assert entry is not None
         assert b"sha256" in entry.value
-        assert "/mooring/tokens/admin-one is deleted" in caplog.text
+        assert "deleted /mooring/tokens/admin-one" in caplog.text
 
     async def test_a_token_is_revoked_also_if_the_store_is_full(
         self, folder: DataDir, clock: Clock, caplog: pytest.LogCaptureFixture
@@ -691,7 +691,7 @@ class TestSessions:
         assert sessions.principal(request(cookie=expiring)) is not None
         clock.seconds = 60
         assert sessions.principal(request(cookie=expiring)) is None
-        assert await sessions.begin(text) is None
+        assert await sessions.start(text) is None
 
     async def test_it_ends_when_the_admin_token_is_another(
         self, sessions: Sessions, folder: DataDir

@@ -131,4 +131,4 @@ async def test_a_folder_that_is_full_is_reported_and_what_is_known_counts(
     ended.add_ended("s", "1")
     await ended.aclose()
     assert of(ended) == {"a"}
-    assert "which tokens ended is not remembered" in caplog.text
+    assert "ended tokens are not remembered" in caplog.text

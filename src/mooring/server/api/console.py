@@ -183,7 +183,7 @@ async def login(call: ApiCall) -> Response:
 )
 async def login_with_token(call: ApiCall) -> Response:
     """Start a browser session with a token."""
-    session = await call.server.sessions.begin(call.body.token)
+    session = await call.server.sessions.start(call.body.token)
     if session is None:
         call.server.limits.count_failure(call.client)
         raise HTTPError(401, "unauthenticated", "this token is unknown, revoked or expired")

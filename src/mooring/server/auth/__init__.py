@@ -1,6 +1,7 @@
-"""Who asks, and what they may.
+"""Authentication, authorization and audit of the server's HTTP API.
 
-`principals` decides (pure), `tokens` and `sessions` say who it is, `folder` keeps the files,
-`origins` tells requests of other sites, `limits` says when it is too much, `audit` writes down who
-did what.
+`tokens` and `sessions` authenticate callers, `authorization` decides what they may do, `csrf`
+rejects requests of other sites, `rate_limits` limits requests, and `audit` records writes.
+`credential_store` decides where credentials are kept, `signed_records` authenticates them, and
+`data_dir` holds the server's own files.
 """

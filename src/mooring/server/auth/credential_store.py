@@ -1,9 +1,8 @@
-"""Where the tokens, sessions, login links and the audit of a server are: in its store, for all
-servers that have the same key, or in a file of its own.
+"""Where a server keeps its tokens, sessions, login links and audit log: in its store, shared by all
+servers with the same key, or in a file of its own.
 
-They are in a file of the data folder if the store keeps nothing over a restart (`memory://`), if
-there is only Redis, and if the store's records are authenticated with a key that this server does
-not have.
+It uses a file of its data folder if the store is not durable (`memory://`), if there is only Redis,
+and if the records of the store are authenticated with another key.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WAIT = 5.0
-"""Seconds that a start waits for the store to answer."""
+"""Seconds that the start of the server waits for the store."""
 _SHARE_INTERVAL = 1.0
-"""Seconds between two looks at whether the others know our admin token."""
+"""Seconds between two checks whether the other servers know the admin token."""
 LOCAL = "records"
-"""The file of a server that does not share."""
+"""The file for records that are not shared."""
 
 
 class CredentialStore:
-    """Entering waits a few seconds until the records are read. If the store is away for longer,
-    that happens when it is back; until then only the admin token is accepted."""
+    """Entering waits a few seconds until the records are read. If the store is unavailable for
+    longer, only the admin token is accepted until they are."""
 
     def __init__(
         self,
@@ -57,40 +56,30 @@ class CredentialStore:
         audit: Audit,
         store: Store | None,
     ) -> None:
-        """`store` is that of the hub, if it has one."""
+        """`store` is the store of the hub, if it has one."""
         self._folder, self._tokens, self._sessions = folder, tokens, sessions
         self._audit = audit
         self.audit: AuditStore | None = None
-        """The audit of all servers, once the records are read."""
+        """The audit log of all servers, once the records are read."""
         self._store = store if store is not None and store.guarantees.durable else None
         self._key = ServerKey(folder.server_key())
         self._ended = None if self._store is None else EndedRecords(folder)
         self._opened = contextlib.AsyncExitStack()
         self._running = Tasks()
-        self.records: Store | None = None
-        """Where the records are, once that is known."""
+        self._records: Store | None = None
+        """The store of the records, once it is decided."""
         self._decided = asyncio.Event()
-        self.problem = ""
-        """Why they are not shared, though the store could keep them."""
 
     async def store(self) -> Store:
-        """Where the records are; waits until that is known."""
+        """The store of the records; waits until it is decided."""
         await self._decided.wait()
-        assert self.records is not None
-        return self.records
+        assert self._records is not None
+        return self._records
 
     @property
     def shared(self) -> bool:
         """Whether the other servers of the store have the same records."""
-        return self.records is not None and self.records is self._store
-
-    def _another_key(self, store: Store) -> str:
-        return (
-            f"the tokens and sessions in {store.url} are authenticated with another key than that "
-            f"of this server, which has its own only. To share them, give it the file {SERVER_KEY} "
-            f"of the data folder of another server, or the same {SERVER_KEY_VARIABLE}, and restart "
-            "it"
-        )
+        return self._records is not None and self._records is self._store
 
     async def __aenter__(self) -> Self:
         opening = self._running.start(self._open(), name="shared records")
@@ -110,30 +99,36 @@ class CredentialStore:
             await self._ended.aclose()
 
     async def _open(self) -> None:
-        store = self._store
+        store, problem = self._store, ""
         if store is not None:
             try:
                 if not await _retried(partial(is_key_of, store, self._key)):
-                    self.problem = self._another_key(store)
+                    problem = (
+                        f"the tokens and sessions in {store.url} are authenticated with another "
+                        "key than that of this server, which therefore has tokens and sessions of "
+                        f"its own. To share them, copy the file {SERVER_KEY} from the data folder "
+                        f"of another server, or set the same {SERVER_KEY_VARIABLE}, and restart "
+                        "this server"
+                    )
             except AccessDenied as error:
-                self.problem = (
+                problem = (
                     f"this server may not write below {ROOT} in {store.url}, so it has tokens and "
-                    f"sessions of its own only: {error}"
+                    f"sessions of its own: {error}"
                 )
-            store = None if self.problem else store
+            store = None if problem else store
         if store is None:
             url = StoreURL("sqlite", str(self._folder.path / LOCAL))
             store = await self._opened.enter_async_context(open_store(url))
-        await self._use(store)
+        await self._attach(store)
         self.audit = await self._opened.enter_async_context(AuditStore(store, self._audit))
-        self.records = store
+        self._records = store
         self._decided.set()
-        if self.problem:
-            log.error("%s", self.problem)
+        if problem:
+            log.error("%s", problem)
         if self.shared:
             self._running.start(self._share_admin(), name="shared admin token")
 
-    async def _use(self, store: Store) -> None:
+    async def _attach(self, store: Store) -> None:
         ended = self._ended if store is self._store else None
         tokens = SignedRecords(
             store,
@@ -154,29 +149,29 @@ class CredentialStore:
         self._sessions.attach(sessions, codes)
 
     async def _share_admin(self) -> None:
-        """The file may be replaced at any time."""
-        server, known = self._folder.server_id(), ""
+        """Share the admin token repeatedly, because its file may be replaced at any time."""
+        server, failing = self._folder.server_id(), False
         while True:
             try:
                 await self._tokens.share_admin(server)
-                known = ""
+                failing = False
             except (StoreError, InvalidRequest) as error:
-                if not known:
-                    known = str(error)
-                    log.warning("the other servers do not know the admin token: %s", error)
+                if not failing:
+                    log.warning("the admin token cannot be shared with other servers: %s", error)
+                failing = True
             await asyncio.sleep(_SHARE_INTERVAL)
 
 
-async def _retried(ask: Callable[[], Awaitable[T]]) -> T:
-    """What the store answers, however long it is away."""
-    backoff, known = Backoff(0.2, 2.0), False
+async def _retried(read: Callable[[], Awaitable[T]]) -> T:
+    """The result of `read`, retried until the store is available."""
+    backoff, failing = Backoff(0.2, 2.0), False
     while True:
         try:
-            return await ask()
+            return await read()
         except AccessDenied:
             raise
         except StoreError as error:
-            if not known:
+            if not failing:
                 log.warning("only the admin token is accepted until the store answers: %s", error)
-            known = True
+            failing = True
         await asyncio.sleep(backoff.next())

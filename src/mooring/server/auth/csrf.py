@@ -1,8 +1,8 @@
-"""Which page a request came from.
+"""Protection against DNS rebinding and cross-site request forgery.
 
-A browser sends its user's cookie along, and reaches what the user's machine reaches. So a request
-must be for one of our own names (another site's name may be pointed at our address), and what
-changes something must come from our own page.
+A browser sends the session cookie with the requests of any site, and can reach every server that
+its machine can reach. So the `Host` of a request must be a name of this server, because the name of
+another site may resolve to this server's address, and writes must come from the server's own page.
 """
 
 from __future__ import annotations
@@ -23,51 +23,47 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class HostPort(NamedTuple):
-    """Where somebody says that something is."""
-
     host: str
     port: int | None
 
 
 class Origins:
-    """`hosts`: the names, beside those of loopback, by which the server is called."""
-
     def __init__(self, hosts: Collection[str]) -> None:
+        """`hosts` are the names of the server, in addition to those of loopback."""
         self._hosts = frozenset(filter(None, map(normalized, (*LOOPBACK, *hosts))))
 
     def admit(self, host: str) -> None:
-        """The server is called by this name too."""
+        """Add a name of the server."""
         self._hosts |= {normalized(host)}
 
     def check_host(self, request: Request) -> None:
-        """Raises `HTTPError` (421) for a request that is meant for somebody else."""
-        told = request.headers.getlist("host")
-        place = parse_host(told[0]) if len(told) == 1 else None
-        if place is None or not (
-            place.host in self._hosts or place.host == _local_address(request)
-        ):
-            named = f"the host {quoted(told[0], 200)}" if len(told) == 1 else "no single host"
+        """Raises `HTTPError` (421) for a request to another host."""
+        values = request.headers.getlist("host")
+        target = parse_host(values[0]) if len(values) == 1 else None
+        if target is None or target.host not in self._hosts | {_local_address(request)}:
+            if len(values) != 1:
+                raise HTTPError(421, "misdirected", "the request needs exactly one Host header")
             raise HTTPError(
                 421,
                 "misdirected",
-                f"the request is for {named}, which is no name of this server: name it under "
-                "`hosts:` in the file of `mooring serve --config` if it is",
+                f"the host {quoted(values[0], 200)} is not a name of this server: if it should be, "
+                "add it to `hosts:` in the file of `mooring serve --config`",
             )
 
     def check_origin(self, request: Request, principal: Principal) -> None:
-        """Raises `HTTPError` for a write that may come from another site's page (403), or with a
-        body that any page may send (415)."""
+        """Raises `HTTPError` for a write that may come from another site (403), and for a body that
+        a browser lets any site send (415)."""
         origins = request.headers.getlist("origin")
         if origins:
             if len(origins) > 1 or not self._is_own_origin(request, origins[0]):
-                raise _foreign_origin(f"the request comes from a page of {quoted(origins[0], 200)}")
+                raise _foreign_origin(f"the origin of the request is {quoted(origins[0], 200)}")
             site = request.headers.get("sec-fetch-site", "same-origin")
             if site not in ("same-origin", "none"):
-                raise _foreign_origin(f"the browser says that the request is {quoted(site, 20)}")
+                raise _foreign_origin(f"Sec-Fetch-Site of the request is {quoted(site, 20)}")
         elif request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise _foreign_origin("the browser says that the request comes from another site")
+            raise _foreign_origin("the request comes from another site")
         elif principal.session or not principal.token:
-            raise _foreign_origin("the request does not say which page it comes from")
+            raise _foreign_origin("the request has no Origin header")
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if principal.session and media not in ("", "application/json"):
             raise HTTPError(
@@ -80,7 +76,7 @@ class Origins:
         ours = parse_host(request.headers["host"])
         if not separator or scheme not in _PORTS or theirs is None or ours is None:
             return False
-        # Somebody in front of us may do TLS for us; nobody takes it away.
+        # A proxy may terminate TLS in front of this server, but does not add it behind.
         if scheme not in (request.url.scheme, "https"):
             return False
         default = _PORTS[scheme]
@@ -88,7 +84,7 @@ class Origins:
 
 
 def parse_host(text: str) -> HostPort | None:
-    """The host of a `Host` header, and its port if it names one; None for what is none."""
+    """The host and optional port of a `Host` header; None if it is invalid."""
     if not text.isascii() or any(letter in text for letter in "/?#@\\ \t,"):
         return None
     try:
@@ -101,7 +97,7 @@ def parse_host(text: str) -> HostPort | None:
 
 
 def normalized(host: str) -> str:
-    """A host's name in the one way of writing it; empty for none."""
+    """A host name or address in its canonical form."""
     host = host.strip("[]").lower().removesuffix(".")
     try:
         return str(ipaddress.ip_address(host))
@@ -110,7 +106,7 @@ def normalized(host: str) -> str:
 
 
 def _local_address(request: Request) -> str:
-    """The address at which this connection arrived: nobody's page but ours is there."""
+    """The address at which this connection arrived, which serves no other site's pages."""
     server = request.scope.get("server")
     try:
         return str(ipaddress.ip_address(server[0])) if server else ""
@@ -118,7 +114,7 @@ def _local_address(request: Request) -> str:
         return ""
 
 
-def _foreign_origin(why: str) -> HTTPError:
+def _foreign_origin(reason: str) -> HTTPError:
     return HTTPError(
-        403, "foreign_origin", f"{why}: writes are taken from the server's own page only"
+        403, "foreign_origin", f"{reason}: writes are accepted only from the server's own page"
     )

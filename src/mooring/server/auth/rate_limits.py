@@ -1,8 +1,7 @@
-"""How much is too much.
+"""Rate limits, as token buckets.
 
-A bucket holds so many tokens as may come at once and is filled at a steady rate. Reads are counted
-by the client's address, writes by who asks, and so are wrong tokens and codes by the address: who
-has the right one is let in, whatever somebody else at the same address tried.
+Requests and wrong credentials are counted by the address of the client, and writes by token. A
+caller with a valid token is admitted regardless of wrong credentials from the same address.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from mooring.server.auth.authorization import Principal
 from mooring.server.http.response import HTTPError
 
 MOST = 10_000
-"""Clients that are counted at once; of more, those are forgotten that were heard of longest ago."""
+"""Clients that are tracked; beyond that, the least recently seen ones are forgotten."""
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is allowed; 0: anything."""
+    """The limits; 0 means no limit."""
 
     reads: float = 10_000
-    """Requests a second from one address."""
+    """Requests per second from one address."""
     writes: float = 1_000
-    """Writes a second with one token."""
+    """Writes per second with one token."""
     failures: float = 10
-    """Wrong tokens and codes a minute from one address; the next are not looked at."""
+    """Wrong tokens and codes per minute from one address."""
     body: int = 1024 * 1024
-    """Bytes of a request's body."""
+    """Bytes of a request body."""
 
 
 class TokenBuckets:
@@ -53,7 +52,7 @@ class TokenBuckets:
         return len(self._left)
 
     def take(self, key: str) -> float:
-        """Take one; the seconds until there is one again, 0 where there was one."""
+        """Take a token, or return the seconds until there is one; 0 if it was taken."""
         if self._rate <= 0:
             return 0.0
         now = self._clock()
@@ -64,13 +63,6 @@ class TokenBuckets:
         if len(self._left) > self._most:
             self._left.popitem(last=False)
         return wait
-
-    def wait(self, key: str) -> float:
-        """The seconds until there is one, without taking any."""
-        if self._rate <= 0:
-            return 0.0
-        left = self._level(key, self._clock())
-        return 0.0 if left >= 1 else (1 - left) / self._rate
 
     def _level(self, key: str, now: float) -> float:
         left, at = self._left.get(key, (self._burst, now))
@@ -90,18 +82,18 @@ class RateLimits:
             raise too_many("requests from your address", wait)
 
     def check_write(self, principal: Principal) -> None:
-        """Count a write of somebody who said who it is. Raises `HTTPError` (429)."""
+        """Count a write of an authenticated caller. Raises `HTTPError` (429)."""
         if principal.token and (wait := self._writes.take(principal.token)):
             raise too_many(f"writes of {principal.name}", wait)
 
     def count_failure(self, client: str) -> None:
-        """Count a wrong token or code. Raises `HTTPError` (429) where there were too many."""
+        """Count a wrong token or code. Raises `HTTPError` (429)."""
         if wait := self._failures.take(network(client)):
             raise too_many("wrong tokens or codes from your address", wait)
 
 
 def network(client: str) -> str:
-    """What is counted as one client: of IPv6 the /64 that a single one may have to itself."""
+    """The addresses that count as one client: for IPv6 the /64, which one client may own."""
     if ":" not in client:
         return client
     try:

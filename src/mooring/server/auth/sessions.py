@@ -1,13 +1,14 @@
-"""The sessions of browsers: begun with a code that is good once, kept in the store for all its
-servers, and over when the token behind them is.
+"""Browser sessions: started with a one-time code, shared by all servers of a store, and ended with
+their token.
 
-Of a cookie and of a code only the SHA-256 is kept. If the store is away, what begins is known to
-this server alone, until it stops.
+Only the SHA-256 of a cookie or code is stored. While the store is unavailable, new sessions are
+valid only on this server, until it stops.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
@@ -25,93 +26,91 @@ log = logging.getLogger(__name__)
 
 COOKIE = "mooring-session"
 HOST_COOKIE = f"__Host-{COOKIE}"
-"""Its name with TLS: browsers take one of this name from nobody but this very host, over TLS."""
+"""The name with TLS: browsers accept it only from this host, and only over TLS."""
 CODE_LASTS = 600.0
 SESSION_LASTS = 12 * 3600.0
 MOST = 10_000
-"""Of codes and of sessions; of more, the oldest are over."""
-_TRIED = 200
-"""Cookies of our name in one request: another server on this host may have left one of its own, and
-without TLS any name near ours can leave as many as a browser keeps."""
+"""Codes, and sessions. Beyond that, the oldest ones end."""
+_MAX_COOKIES = 200
+"""Session cookies of one request that are checked. Another server on this host may have set one,
+and without TLS any sibling domain can set as many as a browser keeps."""
 _LENGTH = 43
-"""Characters of a cookie's value; any other is none of ours."""
-
-
-_PATIENCE = 3.0
-"""Seconds for the store to take one, before it is kept here alone."""
+"""Characters of a cookie value of this server."""
+_STORE_TIMEOUT = 3.0
+"""Seconds that the store has to accept a login before it is kept on this server only."""
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A session or a code, as it is kept."""
+    """A session or a login code."""
 
     token: str
-    """The id of the token that it began with."""
+    """The id of its token."""
     sha256: str
-    """Of that token, so that another one of the same id is not it."""
+    """The digest of that token, so that another token with the same id does not count."""
     until: float
     """Seconds since 1970."""
     id: str = ""
 
 
 class Logins:
-    """Sessions, or codes, by the digest of what the browser shows."""
+    """Sessions, or login codes, by the digest of the secret that the browser sends."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._here: dict[str, Login] = {}
+        self._local: dict[str, Login] = {}
         self.records: SignedRecords[Login] | None = None
 
     def get(self, sha256: str) -> Login | None:
-        issued = self._here.get(sha256)
-        if issued is None and self.records is not None:
-            issued = self.records.get(sha256)
-        return None if issued is None or self._clock() >= issued.until else issued
+        login = self._local.get(sha256)
+        if login is None and self.records is not None:
+            login = self.records.get(sha256)
+        return None if login is None or self._clock() >= login.until else login
 
     async def find(self, sha256: str) -> Login | None:
-        """As `get`, also of one that another server made a moment ago. Raises what the store
-        raises."""
-        if sha256 not in self._here and self.records is not None:
+        """Like `get`, but also finds one that another server has just created. Raises what the
+        store raises."""
+        if sha256 not in self._local and self.records is not None:
             await self.records.find(sha256)
         return self.get(sha256)
 
-    async def add(self, issued: Login) -> str:
-        """Keep it in the store, or here if that is away; what the browser shows."""
+    async def add(self, login: Login) -> str:
+        """Keep it in the store, or locally if the store is unavailable. Returns its secret."""
         await self._make_room()
         secret = secrets.token_urlsafe(32)
         try:
             if self.records is not None:
-                async with asyncio.timeout(_PATIENCE):
-                    ttl = max(issued.until - self._clock(), 1.0)
-                    await self.records.create(digest(secret), issued, ttl=ttl)
+                async with asyncio.timeout(_STORE_TIMEOUT):
+                    ttl = max(login.until - self._clock(), 1.0)
+                    await self.records.create(digest(secret), login, ttl=ttl)
                     return secret
         except (StoreError, TimeoutError) as error:
-            why = str(error) or "the store did not answer in time"
-            log.warning("a login is known to this server alone: %s", why)
-            # It may be in the store all the same. The browser gets another secret, so that none is
-            # kept twice and outlives its end in one of the two places.
+            reason = str(error) or "the store did not answer in time"
+            log.warning("a login is valid only on this server: %s", reason)
+            # The store may have accepted it all the same. With another secret, no login is kept in
+            # two places and survives its end in one of them.
             secret = secrets.token_urlsafe(32)
-        self._here[digest(secret)] = issued
+        self._local[digest(secret)] = login
         return secret
 
     async def remove(self, sha256: str) -> bool:
-        """Whether it was there, and this call removed it. Raises what the store raises."""
-        if self._here.pop(sha256, None) is not None:
+        """Whether this call removed it. Raises what the store raises."""
+        if self._local.pop(sha256, None) is not None:
             return True
         return self.records is not None and await self.records.remove(sha256)
 
     def __len__(self) -> int:
-        return len(self._here) + (0 if self.records is None else len(self.records))
+        return len(self._local) + (0 if self.records is None else len(self.records))
 
     async def _make_room(self) -> None:
         if len(self) < MOST:
             return
-        known = {**self._here, **({} if self.records is None else self.records.all())}
-        by_age = sorted(known, key=lambda each: known[each].until)
+        known = {**self._local, **({} if self.records is None else self.records.all())}
+        by_age = sorted(known, key=lambda sha256: known[sha256].until)
         for sha256 in by_age[: len(self) - MOST + 1]:
             try:
                 await self.remove(sha256)
             except StoreError as error:
-                log.debug("an old login is left to expire: %s", error)
+                log.debug("an old login was not removed and will expire: %s", error)
 
 
 class Sessions:
@@ -124,47 +123,47 @@ class Sessions:
         self._codes, self._sessions = Logins(clock), Logins(clock)
 
     def attach(self, sessions: SignedRecords[Login], codes: SignedRecords[Login]) -> None:
-        """From now on they are kept there."""
+        """Keep sessions and codes in these records from now on."""
         self._sessions.records, self._codes.records = sessions, codes
 
     async def issue(self, token: str) -> str:
-        """A code for the holder of a token, by its id; empty if that token is not valid."""
+        """A login code for a token, by its id; empty if the token is not valid."""
         if not (sha256 := self._tokens.sha256(token)):
             return ""
         until = self._clock() + CODE_LASTS
         return await self._codes.add(Login(token=token, sha256=sha256, until=until))
 
     async def redeem(self, code: str) -> tuple[Principal, str] | None:
-        """Begin a session with a code, which is used up on every server; its principal and the
-        cookie. None for one that is unknown, used, expired, or of a token that is no longer valid.
+        """Start a session with a code, which becomes invalid on every server. Returns the principal
+        and the cookie; None if the code is unknown, used or expired, or its token is not valid.
         Raises what the store raises."""
-        issued = await self._codes.find(digest(code))
-        if issued is None or not await self._codes.remove(digest(code)):
+        login = await self._codes.find(digest(code))
+        if login is None or not await self._codes.remove(digest(code)):
             return None
-        token = self._tokens.current(issued.sha256)
-        return None if token is None else await self._begin(token)
+        token = self._tokens.current(login.sha256)
+        return None if token is None else await self._start(token)
 
-    async def begin(self, text: str) -> tuple[Principal, str] | None:
-        """Begin a session with a token itself; None for one that is not valid."""
+    async def start(self, text: str) -> tuple[Principal, str] | None:
+        """Start a session with a token; None if it is not valid."""
         if self._tokens.bearer(text) is None:
             return None
         token = self._tokens.current(digest(text))
-        return None if token is None else await self._begin(token)
+        return None if token is None else await self._start(token)
 
     def principal(self, request: Request) -> Principal | None:
-        """Whose session the cookie of a request belongs to, if any. Of two sessions at once one
-        was slipped in by somebody else, who would like to be taken for the user: neither counts."""
-        found: dict[str, Principal] = {}
-        for value in _cookies(request, self.cookie):
-            issued = self._sessions.get(digest(value))
-            token = None if issued is None else self._tokens.current(issued.sha256)
-            if token is not None and issued is not None:
-                found[issued.id] = token.principal(session=issued.id)
-        return next(iter(found.values())) if len(found) == 1 else None
+        """The principal of the session cookie of a request. With cookies of two sessions, one of
+        which must have been injected, there is none."""
+        principals: dict[str, Principal] = {}
+        for value in itertools.islice(_cookies(request, self.cookie), _MAX_COOKIES):
+            login = self._sessions.get(digest(value))
+            token = None if login is None else self._tokens.current(login.sha256)
+            if token is not None and login is not None:
+                principals[login.id] = token.principal(session=login.id)
+        return next(iter(principals.values())) if len(principals) == 1 else None
 
     async def end(self, request: Request) -> None:
-        """End the sessions that a request has a cookie of. Raises what the store raises."""
-        for value in _cookies(request, self.cookie):
+        """End the sessions whose cookies a request has. Raises what the store raises."""
+        for value in itertools.islice(_cookies(request, self.cookie), _MAX_COOKIES):
             await self._sessions.remove(digest(value))
 
     def __len__(self) -> int:
@@ -172,14 +171,14 @@ class Sessions:
 
     @property
     def removal_cookie(self) -> str:
-        """The cookie that removes ours."""
+        """The `Set-Cookie` value that removes the session cookie."""
         return self._cookie("", 0)
 
-    async def _begin(self, token: Token) -> tuple[Principal, str]:
+    async def _start(self, token: Token) -> tuple[Principal, str]:
         id = secrets.token_hex(6)
         until = self._clock() + SESSION_LASTS
-        issued = Login(token=token.id, sha256=token.sha256, until=until, id=id)
-        value = await self._sessions.add(issued)
+        login = Login(token=token.id, sha256=token.sha256, until=until, id=id)
+        value = await self._sessions.add(login)
         return token.principal(session=id), self._cookie(value, int(SESSION_LASTS))
 
     def _cookie(self, value: str, lasts: int) -> str:
@@ -188,10 +187,8 @@ class Sessions:
 
 
 def _cookies(request: Request, wanted: str) -> Iterator[str]:
-    found = 0
     for header in request.headers.getlist("cookie"):
         for pair in header.split(";"):
             name, _, value = pair.strip().partition("=")
-            if name == wanted and len(value) == _LENGTH and found < _TRIED:
-                found += 1
+            if name == wanted and len(value) == _LENGTH:
                 yield value

@@ -1,12 +1,16 @@
-"""Records that grant rights: kept in a store, and authenticated with a key that the store does not
-hold.
+"""Records that grant rights, in a store, authenticated with a key that the store does not contain.
 
-Every server that has the key shares them. A client that can only write to the store can delete a
-record, which takes rights away, but can neither make one nor bring an old one back. The HMAC covers
-the identity of the store, the record's key, its content, and two numbers that the store itself
-counts: the revision at which the key was created, and how often it was written since. A copy under
-another key, a copy in another store and an older version all fail one of them. `ended` says what an
-etcd needs that was made again.
+All servers with the key share them. A client that can only write to the store can delete a record,
+which takes rights away, but can neither forge one nor restore an old one. The HMAC covers the
+identity of the store, the key of the record, its content, and two numbers that the store counts:
+the revision at which the key was created, and its version. A copy under another key, a copy in
+another store and an older version all fail one of these checks.
+
+These numbers start again if an etcd cluster is recreated, and with the same flags it even has the
+same cluster id. So each server also remembers the ended records in its data folder, and never
+accepts them again. A record has ended if the server saw the store delete it, or replace it with a
+newer valid one. A record that is only missing when a server reads all records has not ended: the
+etcd may be empty or outdated for a while before its data is restored.
 """
 
 from __future__ import annotations
@@ -34,13 +38,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 
 ROOT = "/mooring/"
-"""Everything that servers keep for themselves lies below it, with one root for each purpose."""
+"""The prefix of all keys that servers keep for themselves, with one root for each purpose."""
 _MARK = f"{ROOT}server-key".encode()
-"""Says which key the records of a store are authenticated with."""
+"""The fingerprint of the key that authenticates the records of the store."""
 _MAX_LOGGED = 1000
-"""Keys that are not authentic of which the log tells."""
+"""Invalid records that are logged."""
 _RESERVED = b"{}"
-"""The value of a key whose record is about to be written."""
+"""The value of a key until its record is written."""
 
 
 class ServerKey:
@@ -51,28 +55,28 @@ class ServerKey:
 
     @property
     def fingerprint(self) -> str:
-        """Tells this key from another, and does not help to guess it."""
+        """Identifies the key without revealing it."""
         return self._hmac(b"mooring server key")[:16]
 
     def mac(self, store: str, name: bytes, created: int, version: int, content: bytes) -> str:
         """`store` is the identity of the store."""
-        where = store.encode()
-        numbers = b"%d %d %d %d\n" % (created, version, len(where), len(name))
-        return self._hmac(numbers + where + name + content)
+        identity = store.encode()
+        numbers = b"%d %d %d %d\n" % (created, version, len(identity), len(name))
+        return self._hmac(numbers + identity + name + content)
 
     def _hmac(self, message: bytes) -> str:
         return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
 
 
 async def is_key_of(store: Store, server_key: ServerKey) -> bool:
-    """Whether the records of a store are authenticated with this key. A store without records takes
-    it from now on. Raises what the store raises."""
-    mine = server_key.fingerprint.encode()
+    """Whether the records of a store are authenticated with this key. A new store adopts it. Raises
+    what the store raises."""
+    own = server_key.fingerprint.encode()
     try:
-        await store.commit(Put(_MARK, mine), require=[absent(_MARK)])
+        await store.commit(Put(_MARK, own), require=[absent(_MARK)])
     except Conflict:
-        found = (await store.read(key(_MARK))).first
-        return found is not None and hmac.compare_digest(found.value, mine)
+        mark = (await store.read(key(_MARK))).first
+        return mark is not None and hmac.compare_digest(mark.value, own)
     return True
 
 
@@ -91,8 +95,7 @@ def seal(
 
 
 def unseal(server_key: ServerKey, store: str, entry: Entry) -> tuple[bytes, str]:
-    """The content of an authentic record of this store, and its MAC. Raises `ValueError`, which
-    says what is wrong."""
+    """The content of an authentic record of this store, and its MAC. Raises `ValueError`."""
     try:
         sealed = msgspec.json.decode(entry.value, type=_SealedRecord)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -102,14 +105,14 @@ def unseal(server_key: ServerKey, store: str, entry: Entry) -> tuple[bytes, str]
     if not hmac.compare_digest(mac, sealed.mac):
         raise ValueError("it was not written to this store by a server with this key")
     if (sealed.created, sealed.version) != (entry.created, entry.version):
-        raise ValueError("it is an old version or a copy that a client of the store wrote")
+        raise ValueError("it is an old version or a copy, written by a client of the store")
     return content, mac
 
 
 MAX_ENDED = 100_000
-"""EndedRecords tokens of a store that are remembered; of more, the oldest are forgotten."""
-_LONGER = 7 * 86400
-"""Seconds for which a token is remembered after it has expired, in case that a clock is wrong."""
+"""Ended records of a store that are remembered; beyond that, the oldest are forgotten."""
+_CLOCK_MARGIN = 7 * 86400
+"""Seconds for which a record is remembered after it has expired, in case a clock is wrong."""
 
 
 class RecordVersion(msgspec.Struct, frozen=True, array_like=True):
@@ -120,26 +123,26 @@ class RecordVersion(msgspec.Struct, frozen=True, array_like=True):
     """The revision at which its key was created."""
     version: int
     until: float | None = None
-    """From when on it grants nothing, in seconds since 1970; None: never."""
+    """When it expires, in seconds since 1970; None: never."""
 
 
 class _StoreRecords(msgspec.Struct):
     live: dict[str, RecordVersion] = {}
-    """The valid record that was last found, by id."""
+    """The last valid record of each id."""
     ended: dict[str, float | None] = {}
-    """`until` of those that ended, by their MACs, the oldest first."""
+    """`until` of the ended records by MAC, oldest first."""
 
     def without_expired(self) -> _StoreRecords:
-        now = time.time() - _LONGER
+        now = time.time() - _CLOCK_MARGIN
         return _StoreRecords(
-            {id: it for id, it in self.live.items() if it.until is None or it.until > now},
+            {id: r for id, r in self.live.items() if r.until is None or r.until > now},
             {mac: until for mac, until in self.ended.items() if until is None or until > now},
         )
 
 
 class EndedRecords:
-    """What this server knows of the records of each store, by the store's identity. It is written
-    in the background; `aclose` waits for that."""
+    """The ended records of each store, by its identity. Written in the background; `aclose` waits
+    until they are on disk."""
 
     def __init__(self, folder: DataDir) -> None:
         """Raises `InvalidRequest` for a file that cannot be used."""
@@ -155,7 +158,7 @@ class EndedRecords:
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise InvalidRequest(
                 f"{self._file} is damaged: restore it from a backup of the folder, or remove it, "
-                "which forgets the tokens that ended"
+                "which forgets the ended tokens"
             ) from None
         self._stores = {store: seen.without_expired() for store, seen in stores.items()}
 
@@ -163,7 +166,7 @@ class EndedRecords:
         return store in self._stores and mac in self._stores[store].ended
 
     def add_valid(self, store: str, id: str, record: RecordVersion) -> None:
-        """A record is valid. An older one of its id has ended."""
+        """Note a valid record, whose older versions have ended."""
         live = self._stores.setdefault(store, _StoreRecords()).live
         before = live.get(id)
         if before == record:
@@ -174,7 +177,7 @@ class EndedRecords:
         self._save()
 
     def add_ended(self, store: str, id: str) -> None:
-        """A record was deleted or replaced, so it has ended."""
+        """Note that the record of an id was deleted or replaced."""
         seen = self._stores.get(store)
         if seen is None or (before := seen.live.pop(id, None)) is None:
             return
@@ -190,7 +193,7 @@ class EndedRecords:
     def _save(self) -> None:
         self._changed = True
         if self._writing is None or self._writing.done():
-            self._writing = self._tasks.start(self._write_all(), name="memory of ended tokens")
+            self._writing = self._tasks.start(self._write_all(), name="ended tokens")
 
     async def _write_all(self) -> None:
         while self._changed:
@@ -202,7 +205,7 @@ class EndedRecords:
             try:
                 await asyncio.to_thread(self._write, stores)
             except OSError as error:
-                log.error("which tokens ended is not remembered: %s", self._folder.unusable(error))
+                log.error("ended tokens are not remembered: %s", self._folder.unusable(error))
 
     def _write(self, stores: dict[str, _StoreRecords]) -> None:
         with replacing(self._file) as out:
@@ -219,9 +222,9 @@ class _Record(NamedTuple, Generic[T]):
 class SignedRecords(Generic[T]):
     """The authentic records of one purpose by id, live and in memory.
 
-    Entering does not wait for the store: `loaded` says whether they were read. If the store is
-    away, what is known stays. What this server writes it knows at once, the others within the
-    moment that the store needs to tell them.
+    Entering does not wait for the store: `loaded` is whether they were read. They stay while the
+    store is unavailable. A write is visible on this server at once, and on the others as soon as
+    their watches report it.
     """
 
     def __init__(
@@ -235,8 +238,8 @@ class SignedRecords(Generic[T]):
         ended: EndedRecords | None = None,
         until: Callable[[T], float | None] = lambda _: None,
     ) -> None:
-        """`ended` remembers those that ended, which are not accepted again; `until` says when a
-        record grants nothing any more, in seconds since 1970."""
+        """`ended` remembers ended records, which are not accepted again; `until` returns when a
+        record expires, in seconds since 1970."""
         self._store, self._key, self._changed = store, server_key, changed
         self._ended, self._until = ended, until
         self._root = f"{ROOT}{purpose}/".encode()
@@ -259,49 +262,47 @@ class SignedRecords(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since the store was last heard."""
+        """Seconds since the last contact with the store."""
         return self._mirror.age
 
     async def ready(self) -> None:
         await self._mirror.ready()
 
     def get(self, id: str) -> T | None:
-        held = self._records.get(id)
-        return None if held is None else held.content
+        record = self._records.get(id)
+        return None if record is None else record.content
 
     async def find(self, id: str) -> T | None:
-        """As `get`; asks the store for one that is unknown here, as it may be a moment old. Raises
-        what the store raises."""
+        """Like `get`, but reads an unknown record from the store, since another server may just
+        have written it. Raises what the store raises."""
         if id not in self._records:
-            entry = (await self._store.read(key(self._name(id)))).first
-            found = None if entry is None else self._unsealed(id, entry)
-            if found is not None:
-                self._records[id] = found
+            _, record = await self._read(id)
+            if record is not None:
+                self._records[id] = record
         return self.get(id)
 
     def all(self) -> Mapping[str, T]:
-        return MappingProxyType({id: held.content for id, held in self._records.items()})
+        return MappingProxyType({id: record.content for id, record in self._records.items()})
 
     def __len__(self) -> int:
         return len(self._records)
 
     async def create(self, id: str, content: T, *, ttl: float | None = None) -> None:
-        """Write a new record; after `ttl` seconds the store deletes it. Raises `Conflict` if there
-        is one, and what the store raises."""
+        """Write a new record, which the store deletes after `ttl` seconds. Raises `Conflict` if it
+        exists, and what the store raises."""
         name = self._name(id)
         lease = 0 if ttl is None else (await self._store.grant(ttl)).id
-        # Only once the key exists is it known when it was created.
+        # The HMAC needs the creation revision, which is only known once the key exists.
         reserved = await self._store.commit(Put(name, _RESERVED, lease), require=[absent(name)])
         await self._put(id, content, reserved.revision, 2, lease, reserved.revision)
 
     async def change(self, id: str, edit: Callable[[T], T]) -> T | None:
-        """Replace a record by what `edit` makes of it, which is returned; None if there is none."""
+        """Replace a record with the result of `edit`, which is returned; None if it is missing."""
         while True:
-            entry = (await self._store.read(key(self._name(id)))).first
-            found = None if entry is None else self._unsealed(id, entry)
-            if entry is None or found is None:
+            entry, record = await self._read(id)
+            if entry is None or record is None:
                 return None
-            after = edit(found.content)
+            after = edit(record.content)
             try:
                 version, lease = entry.version + 1, entry.lease
                 await self._put(id, after, entry.created, version, lease, entry.modified)
@@ -310,51 +311,53 @@ class SignedRecords(Generic[T]):
             return after
 
     async def revoke(self, id: str) -> T | None:
-        """Delete a record, whatever version it has; the record, None if there is none."""
-        name = self._name(id)
-        entry = (await self._store.read(key(name))).first
-        found = None if entry is None else self._unsealed(id, entry)
-        if found is None:
+        """Delete a record, whatever its version. The record; None if it is missing."""
+        _, record = await self._read(id)
+        if record is None:
             return None
-        await self._store.commit(Delete(key(name)))
+        await self._store.commit(Delete(key(self._name(id))))
         self._records.pop(id, None)
         self._changed()
-        return found.content
+        return record.content
 
     async def remove(self, id: str) -> bool:
-        """Delete a record; whether this call did. Of several servers, one does, but for a record
-        without a `ttl` in a store that is out of space."""
-        held = self._records.get(id)
-        if held is None:
+        """Delete a record. Whether this call did: exactly one of several servers does, except for
+        a record without a `ttl` in a store that is out of space."""
+        record = self._records.get(id)
+        if record is None:
             return False
         name, removed = self._name(id), True
         try:
-            if held.lease:  # a full etcd refuses transactions, but not this
-                await self._store.revoke(held.lease)
+            if record.lease:  # a full etcd refuses transactions, but revokes leases
+                await self._store.revoke(record.lease)
             else:
-                checks = [unchanged(name, held.modified)]
+                checks = [unchanged(name, record.modified)]
                 await self._store.commit(Delete(key(name)), require=checks)
         except (Conflict, LeaseNotFound):
             removed = False
         except OutOfSpace:
             removed = await self.revoke(id) is not None
-        if self._records.get(id) is held:
+        if self._records.get(id) is record:
             del self._records[id]
             self._changed()
         return removed
 
     async def discard(self, id: str) -> bool:
-        """Delete what is in the place of a record and is not authentic; whether there was any."""
-        entry = (await self._store.read(key(self._name(id)))).first
-        if entry is None or self._unsealed(id, entry) is not None:
+        """Delete a record that is not authentic. Whether there was one."""
+        entry, record = await self._read(id)
+        if entry is None or record is not None:
             return False
         try:
             checks = [unchanged(entry.key, entry.modified)]
             await self._store.commit(Delete(key(entry.key)), require=checks)
         except Conflict:
             return False
-        log.warning("%s is deleted: it is not an authentic record", entry.key.decode())
+        log.warning("deleted %s, which is not an authentic record", entry.key.decode())
         return True
+
+    async def _read(self, id: str) -> tuple[Entry | None, _Record[T] | None]:
+        entry = (await self._store.read(key(self._name(id)))).first
+        return entry, None if entry is None else self._unsealed(id, entry)
 
     async def _put(
         self, id: str, content: T, created: int, version: int, lease: int, modified: int
@@ -375,10 +378,10 @@ class SignedRecords(Generic[T]):
             id = change.key[len(self._root) :].decode(errors="replace")
             after = None if change.after is None else self._unsealed(id, change.after)
             self._update_ended(id, change.after, after, deleted=not update.resync)
-            held = self._records.get(id)
+            record = self._records.get(id)
             modified = update.mark if change.after is None else change.after.modified
-            if held is not None and modified < held.modified and not update.resync:
-                continue  # we know of a later write of our own
+            if record is not None and modified < record.modified and not update.resync:
+                continue  # this server wrote a later version
             if after is None:
                 self._records.pop(id, None)
             else:
@@ -386,17 +389,17 @@ class SignedRecords(Generic[T]):
         self._changed()
 
     def _update_ended(
-        self, id: str, entry: Entry | None, opened: _Record[T] | None, *, deleted: bool
+        self, id: str, entry: Entry | None, unsealed: _Record[T] | None, *, deleted: bool
     ) -> None:
-        """`deleted`: whether one that is not there was deleted, for all that is known."""
+        """`deleted`: whether a missing entry is known to be deleted."""
         if self._ended is None:
             return
         if entry is None and deleted:
             self._ended.add_ended(self._store.identity, id)
-        elif entry is not None and opened is not None:
-            until = self._until(opened.content)
-            found = RecordVersion(opened.mac, entry.created, entry.version, until)
-            self._ended.add_valid(self._store.identity, id, found)
+        elif entry is not None and unsealed is not None:
+            until = self._until(unsealed.content)
+            record = RecordVersion(unsealed.mac, entry.created, entry.version, until)
+            self._ended.add_valid(self._store.identity, id, record)
 
     def _unsealed(self, id: str, entry: Entry) -> _Record[T] | None:
         if entry.value == _RESERVED:
@@ -405,7 +408,7 @@ class SignedRecords(Generic[T]):
         try:
             encoded, mac = unseal(self._key, store, entry)
             if self._ended is not None and self._ended.has(store, mac):
-                raise ValueError("it ended before, so the store was made again or restored")
+                raise ValueError("it ended before, so the store was recreated or restored")
             content = self._decoder.decode(encoded)
         except (ValueError, msgspec.DecodeError) as error:
             if id not in self._rejected and len(self._rejected) < _MAX_LOGGED:

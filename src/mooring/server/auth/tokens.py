@@ -1,8 +1,8 @@
-"""Tokens: a caller that shows one is whom it says.
+"""Bearer tokens.
 
-Only the SHA-256 of a token is kept. It is 256 random bits: there is nothing to guess, and no need
-for a slow hash. The admin token of a server is the file of that name, as it is at the moment; the
-other servers of the store know it as a token like any other.
+Only their SHA-256 is stored: a token is 256 random bits, so it cannot be guessed and needs no slow
+hash. The admin token of a server is the current content of a file. The other servers of the store
+know it as an ordinary token.
 """
 
 from __future__ import annotations
@@ -37,21 +37,19 @@ ADMIN = "admin"
 MOST = 10_000
 """Tokens of a store."""
 TRUSTED = 3600.0
-"""Seconds after which tokens that the store has not confirmed since serve for reading alone."""
-_LOOK = 1.0
-"""Seconds after which the file of the admin token is looked at again."""
-_KEPT = datetime.timedelta(days=90)
-"""For so long a token is listed that is of no more use."""
-_PRUNED = 100
-"""Such tokens that are deleted at once."""
-
+"""Seconds without contact with the store after which tokens only permit reads."""
+_REFRESH = 1.0
+"""Seconds between two checks of the file of the admin token."""
+_KEPT = 90 * 86400.0
+"""Seconds for which an ended token stays in the list."""
+_PRUNE_BATCH = 100
 
 _Stamp: TypeAlias = tuple[int, int, int, int, int]
-"""What tells a file from how it was before, and from another in its place."""
+"""The attributes of a file that change with its content."""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept of a token."""
+    """A stored token, without its secret."""
 
     id: str
     name: str
@@ -70,7 +68,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.revoked is None and (self.expires is None or now < self.expires)
 
     def until(self) -> float | None:
-        """When it is no longer valid, in seconds since 1970; None: never."""
+        """When it ends or ended, in seconds since 1970; None: never."""
         if self.revoked is not None:
             return self.revoked.timestamp()
         return None if self.expires is None else self.expires.timestamp()
@@ -96,61 +94,61 @@ def utcnow() -> Time:
 
 
 class Tokens:
-    """The tokens that this server accepts: its admin token, and those of the records that it was
-    given. To look one up takes no I/O but a look at the admin token's file once a second."""
+    """The tokens that this server accepts: its admin token, and those of the attached records. A
+    lookup causes no I/O, except for one stat of the admin token's file per second."""
 
     def __init__(self, folder: DataDir, *, clock: Callable[[], Time] = utcnow) -> None:
         self._folder, self._clock = folder, clock
         self._records: SignedRecords[Token] | None = None
         self._former: list[Token] = []
-        """Those of `tokens.json`, until they are in the records."""
+        """The tokens of `tokens.json`, until they are in the records."""
         self._admin: Token | None = None
         self._own = ""
-        """The id of the record of our admin token; empty while it is in none."""
+        """The id of the record of this server's admin token; empty if it was never shared."""
         self._shared: str | None = None
-        """The digest of the admin token that was shared last; None before the file was read."""
+        """The digest of the last shared admin token; None until it was read."""
         self._reported = False
         self._by_digest: dict[str, Token] = {}
         self._by_id: dict[str, Token] = {}
         self._changed = True
         self._stamp: _Stamp | None = None
-        self._looked = 0.0
+        self._refreshed = 0.0
         self.used: dict[str, Time] = {}
-        """When a token was last used here, by its id."""
+        """When each token was last used on this server, by id."""
 
     def open(self) -> None:
-        """Read what lies in the folder. Raises `InvalidRequest` for files that cannot be used."""
+        """Read the files of the folder. Raises `InvalidRequest` for unusable files."""
         self._stamp = _stamp(self._folder.admin_token)  # before it is read
         self._admin = self._read_admin()
         self._former = self._read_former()
         self._changed = True
 
     def changed(self) -> None:
-        """The records changed."""
+        """Called when the records change."""
         self._changed = True
 
     async def attach(self, records: SignedRecords[Token]) -> None:
-        """From now on the tokens are those of these records, and those of `tokens.json` are moved
-        there. Raises what the store raises."""
+        """Use the tokens of these records, and move those of `tokens.json` there. Raises what the
+        store raises."""
         self._records, self._changed = records, True
         for token in self._former:
             if records.get(token.id) is None:
-                with contextlib.suppress(Conflict):  # another server has the same
+                with contextlib.suppress(Conflict):  # another server moved it
                     await records.create(token.id, token)
         if self._former:
-            log.info("%d tokens of %s were moved", len(self._former), self._folder.tokens)
+            log.info("moved %d tokens of %s", len(self._former), self._folder.tokens)
         self._former, self._changed = [], True
         with contextlib.suppress(FileNotFoundError):
             os.replace(self._folder.tokens, self._folder.tokens.with_suffix(".json.moved"))
 
     async def share_admin(self, server: str) -> None:
-        """Let the other servers know our admin token as it is now, unless one of them revoked it.
-        Each token is shared once: a record that vanished may have been a revoked one. Raises what
-        the store raises, and `StoreError` or `InvalidRequest` for a folder that cannot be used."""
+        """Share the current admin token with the other servers, unless one of them revoked it. Each
+        token is shared once, because a deleted record may have been a revoked one. Raises what the
+        store raises, and `StoreError` or `InvalidRequest` if the folder cannot be used."""
         records = self._records
         if records is None or not records.loaded:
             return
-        self._look()
+        self._refresh()
         self._own = own = f"{ADMIN}-{server}"
         admin, known = self._admin, records.get(own)
         if self._shared is None:
@@ -167,10 +165,10 @@ class Tokens:
             await records.discard(own)
             try:
                 await records.create(own, wanted)
-            except Conflict:  # what is there was not read yet
+            except Conflict:  # another record exists, but was not read yet
                 return
         elif known.sha256 != admin.sha256 and not await records.change(own, lambda _: wanted):
-            return  # it vanished in this moment
+            return  # it was deleted meanwhile
         self._reported = False
         self._keep_shared(admin.sha256)
 
@@ -180,55 +178,55 @@ class Tokens:
             self._shared = sha256
 
     def _report_deleted(self, own: str) -> None:
-        """The record said whether the token was revoked, and any client of the store can delete it.
-        So it is not written again."""
+        """Log that a shared token will not be shared again. Its record may have said that it was
+        revoked, and any client of the store can delete the record."""
         if not self._reported:
             self._reported = True
             log.error(
-                "the record %s of the admin token was deleted from the store or overwritten: the "
-                "other servers do not accept this token any more. To share a new one, remove %s "
-                "and restart this server",
+                "the record %s of the admin token was deleted from the store or overwritten, so "
+                "the other servers no longer accept this token. To share a new one, remove %s and "
+                "restart this server",
                 own,
                 self._folder.admin_token,
             )
 
     @property
     def loaded(self) -> bool:
-        """Whether a token that is unknown here is unknown to the others too."""
+        """Whether the tokens of the store were read. Before, an unknown token may be valid."""
         return self._records is not None and self._records.loaded
 
     def is_confirmed(self, id: str) -> bool:
-        """Whether the store was heard recently enough that a token which was revoked elsewhere
-        cannot pass for valid."""
+        """Whether the last contact with the store is recent enough to rule out that another server
+        revoked the token."""
         return id == ADMIN or self._records is None or self._records.age < TRUSTED
 
     def bearer(self, token: str) -> Principal | None:
-        """Whose token this is; None for one that is unknown, revoked or expired."""
-        found = self.current(digest(token))
-        if found is None:
+        """The principal of a bearer token; None if it is unknown, revoked or expired."""
+        current = self.current(digest(token))
+        if current is None:
             return None
-        self.used[found.id] = self._clock()
-        return found.principal()
+        self.used[current.id] = self._clock()
+        return current.principal()
 
     def current(self, sha256: str) -> Token | None:
-        """A token by its digest, as long as it is valid."""
-        self._look()
-        found = self._by_digest.get(sha256)
-        if found is None or not hmac.compare_digest(found.sha256, sha256):
+        """The valid token with this digest."""
+        self._refresh()
+        token = self._by_digest.get(sha256)
+        if token is None or not hmac.compare_digest(token.sha256, sha256):
             return None
-        return found if found.is_valid(self._clock()) else None
+        return token if token.is_valid(self._clock()) else None
 
     def sha256(self, id: str) -> str:
         """The digest of a valid token; empty otherwise."""
-        self._look()
-        found = self._by_id.get(id)
-        return found.sha256 if found is not None and found.is_valid(self._clock()) else ""
+        self._refresh()
+        token = self._by_id.get(id)
+        return token.sha256 if token is not None and token.is_valid(self._clock()) else ""
 
     def listed(self) -> list[Token]:
-        """All that are kept, the admin token first."""
-        self._look()
+        """All known tokens, the admin token first."""
+        self._refresh()
         first = [] if self._admin is None else [self._admin]
-        return first + [each for each in self._by_id.values() if each.id != ADMIN]
+        return first + [token for token in self._by_id.values() if token.id != ADMIN]
 
     async def create(
         self,
@@ -239,12 +237,12 @@ class Tokens:
         tenants: Collection[int] = (),
         lasts: float | None = None,
     ) -> tuple[Token, str]:
-        """A new token and its text, which is kept nowhere. Raises `InvalidRequest`, and what the
-        store raises."""
+        """Create a token; returns it and its secret, which is not stored. Raises `InvalidRequest`,
+        and what the store raises."""
         for group in groups:
             check_name("group", group)
         text, now = new_token(), self._clock()
-        made = Token(
+        token = Token(
             id=secrets.token_hex(6),
             name=name,
             role=role,
@@ -257,52 +255,54 @@ class Tokens:
         records = self._opened()
         await self._prune(records)
         if len(records) >= MOST:
-            raise InvalidRequest(f"there are {MOST} tokens: revoke those that are not used")
-        await records.create(made.id, made)
-        return made, text
+            raise InvalidRequest(f"there are {MOST} tokens: revoke unused ones")
+        await records.create(token.id, token)
+        return token, text
 
     async def revoke(self, id: str) -> Token | None:
-        """End a token and the sessions that began with it, on every server. The token; None if
-        there is none. Raises `InvalidRequest` for the admin token, and what the store raises."""
+        """Revoke a token and end its sessions, on every server. The token; None if it is unknown.
+        Raises `InvalidRequest` for the admin token, and what the store raises."""
         if id in (ADMIN, self._own):
             raise InvalidRequest(
                 f"the admin token is the file {self._folder.admin_token}: remove it, and the next "
-                "start of the server makes another"
+                "start of the server creates another"
             )
         records, now = self._opened(), self._clock()
 
-        def ended(token: Token) -> Token:
+        def revoked(token: Token) -> Token:
             return msgspec.structs.replace(token, revoked=token.revoked or now)
 
         try:
-            return await records.change(id, ended)
-        except OutOfSpace as error:  # a full store deletes
-            found = await records.revoke(id)
-            if found is None:
+            return await records.change(id, revoked)
+        except OutOfSpace as error:  # a full store still deletes
+            token = await records.revoke(id)
+            if token is None:
                 return None
             log.warning("token %s was deleted instead of marked as revoked: %s", id, error)
-            return ended(found)
+            return revoked(token)
 
     async def _prune(self, records: SignedRecords[Token]) -> None:
-        oldest = self._clock() - _KEPT
+        oldest = self._clock().timestamp() - _KEPT
         ended = [
             id
             for id, token in records.all().items()
-            if _ended(token) <= oldest and not id.startswith(f"{ADMIN}-")  # see `share_admin`
+            if (until := token.until()) is not None
+            and until <= oldest
+            and not id.startswith(f"{ADMIN}-")  # see `share_admin`
         ]
-        for id in ended[:_PRUNED]:
+        for id in ended[:_PRUNE_BATCH]:
             await records.remove(id)
 
     def _opened(self) -> SignedRecords[Token]:
         if self._records is None:
-            raise Unavailable("the server's tokens are not open yet: try again in a second")
+            raise Unavailable("the server has not opened its tokens yet: try again in a second")
         return self._records
 
-    def _look(self) -> None:
-        """Follow what changed. An admin token that cannot be read is not accepted."""
+    def _refresh(self) -> None:
+        """Apply changes. An admin token that cannot be read is not accepted."""
         now = time.monotonic()
-        if now - self._looked >= _LOOK:
-            self._looked = now
+        if now - self._refreshed >= _REFRESH:
+            self._refreshed = now
             stamp = _stamp(self._folder.admin_token)
             if stamp != self._stamp:
                 self._stamp, self._changed = stamp, True
@@ -327,46 +327,42 @@ class Tokens:
     def _read_former(self) -> list[Token]:
         file = self._folder.tokens
         try:
-            found = self._folder.read(file, closed=0o022)
-            return msgspec.json.decode(found, type=_TokensFile).tokens
+            content = self._folder.read(file, closed=0o022)
+            return msgspec.json.decode(content, type=_TokensFile).tokens
         except FileNotFoundError:
             return []
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(
                 f"{in_words(error, str(file))}: repair it, or remove it, which revokes all tokens "
-                "but the admin's"
+                "except the admin token"
             ) from error
 
     def _index(self) -> None:
-        known = {each.id: each for each in self._former}
+        known = {token.id: token for token in self._former}
         if self._records is not None:
             known.update(self._records.all())
-        known.pop(self._own, None)  # it is the file that counts
+        known.pop(self._own, None)  # the file takes precedence
         if self._admin is not None:
             known[ADMIN] = self._admin
-        self._by_digest = {each.sha256: each for each in known.values()}
+        self._by_digest = {token.sha256: token for token in known.values()}
         self._by_id = known
         for id in list(self.used):
             if id not in known:
                 del self.used[id]
 
 
-def _ended(token: Token) -> Time:
-    return token.revoked or token.expires or Time.max.replace(tzinfo=datetime.UTC)
-
-
 def _later(now: Time, seconds: float) -> Time:
     if seconds <= 0:
-        raise InvalidRequest("a token that has expired already is of no use to anybody")
+        raise InvalidRequest("the lifetime of a token must be positive")
     try:
         return now + datetime.timedelta(seconds=seconds)
     except OverflowError as error:
-        raise InvalidRequest("a token cannot last that long: let it never expire") from error
+        raise InvalidRequest("the lifetime is too long: create a token without one") from error
 
 
 def _stamp(file: Path) -> _Stamp | None:
     try:
-        told = file.stat(follow_symlinks=False)
+        status = file.stat(follow_symlinks=False)
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_ino, told.st_size, told.st_mode, told.st_uid
+    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_mode, status.st_uid
