@@ -183,7 +183,7 @@ async def test_updates_that_cannot_be_applied_now_and_then(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     chance = random.Random(3)
-    applying, mistakes = SnapshotParser.applying, 0
+    applying, mistakes = SnapshotParser.apply_in_slices, 0
 
     def stumbling(
         reading: SnapshotParser, snapshot: TenantSnapshot, changes: Iterable[Iterable[KeyChange]]
@@ -199,7 +199,7 @@ async def test_updates_that_cannot_be_applied_now_and_then(
 
     async with provider(wire.through) as tenants:
         told = Told(tenants)
-        monkeypatch.setattr(SnapshotParser, "applying", stumbling)
+        monkeypatch.setattr(SnapshotParser, "apply_in_slices", stumbling)
         async with publishing(wire.direct) as revisions:
             for enough in (4, 8, 12):
                 await more_than(revisions, len(revisions) + 30)

@@ -178,7 +178,7 @@ class TestStartFromFile:
             assert how(t) == "host"
             assert t.health is not None
             assert t.revision > 0
-            assert caplog.text.count("stands in") == 1
+            assert caplog.text.count("using the copy") == 1
             told: list[Changed] = []
             t.subscribe(told.append)
             away.proxy.heal()

@@ -336,17 +336,17 @@ def test_put_together_anew_it_is_as_if_nothing_had_been_missed(
         note(changes)
     for changes in missed:
         note(changes)
-    anew = run_now(READING.anew(shown, there))
+    anew = run_now(READING.rebuild(shown, there))
     net = dict.fromkeys(KNOWN) | there
     direct = READING.apply(shown, net.items())
     assert anew.snapshot == direct.snapshot
     assert anew.changes == direct.changes
     assert anew.problems == direct.problems
-    again = run_now(READING.anew(anew.snapshot, there))
+    again = run_now(READING.rebuild(anew.snapshot, there))
     assert again.snapshot == anew.snapshot
     assert not again.changes
     assert not again.problems
-    assert not again.contests, "it was told"
+    assert not again.conflicts, "it was told"
 
 
 def test_a_tenant_can_be_copied():
@@ -381,7 +381,7 @@ def test_many_changes_are_applied_in_slices():
         )
     }
     changes = [(key, entry(key, value)) for key, value in there.items()]
-    work, pauses = READING.applying(TenantSnapshot(), slices(changes)), 0
+    work, pauses = READING.apply_in_slices(TenantSnapshot(), slices(changes)), 0
     while True:
         try:
             next(work)
@@ -409,10 +409,10 @@ def test_settings_may_change_while_tenants_are_read(
     meanwhile = applied(base, settings).snapshot
     late, direct = applied(base, parts).onto(meanwhile), applied(meanwhile, parts)
     assert late.snapshot == direct.snapshot
-    assert (late.changes, late.problems, {*late.mended}) == (
+    assert (late.changes, late.problems, {*late.resolved}) == (
         direct.changes,
         direct.problems,
-        {*direct.mended},
+        {*direct.resolved},
     )
 
 

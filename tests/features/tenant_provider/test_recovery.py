@@ -34,8 +34,8 @@ class Stumbling:
     """A reading that fails as long as it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.updates = self.anew = self.waits = False
-        apply, onto, anew = SnapshotParser.apply, SnapshotUpdate.onto, SnapshotParser.anew
+        self.updates = self.rebuilds = self.waits = False
+        apply, onto, rebuild = SnapshotParser.apply, SnapshotUpdate.onto, SnapshotParser.rebuild
 
         def stumbling_apply(
             reading: SnapshotParser, snapshot: TenantSnapshot, changes: Iterable[KeyChange]
@@ -50,18 +50,18 @@ class Stumbling:
                 raise RuntimeError("a mistake")
             return onto(outcome, snapshot)
 
-        def stumbling_anew(
+        def stumbling_rebuild(
             reading: SnapshotParser, shown: TenantSnapshot, entries: Mapping[bytes, Entry]
         ) -> SlicedWork[SnapshotUpdate]:
             while self.waits:
                 yield
-            if self.anew:
+            if self.rebuilds:
                 raise RuntimeError("another mistake")
-            return (yield from anew(reading, shown, entries))
+            return (yield from rebuild(reading, shown, entries))
 
         monkeypatch.setattr(SnapshotParser, "apply", stumbling_apply)
         monkeypatch.setattr(SnapshotUpdate, "onto", stumbling_onto)
-        monkeypatch.setattr(SnapshotParser, "anew", stumbling_anew)
+        monkeypatch.setattr(SnapshotParser, "rebuild", stumbling_rebuild)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def stumbling(monkeypatch: pytest.MonkeyPatch) -> Stumbling:
 
 
 class TestRecovery:
-    """An update that cannot be applied is not lost: all is put together anew."""
+    """An update that cannot be applied is not lost: the state is rebuilt."""
 
     async def test_it_is_made_good_at_once(
         self, store: Store, stumbling: Stumbling, caplog: pytest.LogCaptureFixture
@@ -95,7 +95,7 @@ class TestRecovery:
                 (10, "meta"),
             ]
             assert caplog.text.count("could not be applied") == 1
-            assert caplog.text.count("nothing is missing") == 1
+            assert caplog.text.count("was rebuilt and is complete") == 1
             stumbling.updates = False
             async with provider(store) as fresh:
                 assert content(t) == content(fresh)
@@ -105,7 +105,7 @@ class TestRecovery:
     ):
         await store.commit(*WHOLE)
         async with Provider(store, KEYS, Keyring(), afresh=0.3) as t:
-            stumbling.updates = stumbling.anew = True
+            stumbling.updates = stumbling.rebuilds = True
             await store.commit(part(1, "meta", {"code": "one"}))
             await eventually(lambda: t.stale)
             stumbling.updates = False
@@ -118,7 +118,7 @@ class TestRecovery:
             assert {*t.ids()} == {1, 10}
             assert t.by_code("acme") == 1
             assert caplog.text.count("could not be applied") == 2, "once for each mistake"
-            stumbling.anew = False
+            stumbling.rebuilds = False
             await eventually(lambda: not t.stale)
             assert t.by_code("acme") is None
             assert (t.by_code("one"), t.by_code("two")) == (1, 2)
@@ -178,7 +178,7 @@ class TestRecovery:
             assert how(t) == "host"
             assert t.health is not None
             assert t.by_code("acme") == 1
-        stumbling.anew = True
+        stumbling.rebuilds = True
         with pytest.raises(Unavailable, match="mistake"):
             async with provider(store, wait=0.3):
                 pass

@@ -25,44 +25,44 @@ from mooring.tenants.secrets import Keyring
 
 
 class PreparedUpdate(msgspec.Struct, frozen=True):
-    """What an update will lead to that is not told yet."""
+    """The effect of the mirror's next update, computed in advance."""
 
     base: TenantSnapshot
-    """What was shown when it was found out."""
+    """The snapshot that it applies to."""
     mark: int
-    outcome: SnapshotUpdate
+    effect: SnapshotUpdate
 
     def fits(self, update: Update[bytes, Entry], snapshot: TenantSnapshot) -> bool:
-        return update.resync and update.mark == self.mark and self.stands(snapshot)
+        return update.resync and update.mark == self.mark and self.applies_to(snapshot)
 
-    def stands(self, snapshot: TenantSnapshot) -> bool:
-        """Whether the tenants are those of then; all else may have changed."""
+    def applies_to(self, snapshot: TenantSnapshot) -> bool:
+        """Whether the tenants are those of the base; everything else may have changed."""
         base = self.base
         return snapshot.tenants is base.tenants and snapshot.revision == base.revision
 
 
 class PreparedFeed:
-    """A feed that finds out in slices what its snapshot leads to, so that it is shown at once."""
+    """A feed that computes the effect of its snapshot in slices, before the mirror applies it."""
 
     def __init__(
         self,
         feed: RangeFeed,
-        reading: SnapshotParser,
+        parser: SnapshotParser,
         tenants: Tenants,
-        held: Callable[[], Mapping[bytes, Entry]],
+        current: Callable[[], Mapping[bytes, Entry]],
     ) -> None:
         self.name = feed.name
         self.prepared: PreparedUpdate | None = None
-        self._feed, self._reading, self._tenants, self._held = feed, reading, tenants, held
+        self._feed, self._parser, self._tenants, self._current = feed, parser, tenants, current
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
         items, mark = await self._feed.snapshot()
         while True:
             base = self._tenants.snapshot
-            changes = _differences(self._held(), items)
-            outcome = await run_cooperatively(self._reading.applying(base, changes))
-            self.prepared = PreparedUpdate(base, mark, outcome)
-            if self.prepared.stands(self._tenants.snapshot):  # else the file stands in by now
+            changes = _changes(self._current(), items)
+            effect = await run_cooperatively(self._parser.apply_in_slices(base, changes))
+            self.prepared = PreparedUpdate(base, mark, effect)
+            if self.prepared.applies_to(self._tenants.snapshot):  # otherwise the copy was loaded
                 return items, mark
 
     def follow(
@@ -71,36 +71,37 @@ class PreparedFeed:
         return self._feed.follow(mark, held, known=known)
 
 
-def _differences(
-    held: Mapping[bytes, Entry], items: Mapping[bytes, Entry]
+def _changes(
+    before: Mapping[bytes, Entry], after: Mapping[bytes, Entry]
 ) -> Iterator[Sequence[KeyChange]]:
-    for keys in slices(held):
-        yield [(key, None) for key in keys if key not in items]
-    for some in slices(items.items()):
-        yield [(key, entry) for key, entry in some if held.get(key) != entry]
+    for keys in slices(before):
+        yield [(key, None) for key in keys if key not in after]
+    for items in slices(after.items()):
+        yield [(key, entry) for key, entry in items if before.get(key) != entry]
 
 
 log = logging.getLogger(__name__)
 
 AFRESH = 3600.0
-"""Seconds after which everything is read anew, whether or not anything seems wrong."""
+"""Seconds after which everything is read again, even if nothing seems wrong."""
 
 _PROBE_AFTER = 0.1  # seconds in which most stores answer
-_SAVE_EVERY = 30.0  # seconds at least between two copies
-_SAVE_WITHIN = 10.0  # seconds at most that closing waits for the last one
-_TELL = 20  # lines of one kind that one update logs at the most
+_SAVE_INTERVAL = 30.0  # minimum seconds between two saves
+_SAVE_TIMEOUT = 10.0  # seconds that closing waits for the last save
+_MAX_LINES = 20  # of one kind in the log for one update
 
 
 class Provider:
-    """Made by `hub.tenants`; use it as an async context manager.
+    """Created by `hub.tenants`; use it as an async context manager.
 
-    Entering gives the `Tenants`. It waits for all of them, for at most `wait` seconds. If the store
-    cannot be reached, the last copy in `file` stands in, at once if the connection is refused.
-    Without one it raises `Unavailable`, unless nothing is wrong: a store that takes long to read is
-    waited for. A copy of another cluster is discarded once the store answers: see `copy`.
+    Entering returns the `Tenants` once all are loaded, after at most `wait` seconds. If the store
+    cannot be reached, it loads the copy in `file`, immediately if the connection is refused.
+    Without a copy it raises `Unavailable`, unless the store is merely slow to read: then it
+    continues to wait. A copy of another cluster is discarded once the store answers: see
+    `disk_cache`.
 
-    From then on a failure takes nothing away: what was last known is kept and called `stale`, until
-    the provider has caught up. Leaving ends that; the `Tenants` stay readable as they were.
+    From then on, failures keep the last known tenants, which are `stale` until the provider has
+    caught up. After exit, the `Tenants` remain readable but are no longer updated.
     """
 
     def __init__(
@@ -117,10 +118,10 @@ class Provider:
         self._store = store
         self._name = f"tenants of {quoted(keys.namespace)} in {store.url}"
         self._wait = wait
-        self._reading = SnapshotParser(keys, ring)
+        self._parser = SnapshotParser(keys, ring)
         self._tenants = Tenants(age=self._age)
         self._feed = PreparedFeed(
-            RangeFeed(store, keys.all), self._reading, self._tenants, self._held
+            RangeFeed(store, keys.all), self._parser, self._tenants, lambda: self._parts.items
         )
         self._parts = Mirror(self._feed, wait=False, afresh=afresh)
         self._parts.subscribe(self._apply_parts)
@@ -134,27 +135,24 @@ class Provider:
             if file is None
             else TenantCache(file, namespace=keys.namespace, addresses=addresses)
         )
-        self._in_use: CachedTenants | None = None
-        """The copy that stands in, until the store answers."""
+        self._unverified: CachedTenants | None = None
+        """The copy in use, until the store answers."""
         self._foreign = False
-        """Whether what is shown is of another cluster."""
+        """Whether the current tenants are of another cluster."""
         self._revision = 0
-        """That of the parts that were read."""
+        """The revision of the parts that were read."""
         self._missed: dict[bytes, Entry | None] | None = None
-        """What came since an update could not be applied; None where nothing is missing."""
-        self._level = asyncio.Event()
-        self._level.set()
-        self._mistake = ""
-        """Why one could not be applied, as it was told."""
+        """Changes since an update could not be applied; None if all were applied."""
+        self._up_to_date = asyncio.Event()
+        self._up_to_date.set()
+        self._failure = ""
+        """Why an update could not be applied, as logged."""
         self._unreachable = ""
         """Why no server of the store answered at the start."""
         self._changes = self._saved = 0
         self._unsaved = asyncio.Event()
         self._closed = False
         self._tasks = Tasks()
-
-    def _held(self) -> Mapping[bytes, Entry]:
-        return self._parts.items
 
     def _age(self) -> float:
         if self._closed or self._missed is not None:
@@ -165,7 +163,7 @@ class Provider:
         try:
             for mirror in self._mirrors.values():
                 mirror.start()
-            await self._first_state()
+            await self._load()
         except BaseException:
             await self.aclose()
             raise
@@ -173,22 +171,23 @@ class Provider:
             self._tasks.start(self._keep_saving(self._copy), name=f"copy of the {self._name}")
         return self._tenants
 
-    async def _first_state(self) -> None:
+    async def _load(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._wait
-        kept = self._copy is not None and await asyncio.to_thread(self._copy.usable)
-        await self._ready(deadline, or_failing=kept)
+        usable = self._copy is not None and await asyncio.to_thread(self._copy.usable)
+        await self._ready(deadline, or_failing=usable)
         if self._loaded:
             return
-        copy = await asyncio.to_thread(self._copy.load) if self._copy is not None and kept else None
-        if copy is not None and await self._stand_in(copy):
-            return
+        if self._copy is not None and usable:
+            copy = await asyncio.to_thread(self._copy.load)
+            if copy is not None and await self._use_copy(copy):
+                return
         await self._ready(deadline, or_failing=False)
-        await self._ready(None, or_failing=True)  # what is under way ends, by itself or in an error
+        await self._ready(None, or_failing=True)  # reads in progress finish or fail
         if not self._loaded:
-            raise Unavailable(f"the {self._name} cannot be read: {self._why}")
+            raise Unavailable(f"the {self._name} cannot be read: {self._reason}")
 
     async def _ready(self, deadline: float | None, *, or_failing: bool) -> None:
-        """Wait for all, or until it is clear that there is none for now."""
+        """Wait until all mirrors are loaded, or with `or_failing` until a read has failed."""
         probe: asyncio.Task[object] | None = None
         try:
             async with asyncio.timeout_at(deadline) as limit:
@@ -198,7 +197,7 @@ class Provider:
                 for mirror in self._mirrors.values():
                     await mirror.ready(or_failing=or_failing)
                 if deadline is not None:
-                    await self._level.wait()
+                    await self._up_to_date.wait()
         except TimeoutError:
             pass
         finally:
@@ -206,8 +205,8 @@ class Provider:
                 probe.cancel()
 
     async def _end_if_unreachable(self, limit: asyncio.Timeout) -> None:
-        """End a wait if no server of the store answers. The mirrors find that out later: their
-        reads retry until their deadline."""
+        """End a wait if no server of the store answers. The mirrors notice later, because their
+        reads retry until a deadline."""
         await asyncio.sleep(_PROBE_AFTER)
         try:
             members = (await self._store.status()).members
@@ -217,30 +216,32 @@ class Provider:
             self._unreachable = "; ".join(member.problem for member in members)
             limit.reschedule(asyncio.get_running_loop().time())
 
-    async def _stand_in(self, copy: CachedTenants) -> bool:
-        """Whether the copy may be used: it is not if the store answers by now, and is another."""
-        known = await asyncio.to_thread(_by_range, copy, [*self._mirrors])
-        changes = slices(known[0].items())
-        outcome = await run_cooperatively(self._reading.applying(self._tenants.snapshot, changes))
+    async def _use_copy(self, copy: CachedTenants) -> bool:
+        """Load the copy; False if the store answers by now and is another cluster."""
+        ranges = await asyncio.to_thread(_by_range, copy, [*self._mirrors])
+        changes = slices(ranges[0].items())
+        effect = await run_cooperatively(
+            self._parser.apply_in_slices(self._tenants.snapshot, changes)
+        )
         if self._store.identity and self._store.identity != copy.identity:
             self._warn_of_other_cluster(copy)
             return False
-        if not self._loaded:  # it may be by now
-            self._in_use = copy
-            log.warning("%s: the copy of %s stands in: %s", self._name, copy.saved_at, self._why)
-        for mirror, entries in zip(self._mirrors.values(), known, strict=True):
+        if not self._loaded:  # the store may have answered meanwhile
+            self._unverified = copy
+            log.warning("%s: using the copy of %s: %s", self._name, copy.saved_at, self._reason)
+        for mirror, entries in zip(self._mirrors.values(), ranges, strict=True):
             if mirror.loaded:
                 continue
             mirror.stand_in(entries)
             if mirror is self._parts:
                 self._revision = copy.revision
-            self._apply(entries.items(), outcome if mirror is self._parts else None)
+            self._apply(entries.items(), effect if mirror is self._parts else None)
         return True
 
     def _verify_copy(self) -> None:
-        """The store answers: if the copy that stands in is of another cluster, discard it. Nothing
-        of it may be left among what is read, not even in place of a value that is unreadable."""
-        copy, self._in_use = self._in_use, None
+        """The store answers: if the copy in use is of another cluster, discard it entirely, even
+        values that would replace unreadable ones."""
+        copy, self._unverified = self._unverified, None
         if copy is None or (copy.identity and self._store.identity == copy.identity):
             return
         self._warn_of_other_cluster(copy)
@@ -250,7 +251,7 @@ class Provider:
         if not self._parts.loaded:
             self._revision = 0
         self._foreign = True
-        self._put_together_anew()
+        self._rebuild()
 
     def _warn_of_other_cluster(self, copy: CachedTenants) -> None:
         log.warning(
@@ -263,141 +264,140 @@ class Provider:
 
     @property
     def _loaded(self) -> bool:
-        """Whether all was read, and is shown."""
+        """Whether everything was read and applied."""
         return self._missed is None and all(mirror.loaded for mirror in self._mirrors.values())
 
     @property
-    def _why(self) -> str:
+    def _reason(self) -> str:
         errors = (mirror.error for mirror in self._mirrors.values())
         return str(
-            next(filter(None, errors), self._mistake or self._unreachable or "no answer in time")
+            next(filter(None, errors), self._failure or self._unreachable or "no answer in time")
         )
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:
         self._verify_copy()
         prepared, self._feed.prepared = self._feed.prepared, None
         self._revision = update.mark
-        known = None
+        effect = None
         if prepared is not None and prepared.fits(update, self._tenants.snapshot):
-            known = prepared.outcome
-        self._apply(_news(update), known)
-        self._to_save()
+            effect = prepared.effect
+        self._apply(_key_changes(update), effect)
+        self._request_save()
 
     def _apply_common(self, update: Update[bytes, Entry]) -> None:
         self._verify_copy()
-        self._apply(_news(update))
-        self._to_save()
+        self._apply(_key_changes(update))
+        self._request_save()
 
     def _apply_health(self, update: Update[bytes, Entry]) -> None:
         self._verify_copy()
-        self._apply(_news(update))  # a beat alone is not worth a copy
+        self._apply(_key_changes(update))  # a heartbeat alone does not require a save
 
-    def _apply(self, changes: Iterable[KeyChange], known: SnapshotUpdate | None = None) -> None:
-        """`known`: what they lead to, where that was found out."""
+    def _apply(self, changes: Iterable[KeyChange], effect: SnapshotUpdate | None = None) -> None:
+        """`effect`: that of the changes, if it was computed in advance."""
         if self._missed is not None:
             self._missed.update(changes)
             return
         snapshot = self._tenants.snapshot
         try:
-            if known is None:
-                outcome = self._reading.apply(snapshot, changes)
+            if effect is None:
+                effect = self._parser.apply(snapshot, changes)
             else:
-                outcome = known.onto(snapshot)
-            self._show(outcome, self._revision)
-        except Exception as error:  # noqa: BLE001 - or what was in it would be missing for good
-            self._stumbles(error)
-            self._put_together_anew()
+                effect = effect.onto(snapshot)
+            self._show(effect, self._revision)
+        except Exception as error:  # noqa: BLE001 - otherwise its changes would be lost
+            self._log_failure(error)
+            self._rebuild()
 
-    def _put_together_anew(self) -> None:
-        recovering, self._missed = self._missed is not None, {}
-        self._level.clear()
-        if not self._closed and not recovering:
-            self._tasks.start(self._recover(), name=f"recovery of the {self._name}")
+    def _rebuild(self) -> None:
+        rebuilding, self._missed = self._missed is not None, {}
+        self._up_to_date.clear()
+        if not self._closed and not rebuilding:
+            self._tasks.start(self._keep_rebuilding(), name=f"recovery of the {self._name}")
 
-    def _stumbles(self, error: Exception) -> None:
-        if self._mistake != describe(error):
-            self._mistake = describe(error)
+    def _log_failure(self, error: Exception) -> None:
+        if self._failure != describe(error):
+            self._failure = describe(error)
             log.error(
-                "%s: an update could not be applied, the last state is kept while all is put "
-                "together anew",
+                "%s: an update could not be applied; keeping the last state and rebuilding it",
                 self._name,
                 exc_info=error,
             )
 
-    async def _recover(self) -> None:
-        """Put all together anew, from what was read and not from what is shown, until it works."""
+    async def _keep_rebuilding(self) -> None:
+        """Rebuild the snapshot from what was read, until it succeeds."""
         backoff = Backoff()
         while True:
             try:
-                await self._start_over()
-            except Exception as error:  # noqa: BLE001 - it is tried again
-                self._stumbles(error)
+                await self._rebuild_once()
+            except Exception as error:  # noqa: BLE001 - the loop retries
+                self._log_failure(error)
             else:
                 return
             await asyncio.sleep(backoff.next())
 
-    async def _start_over(self) -> None:
+    async def _rebuild_once(self) -> None:
         revision, self._missed = self._revision, {}
         foreign = self._foreign
         entries: dict[bytes, Entry] = {}
         for mirror in self._mirrors.values():
             entries |= mirror.items
-        shown = self._tenants.snapshot
-        if foreign:  # its last good values are not of this store
-            shown = msgspec.structs.replace(shown, good=TenantSnapshot().good)
-        outcome = await run_cooperatively(self._reading.anew(shown, entries))
+        current = self._tenants.snapshot
+        if foreign:  # its last valid settings are of another store
+            current = msgspec.structs.replace(current, good=TenantSnapshot().good)
+        effect = await run_cooperatively(self._parser.rebuild(current, entries))
         if foreign is not self._foreign:  # the copy was discarded meanwhile
-            return await self._start_over()
-        self._show(outcome, revision)
+            return await self._rebuild_once()
+        self._show(effect, revision)
         missed, self._missed = self._missed, None
-        self._level.set()
-        if self._mistake:
-            log.warning("%s: put together anew, nothing is missing", self._name)
-        self._mistake, self._foreign = "", False
+        self._up_to_date.set()
+        if self._failure:
+            log.warning("%s: the state was rebuilt and is complete", self._name)
+        self._failure, self._foreign = "", False
         if missed:
             self._apply(missed.items())
-        self._to_save()
+        self._request_save()
 
-    def _show(self, outcome: SnapshotUpdate, revision: int) -> None:
-        snapshot = msgspec.structs.replace(outcome.snapshot, revision=revision)
-        self._tenants.show(snapshot, outcome.changes)
+    def _show(self, effect: SnapshotUpdate, revision: int) -> None:
+        snapshot = msgspec.structs.replace(effect.snapshot, revision=revision)
+        self._tenants.show(snapshot, effect.changes)
         kept = {key.decode() for key in snapshot.good}
         _warn(
             self._name,
             [
-                f"{key} {'stays as it was' if key in kept else 'is left out'}: {why}"
-                for key, why in outcome.problems.items()
+                f"{key} {'stays as it was' if key in kept else 'is left out'}: {reason}"
+                for key, reason in effect.problems.items()
             ],
         )
-        _warn(self._name, outcome.contests)
+        _warn(self._name, effect.conflicts)
 
-    def _to_save(self) -> None:
+    def _request_save(self) -> None:
         self._changes += 1
         self._unsaved.set()
 
     async def _keep_saving(self, copy: TenantCache) -> None:
         while True:
             await self._unsaved.wait()
-            self._unsaved.clear()  # what changes meanwhile is saved next
+            self._unsaved.clear()  # changes during the save are saved next
             if await self._save(copy):
-                await asyncio.sleep(_SAVE_EVERY)
+                await asyncio.sleep(_SAVE_INTERVAL)
 
     async def _save(self, copy: TenantCache) -> bool:
-        """Whether there was anything to save: a copy is of all, or not made."""
+        """Save a copy if everything is loaded and there are changes; whether it did."""
         if not self._loaded or self._saved == self._changes:
             return False
         mirrors, changes = self._mirrors.values(), self._changes
         entries: list[Entry] = []
         for mirror in mirrors:
             entries += mirror.items.values()
-        entries += self._tenants.snapshot.good.values()  # in place of what cannot be understood
+        entries += self._tenants.snapshot.good.values()  # in place of unreadable ones
         identity = self._store.identity
         await asyncio.to_thread(copy.save, entries, self._revision, identity=identity)
         self._saved = changes
         return True
 
     async def aclose(self) -> None:
-        """Stop following, and keep a last copy."""
+        """Stop following the store, and save a last copy."""
         if self._closed:
             return
         self._closed = True
@@ -405,22 +405,22 @@ class Provider:
         for mirror in self._mirrors.values():
             await mirror.aclose()
         if self._copy is not None:
-            await cleanup(self._save(self._copy), within=_SAVE_WITHIN)
+            await cleanup(self._save(self._copy), within=_SAVE_TIMEOUT)
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
 def _by_range(copy: CachedTenants, ranges: Sequence[Range]) -> list[dict[bytes, Entry]]:
-    return [{each.key: each for each in copy.entries if each.key in range} for range in ranges]
+    return [{entry.key: entry for entry in copy.entries if entry.key in range} for range in ranges]
 
 
-def _news(update: Update[bytes, Entry]) -> Iterator[KeyChange]:
+def _key_changes(update: Update[bytes, Entry]) -> Iterator[KeyChange]:
     return ((change.key, change.after) for change in update.changes)
 
 
 def _warn(name: str, lines: Sequence[object]) -> None:
-    for line in lines[:_TELL]:
+    for line in lines[:_MAX_LINES]:
         log.warning("%s: %s", name, line)
-    if len(lines) > _TELL:
-        log.warning("%s: %d more like this", name, len(lines) - _TELL)
+    if len(lines) > _MAX_LINES:
+        log.warning("%s: %d more like this", name, len(lines) - _MAX_LINES)

@@ -12,28 +12,23 @@ from mooring.formatting import quoted
 from mooring.model import JSON, Time
 from mooring.store.contract import Entry
 from mooring.tenants.cooperative import SlicedWork, run_now, slices
-from mooring.tenants.model import (
-    Ftp,
-    Resolver,
-    StorageDirectory,
-    Tenant,
-)
+from mooring.tenants.model import Ftp, Resolver, StorageDirectory, Tenant
 
 NameClaim = tuple[str, int]
-"""What is claimed, and by which tenant."""
+"""A name and a tenant that claims it."""
 
 Contested = MapMutation[str, Map[int, None]]
 
 
 class ClaimConflict(msgspec.Struct, frozen=True):
-    """A claim that stands against another."""
+    """A name that two tenants claim."""
 
     kind: str
     name: str
     holder: int
-    """Whom it leads to."""
+    """The tenant that lookups return."""
     claimant: int
-    """Who claims it, too."""
+    """The other tenant."""
 
     def __str__(self) -> str:
         return (
@@ -43,69 +38,68 @@ class ClaimConflict(msgspec.Struct, frozen=True):
 
 
 class ClaimIndex(msgspec.Struct, frozen=True):
-    """All claims of one kind."""
+    """The names of one kind. The tenant with the lowest id holds a name that several claim."""
 
     kind: str
-    """For people: `host`."""
+    """For messages: `host`."""
     holders: Map[str, int] = Map()
-    """Whom each leads to."""
+    """The tenant that each name leads to."""
     contested: Map[str, Map[int, None]] = Map()
-    """All who claim it, of those with several."""
+    """All claimants of the names that have several."""
 
     def changing(
-        self, gone: Iterable[NameClaim], news: Iterable[NameClaim]
+        self, removed: Iterable[NameClaim], added: Iterable[NameClaim]
     ) -> SlicedWork[tuple[ClaimIndex, tuple[ClaimConflict, ...]]]:
-        """The same with other claims, and those of the new ones that stand against another.
-
-        What is `gone` must have been there, what is new must not.
-        """
+        """The index with other claims, and the conflicts of the added ones. The removed claims must
+        be in the index; the added ones must not."""
         holders, contested = self.holders.mutate(), self.contested.mutate()
-        for some in slices(gone):
-            for name, tenant in some:
-                _give_up(name, tenant, holders, contested)
+        for piece in slices(removed):
+            for name, tenant in piece:
+                _remove_claim(name, tenant, holders, contested)
             yield
-        clashes: list[NameClaim] = []
-        for some in slices(news):
-            clashes += [each for each in some if _clashes(*each, holders, contested)]
+        conflicting: list[NameClaim] = []
+        for piece in slices(added):
+            conflicting += [claim for claim in piece if _conflicts(*claim, holders, contested)]
             yield
-        told: list[ClaimConflict] = []
-        for some in slices(clashes):
-            for name, tenant in some:
+        conflicts: list[ClaimConflict] = []
+        for piece in slices(conflicting):
+            for name, tenant in piece:
                 holder = holders[name]
-                rival = _rival(tenant, holder, contested[name])
-                told.append(ClaimConflict(self.kind, name, holder, rival))
+                rival = tenant
+                if tenant == holder:
+                    rival = min(other for other in contested[name] if other != holder)
+                conflicts.append(ClaimConflict(self.kind, name, holder, rival))
             yield
-        return ClaimIndex(self.kind, holders.finish(), contested.finish()), tuple(told)
+        return ClaimIndex(self.kind, holders.finish(), contested.finish()), tuple(conflicts)
 
 
-def _give_up(name: str, tenant: int, holders: MapMutation[str, int], contested: Contested) -> None:
-    rivals = contested.get(name)
-    if rivals is None:
+def _remove_claim(
+    name: str, tenant: int, holders: MapMutation[str, int], contested: Contested
+) -> None:
+    claimants = contested.get(name)
+    if claimants is None:
         del holders[name]
         return
-    rivals = rivals.delete(tenant)
-    holders[name] = min(rivals) if holders[name] == tenant else holders[name]
-    if len(rivals) > 1:
-        contested[name] = rivals
+    claimants = claimants.delete(tenant)
+    holders[name] = min(claimants) if holders[name] == tenant else holders[name]
+    if len(claimants) > 1:
+        contested[name] = claimants
     else:
         del contested[name]
 
 
-def _clashes(name: str, tenant: int, holders: MapMutation[str, int], contested: Contested) -> bool:
-    """Whether the new claim stands against another."""
+def _conflicts(
+    name: str, tenant: int, holders: MapMutation[str, int], contested: Contested
+) -> bool:
+    """Add a claim; whether another tenant claims the name, too."""
     holder = holders.get(name)
     if holder is None:
         holders[name] = tenant
         return False
-    rivals = contested.get(name)
-    contested[name] = (Map({holder: None}) if rivals is None else rivals).set(tenant, None)
+    claimants = contested.get(name)
+    contested[name] = (Map({holder: None}) if claimants is None else claimants).set(tenant, None)
     holders[name] = min(holder, tenant)
     return True
-
-
-def _rival(tenant: int, holder: int, rivals: Map[int, None]) -> int:
-    """The other one, where the newcomer is the holder."""
-    return tenant if tenant != holder else min(each for each in rivals if each != holder)
 
 
 K = TypeVar("K")
@@ -114,10 +108,10 @@ V = TypeVar("V")
 
 class TenantSnapshot(msgspec.Struct, frozen=True):
     revision: int = 0
-    """The store's revision that the tenants are of."""
+    """The store's revision of the tenants."""
     tenants: Map[int, Tenant] = Map()
     enabled: Map[int, bool] = Map()
-    """The ids of those whose meta says that they are active."""
+    """The ids of active tenants."""
     codes: ClaimIndex = ClaimIndex("code")
     """In lower case."""
     names: ClaimIndex = ClaimIndex("name")
@@ -125,120 +119,119 @@ class TenantSnapshot(msgspec.Struct, frozen=True):
     """In lower case."""
     ftp_users: ClaimIndex = ClaimIndex("FTP user")
     ftp: Map[str, Ftp] = Map()
-    """By user name, of whom the name leads to."""
+    """By user name, as configured by the holder of the name."""
     resolver: Resolver | None = Resolver()
-    """The default where nobody configured it. One that cannot be understood leaves the last good
-    one in its place; None where there never was one: nobody knows what was meant."""
+    """A default if it is not configured. If the stored value cannot be decoded, the last valid one
+    stays; None if there never was one."""
     storage_directory: StorageDirectory | None = StorageDirectory()
     """Likewise."""
     good: Map[bytes, Entry] = Map()
-    """What these two come from."""
+    """The entries of these two."""
     platform: Map[str, JSON] = Map()
     health: Time | None = None
     """When the sentinel was last written."""
     problems: Map[str, str] = Map()
-    """Keys whose values cannot be understood, and why. Such a part of a tenant is as one that is
-    not there."""
+    """The keys whose values cannot be decoded, and the reasons. Such parts count as missing."""
 
     def __repr__(self) -> str:
         return (
-            f"<Snapshot of {len(self.tenants)} tenants and {len(self.platform)} settings of the "
-            f"platform at revision {self.revision}, {len(self.problems)} problems>"
+            f"<TenantSnapshot of {len(self.tenants)} tenants and {len(self.platform)} platform "
+            f"settings at revision {self.revision}, {len(self.problems)} problems>"
         )
 
     def changed(
         self, tenants: Mapping[int, Tenant | None]
     ) -> tuple[TenantSnapshot, tuple[ClaimConflict, ...]]:
-        """The same with other tenants, None for one that is gone; and the claims of theirs that
-        stand against somebody else's."""
+        """The snapshot with these tenants replaced, None for a removed one, and the conflicts of
+        their claims."""
         return run_now(self.changing(tenants))
 
     def changing(
         self, tenants: Mapping[int, Tenant | None]
     ) -> SlicedWork[tuple[TenantSnapshot, tuple[ClaimConflict, ...]]]:
-        """The same in slices."""
+        """Like `changed`, in slices."""
         if not tenants:
             return self, ()
-        held, enabled = self.tenants.mutate(), self.enabled.mutate()
+        current, enabled = self.tenants.mutate(), self.enabled.mutate()
         pairs: list[Pair] = []
-        for some in slices(tenants.items()):
-            for id, after in some:
+        for piece in slices(tenants.items()):
+            for id, after in piece:
                 before = self.tenants.get(id)
                 pairs.append((before, after))
-                _put(held, id, after)
+                _put(current, id, after)
                 active = after is not None and after.active
                 if active is not (before is not None and before.active):
                     _put(enabled, id, active or None)
             yield
-        contests: list[ClaimConflict] = []
-        claims: dict[str, ClaimIndex] = {}
-        for field, (section, claimed) in _CLAIMED.items():
-            gone, news = yield from _differences(pairs, section, claimed)
-            if gone or news:
-                of_kind: ClaimIndex = getattr(self, field)
-                claims[field], told = yield from of_kind.changing(gone, news)
-                contests += told
-        ftp, holders = self.ftp.mutate(), claims.get("ftp_users", self.ftp_users).holders
+        conflicts: list[ClaimConflict] = []
+        indexes: dict[str, ClaimIndex] = {}
+        for field, (section, names_of) in _CLAIMED.items():
+            removed, added = yield from _claim_changes(pairs, section, names_of)
+            if removed or added:
+                index: ClaimIndex = getattr(self, field)
+                indexes[field], new_conflicts = yield from index.changing(removed, added)
+                conflicts += new_conflicts
+        ftp, holders = self.ftp.mutate(), indexes.get("ftp_users", self.ftp_users).holders
         for users in slices(_changed_users(pairs)):
             for user in users:
                 holder = holders.get(user)
-                _put(ftp, user, None if holder is None else held[holder].ftp[user])
+                _put(ftp, user, None if holder is None else current[holder].ftp[user])
             yield
         changed = msgspec.structs.replace(
-            self, tenants=held.finish(), enabled=enabled.finish(), ftp=ftp.finish(), **claims
+            self, tenants=current.finish(), enabled=enabled.finish(), ftp=ftp.finish(), **indexes
         )
-        return changed, tuple(contests)
+        return changed, tuple(conflicts)
 
-    def knows(self, contest: ClaimConflict) -> bool:
-        """Whether it stands already, and was told."""
-        of_kind = (self.codes, self.names, self.hosts, self.ftp_users)
-        (claims,) = [claims for claims in of_kind if claims.kind == contest.kind]
-        return contest.claimant in claims.contested.get(contest.name, ())
+    def knows(self, conflict: ClaimConflict) -> bool:
+        """Whether this snapshot has the conflict already."""
+        indexes = (self.codes, self.names, self.hosts, self.ftp_users)
+        (index,) = [index for index in indexes if index.kind == conflict.kind]
+        return conflict.claimant in index.contested.get(conflict.name, ())
 
     def with_tenants(self, other: TenantSnapshot) -> TenantSnapshot:
-        """The same with the tenants of another, and all that follows from them."""
-        return msgspec.structs.replace(self, **{name: getattr(other, name) for name in _OF_TENANTS})
+        """This snapshot with the tenants of another, and all that depends on them."""
+        fields = {name: getattr(other, name) for name in (*_CLAIMED, "tenants", "enabled", "ftp")}
+        return msgspec.structs.replace(self, **fields)
 
-
-_OF_TENANTS = ("tenants", "enabled", "codes", "names", "hosts", "ftp_users", "ftp")
 
 Pair = tuple[Tenant | None, Tenant | None]
 """A tenant before and after."""
 
 
-def _put(held: MapMutation[K, V], key: K, value: V | None) -> None:
+def _put(items: MapMutation[K, V], key: K, value: V | None) -> None:
     if value is None:
-        held.pop(key, None)
+        items.pop(key, None)
     else:
-        held[key] = value
+        items[key] = value
 
 
 def _changed_users(pairs: Iterable[Pair]) -> Iterator[str]:
     for before, after in pairs:
-        had = None if before is None else before.ftp
-        has = None if after is None else after.ftp
-        if had is not has:
-            yield from had or ()
-            yield from has or ()
+        old = None if before is None else before.ftp
+        new = None if after is None else after.ftp
+        if old is not new:
+            yield from old or ()
+            yield from new or ()
 
 
-def _differences(
-    pairs: Iterable[Pair], section: str, claimed: Callable[[Tenant], Iterable[str]]
+def _claim_changes(
+    pairs: Iterable[Pair], section: str, names_of: Callable[[Tenant], Iterable[str]]
 ) -> SlicedWork[tuple[list[NameClaim], list[NameClaim]]]:
-    gone: list[NameClaim] = []
-    news: list[NameClaim] = []
-    for some in slices(pairs):
-        for before, after in some:
+    """The claims that were removed and added."""
+    removed: list[NameClaim] = []
+    added: list[NameClaim] = []
+    for piece in slices(pairs):
+        for before, after in piece:
             if before is not None and getattr(before, section) is getattr(after, section, None):
                 continue
-            had = dict.fromkeys(claimed(before) if before is not None else ())
-            has = dict.fromkeys(claimed(after) if after is not None else ())
+            old = dict.fromkeys(names_of(before) if before is not None else ())
+            new = dict.fromkeys(names_of(after) if after is not None else ())
             if before is not None:
-                gone += [(name, before.id) for name in had if name not in has]
+                removed += [(name, before.id) for name in old if name not in new]
             if after is not None:
-                news += [(name, after.id) for name in has if name not in had]
+                added += [(name, after.id) for name in new if name not in old]
         yield
-    return gone, news
+    return removed, added
 
 
 def _code(tenant: Tenant) -> Iterable[str]:
@@ -255,4 +248,4 @@ _CLAIMED: Mapping[str, tuple[str, Callable[[Tenant], Iterable[str]]]] = {
     "hosts": ("domain", lambda tenant: tenant.domain.hosts),
     "ftp_users": ("ftp", lambda tenant: tenant.ftp),
 }
-"""What a tenant claims, and the part of it from which that follows."""
+"""For each index, the section of a tenant that it depends on, and the names in it."""

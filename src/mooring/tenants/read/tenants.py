@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, KeysView, Mapping
-from types import MappingProxyType
 from typing import TypeVar
 
 from mooring.errors import InvalidRequest, NotConfigured
@@ -36,92 +35,84 @@ from mooring.tenants.read.snapshot import TenantSnapshot
 T = TypeVar("T")
 
 
-class DatabaseCache:
+class _Cache:
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
+    def _require(self, tenant: int, value: T | None, what: str) -> T:
+        if value is not None:
+            return value
+        if self._tenants.get(tenant) is None:
+            raise NotConfigured(f"there is no tenant {tenant}, and so no {what}")
+        raise NotConfigured(f"tenant {tenant} has no {what}")
+
+
+class DatabaseCache(_Cache):
     def get(self, tenant: int, service: str) -> Database:
-        found = self._tenants.database(tenant, service)
-        return _found(self._tenants, tenant, found, f"database for the service {quoted(service)}")
+        database = self._tenants.database(tenant, service)
+        return self._require(tenant, database, f"database for the service {quoted(service)}")
 
     def all(self, tenant: int) -> Mapping[str, Database]:
         """By service."""
-        return _found(self._tenants, tenant, self._tenants.databases(tenant) or None, "databases")
+        return self._require(tenant, self._tenants.databases(tenant) or None, "databases")
 
 
-class FtpCache:
-    def __init__(self, tenants: Tenants) -> None:
-        self._tenants = tenants
-
+class FtpCache(_Cache):
     def get(self, tenant: int, username: str) -> Ftp:
-        found = self._tenants.ftp(tenant).get(username)
-        return _found(self._tenants, tenant, found, f"FTP user {quoted(username)}")
+        user = self._tenants.ftp(tenant).get(username)
+        return self._require(tenant, user, f"FTP user {quoted(username)}")
 
     def user(self, username: str) -> Ftp:
-        """That of one user, of whichever tenant."""
-        found = self._tenants.ftp_user(username)
-        if found is None:
+        """The user with this name, of any tenant."""
+        user = self._tenants.ftp_user(username)
+        if user is None:
             raise NotConfigured(f"no tenant has the FTP user {quoted(username)}")
-        return found
+        return user
 
     def all(self, tenant: int) -> Mapping[str, Ftp]:
         """By user name."""
-        return _found(self._tenants, tenant, self._tenants.ftp(tenant) or None, "FTP users")
+        return self._require(tenant, self._tenants.ftp(tenant) or None, "FTP users")
 
     def active(self, tenant: int) -> Mapping[str, Ftp]:
-        """Those whose status is empty or `active`, by user name."""
-        found = self._tenants.active_ftp(tenant) or None
-        return _found(self._tenants, tenant, found, "active FTP users")
+        """Users whose status is empty or `active`, by user name."""
+        return self._require(tenant, self._tenants.active_ftp(tenant) or None, "active FTP users")
 
 
-class StorageCache:
-    def __init__(self, tenants: Tenants) -> None:
-        self._tenants = tenants
-
+class StorageCache(_Cache):
     def get(self, tenant: int) -> Storage:
-        return _found(self._tenants, tenant, self._tenants.storage(tenant), "storage")
+        return self._require(tenant, self._tenants.storage(tenant), "storage")
 
 
-class DomainCache:
-    def __init__(self, tenants: Tenants) -> None:
-        self._tenants = tenants
-
+class DomainCache(_Cache):
     def get(self, tenant: int) -> Domain:
-        return _found(self._tenants, tenant, self._tenants.domain(tenant), "domain")
+        return self._require(tenant, self._tenants.domain(tenant), "domain")
 
     def tenant(self, host: str) -> int:
         """The tenant of a host."""
-        found = self._tenants.by_host(host)
-        if found is None:
+        tenant = self._tenants.by_host(host)
+        if tenant is None:
             raise NotConfigured(f"no tenant has the host {quoted(host)}")
-        return found
-
-
-def _found(tenants: Tenants, tenant: int, value: T | None, what: str) -> T:
-    if value is not None:
-        return value
-    if tenants.get(tenant) is None:
-        raise NotConfigured(f"there is no tenant {tenant}, and so no {what}")
-    raise NotConfigured(f"tenant {tenant} has no {what}")
+        return tenant
 
 
 async def find(store: Store, keys: TenantKeys, kind: IndexKind, name: str) -> int | None:
-    """By code, name, FTP user or host. Another publisher may have written a name unescaped, and
-    codes and hosts in their case. A host may be written as in a request."""
+    """The tenant with a code, name, FTP user or host, read from the index. Another publisher may
+    have written names unescaped, and codes and hosts in any case. A host may be given as in a
+    request."""
     normal = host_of(name) or name if kind == "host" else name
     places = dict.fromkeys([keys.index(kind, normal), keys.as_written(kind, name)])
     answer = await store.commit(read=[Query(key(place)) for place in places])
-    for place, found in zip(places, answer.reads, strict=True):
-        if found.first is None or not (tenant := holder(found.first.value)):
+    for place, read in zip(places, answer.reads, strict=True):
+        if read.first is None or not (tenant := holder(read.first.value)):
             continue
         unescaped = kind == "by-name" and place != keys.index(kind, name)
-        if not unescaped or await _is_called(store, keys, tenant, name):
+        if not unescaped or await _has_name(store, keys, tenant, name):
             return tenant
     return None
 
 
-async def _is_called(store: Store, keys: TenantKeys, tenant: int, name: str) -> bool:
-    """Whether a name that stands there unescaped is not another one, escaped."""
+async def _has_name(store: Store, keys: TenantKeys, tenant: int, name: str) -> bool:
+    """Distinguishes an unescaped name in the index from the escaped form of another name."""
     entry = (await store.read(key(keys.part(tenant, "meta")))).first
     try:
         meta = decode("meta", entry.value) if entry is not None else None
@@ -132,113 +123,107 @@ async def _is_called(store: Store, keys: TenantKeys, tenant: int, name: str) -> 
 
 log = logging.getLogger(__name__)
 
-_NONE: Mapping[str, object] = MappingProxyType({})
+_MISSING = Tenant(0)
 
 Callback = Callable[[Changed], None]
 
 
 class Tenants:
-    """Given by a `Provider` that is entered, and kept up to date by it. What is not configured is
-    None, or an empty collection. `mooring.tenants.read.tenants` has lookups that raise."""
+    """The current tenants, which a `Provider` keeps up to date. Lookups return None or an empty
+    collection for what is not configured; the caches in `mooring.tenants` raise instead."""
 
     def __init__(
         self, snapshot: TenantSnapshot | None = None, *, age: Callable[[], float] = lambda: 0.0
     ) -> None:
         self._snapshot = snapshot or TenantSnapshot()
         self._age = age
-        self._lock = threading.Lock()  # of those who subscribe; nobody who reads takes it
+        self._lock = threading.Lock()  # for subscriptions; lookups do not take it
         self._callbacks: dict[int | None, tuple[tuple[Kind | None, Callback], ...]] = {}
 
     @property
     def snapshot(self) -> TenantSnapshot:
-        """All that is known now; it stays as it is."""
+        """The current state, which is immutable."""
         return self._snapshot
 
     @property
     def revision(self) -> int:
-        """The store's revision that the tenants are of."""
+        """The store's revision of the tenants."""
         return self._snapshot.revision
 
     @property
     def age(self) -> float:
-        """Seconds since the store was last heard; infinite after a start from the file, and while
-        what was heard could not be applied."""
+        """Seconds since the store was last heard from. Infinite after a start from the file, and
+        while an update cannot be applied."""
         return self._age()
 
     @property
     def stale(self) -> bool:
-        """Whether this may be old: the store is silent, what it said could not be applied yet, this
-        comes from the file, or is closed."""
+        """Whether the tenants may be outdated: the store is silent, an update cannot be applied,
+        they are from the file, or the provider is closed."""
         return self._age() > STALE_AFTER
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """The keys whose values cannot be understood, and why. Such a part is left out; of
-        `resolver` and `storage_directory` the last good one stays."""
+        """The keys whose values cannot be decoded, and the reasons. Such a part is left out; for
+        `resolver` and `storage_directory` the last valid value stays."""
         return self._snapshot.problems
 
     def get(self, tenant: int) -> Tenant | None:
         return self._snapshot.tenants.get(tenant)
 
+    def _tenant(self, tenant: int) -> Tenant:
+        return self._snapshot.tenants.get(tenant, _MISSING)
+
     def ids(self) -> KeysView[int]:
-        """Of all tenants, in no order."""
+        """The ids of all tenants, in no order."""
         return KeysView(self._snapshot.tenants)
 
     def enabled(self) -> KeysView[int]:
-        """The ids of those whose meta says that they are active, in no order."""
+        """The ids of active tenants, in no order."""
         return KeysView(self._snapshot.enabled)
 
     def meta(self, tenant: int) -> Meta | None:
-        found = self._snapshot.tenants.get(tenant)
-        return None if found is None else found.meta
+        return self._tenant(tenant).meta
 
     def domain(self, tenant: int) -> Domain | None:
-        """None where no host is configured."""
-        found = self._snapshot.tenants.get(tenant)
-        if found is None:
-            return None
-        domain = found.domain
+        """None if no host is configured."""
+        domain = self._tenant(tenant).domain
         return domain if domain.primary or domain.aliases or domain.internal else None
 
     def storage(self, tenant: int) -> Storage | None:
-        found = self._snapshot.tenants.get(tenant)
-        return None if found is None else found.storage
+        return self._tenant(tenant).storage
 
     def database(self, tenant: int, service: str) -> Database | None:
-        """That of one service."""
-        found = self._snapshot.tenants.get(tenant)
-        return None if found is None else found.databases.get(service)
+        """The database of a service."""
+        return self._tenant(tenant).databases.get(service)
 
     def databases(self, tenant: int) -> Mapping[str, Database]:
         """By service."""
-        found = self._snapshot.tenants.get(tenant)
-        return _NONE if found is None else found.databases  # type: ignore[return-value]
+        return self._tenant(tenant).databases
 
     def ftp(self, tenant: int) -> Mapping[str, Ftp]:
-        """All of a tenant, by user name."""
-        found = self._snapshot.tenants.get(tenant)
-        return _NONE if found is None else found.ftp  # type: ignore[return-value]
+        """All users of a tenant, by user name."""
+        return self._tenant(tenant).ftp
 
     def active_ftp(self, tenant: int) -> Mapping[str, Ftp]:
-        """Those whose status is empty or `active`, by user name."""
-        found = self._snapshot.tenants.get(tenant)
-        return _NONE if found is None else found.active_ftp  # type: ignore[return-value]
+        """Users whose status is empty or `active`, by user name."""
+        return self._tenant(tenant).active_ftp
 
     def ftp_user(self, username: str) -> Ftp | None:
-        """That of one user, of whichever tenant."""
+        """The user with this name, of any tenant."""
         return self._snapshot.ftp.get(username)
 
     def ftp_user_taken(self, username: str) -> bool:
         return username in self._snapshot.ftp
 
     def by_host(self, host: str) -> int | None:
-        """The tenant of a host, as it stands in a request: in any case, with or without a port and
-        a trailing dot."""
+        """The tenant of a host as in a request: in any case, with or without a port and a trailing
+        dot."""
         known = self._snapshot.hosts.holders
         return known.get(host) or known.get(host_of(host) or "")
 
     def by_code(self, code: str) -> int | None:
-        """The tenant of a code, in whatever case it is written."""
+        """The tenant of a code, in any case."""
         return self._snapshot.codes.holders.get(code.lower())
 
     def by_name(self, name: str) -> int | None:
@@ -249,8 +234,8 @@ class Tenants:
 
     @property
     def resolver(self) -> Resolver | None:
-        """How requests name their tenant; the default where nobody configured it. One that cannot
-        be understood leaves the last good one in its place: None where there never was one."""
+        """How requests name their tenant; a default if it is not configured. If the value cannot be
+        decoded, the last valid one stays; None if there never was one."""
         return self._snapshot.resolver
 
     @property
@@ -259,33 +244,30 @@ class Tenants:
         return self._snapshot.storage_directory
 
     def platform(self, key: str) -> JSON:
-        """A setting of the platform; None where there is none. It must not be changed in place."""
+        """A platform setting; None if it is not set. It must not be changed in place."""
         return self._snapshot.platform.get(key)
 
     @property
     def health(self) -> Time | None:
-        """When the publisher's sentinel was last written."""
+        """When a publisher last wrote the sentinel."""
         return self._snapshot.health
 
     def subscribe(
         self, callback: Callback, *, tenant: int | None = None, kind: Kind | None = None
     ) -> Callable[[], None]:
-        """Call back at each change, or at those of one tenant or one kind, after all changes of its
-        revision can be read. On the thread of the event loop: it must not block. What is returned
-        ends it, and does nothing more when it is called again. Raises `InvalidRequest` where there
-        is no such kind."""
+        """Call back at each change, or at those of one tenant or kind, once all changes of its
+        revision can be read. The callback runs on the event loop's thread and must not block. Call
+        the result to end the subscription. Raises `InvalidRequest` for an unknown kind."""
         if kind is not None and kind not in KINDS:
-            raise InvalidRequest(
-                f"there is no kind {quoted(kind)}: it is one of {', '.join(KINDS)}"
-            )
+            raise InvalidRequest(f"unknown kind {quoted(kind)}: use one of {', '.join(KINDS)}")
         subscription = (kind, callback)
         with self._lock:
             self._callbacks[tenant] = (*self._callbacks.get(tenant, ()), subscription)
 
         def end() -> None:
             with self._lock:
-                held = self._callbacks.get(tenant, ())
-                if left := tuple(each for each in held if each is not subscription):
+                current = self._callbacks.get(tenant, ())
+                if left := tuple(each for each in current if each is not subscription):
                     self._callbacks[tenant] = left
                 else:
                     self._callbacks.pop(tenant, None)
@@ -293,13 +275,13 @@ class Tenants:
         return end
 
     def show(self, snapshot: TenantSnapshot, changes: Iterable[Changed] = ()) -> None:
-        """For who keeps it up to date: what readers see from now on, and what to tell them."""
+        """For the provider: replace the state, then notify subscribers of the changes."""
         self._snapshot = snapshot
         if not self._callbacks:
             return
         for change in changes:
-            for each in (change.tenant, None):
-                for kind, callback in self._callbacks.get(each, ()):
+            for tenant in (change.tenant, None):
+                for kind, callback in self._callbacks.get(tenant, ()):
                     if kind is None or kind in change.kinds:
                         _call(callback, change)
 
