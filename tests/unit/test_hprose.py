@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, MooringError
+from mooring.hprose.client import TcpTransport, repaired, transport
 from mooring.hprose.failover import FailoverAction, Server, ServerPool, decide, is_transport_error
-from mooring.hprose.transports import TcpTransport, repaired, transport
 from tests.surroundings import has_ipv6
 
 A, B, C = Server("a", "tcp://h:1/"), Server("b", "tcp://h:2/"), Server("c", "tcp://h:3/")

@@ -17,10 +17,9 @@ from mooring.errors import MissingExtra
 if importlib.util.find_spec("hprose") is None:
     raise MissingExtra("mooring.hprose", "hprose")
 
-from mooring.hprose.client import BlockingClient, Client, client
+from mooring.hprose.client import BlockingClient, Client, client, transport
 from mooring.hprose.failover import Server
 from mooring.hprose.server import Registered, register
-from mooring.hprose.transports import transport
 
 __all__ = [
     "BlockingClient",

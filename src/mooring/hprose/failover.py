@@ -221,7 +221,7 @@ class CallDispatcher:
         return self.primary
 
     async def _next(self, call: RemoteCall, error: Exception) -> Server:
-        """The server for the next try. Raises the error if there is none."""
+        """The server for the next try. Raises the error if the call must not be retried."""
         call.tried += 1
         call.failed.add(call.server)
         action = self._decide(call, error)

@@ -104,7 +104,7 @@ class CatalogueEntry:
         self.separate_http = False
         self.listeners: set[CatalogueListener] = set()
         self.listed = False
-        self.cache: dict[tuple[str, str, XdsClient], Resource] = {}
+        self._endpoints: dict[tuple[str, XdsClient], Resource] = {}
         self._inputs: list[tuple[object, ...]] = []
         self._hosts, self._notify = hosts, notify
         self._updated = asyncio.Event()
@@ -136,8 +136,17 @@ class CatalogueEntry:
         before = None if self.instances is None else self.separate_http
         self._inputs, self.instances = inputs, instances
         self.separate_http = resources.has_separate_http(instances)
-        self.cache.clear()
+        self._endpoints.clear()
         self._notify(self, self.separate_http != before)
+
+    def endpoints(self, name: str, client: XdsClient) -> Resource:
+        key = (name, client)
+        if (cached := self._endpoints.get(key)) is None:
+            if len(self._endpoints) > _CACHED:
+                self._endpoints.clear()
+            cached = resources.endpoints(name, self.instances or (), client)
+            self._endpoints[key] = cached
+        return cached
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -310,13 +319,7 @@ class Catalogue:
             return "unknown"
         if kind == proto.ROUTES:
             return resources.routes(name, separate_http=entry.separate_http)
-        key = (kind, name, client)
-        if (cached := entry.cache.get(key)) is None:
-            if len(entry.cache) > _CACHED:
-                entry.cache.clear()
-            cached = resources.endpoints(name, entry.instances, client)
-            entry.cache[key] = cached
-        return cached
+        return entry.endpoints(name, client)
 
     async def aclose(self) -> None:
         for entry in self._entries.values():

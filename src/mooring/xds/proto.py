@@ -40,12 +40,11 @@ _MESSAGES = {
     "Any": "type_url=1:string value=2:bytes",
     "UInt32": "value=1:uint32",
     "Percent": "value=1:double",
-    "Duration": "seconds=1:int64 nanos=2:int32",
+    "Duration": "seconds=1:int64",
     "Nothing": "",
     "Status": "code=1:int32 message=2:string",
-    "Locality": "region=1:string zone=2:string sub_zone=3:string",
-    "Node": """id=1:string cluster=2:string locality=4:Locality user_agent_name=6:string
-        user_agent_version=7:string""",
+    "Locality": "zone=2:string sub_zone=3:string",
+    "Node": "id=1:string cluster=2:string locality=4:Locality user_agent_name=6:string",
     "ControlPlane": "identifier=1:string",
     "DiscoveryRequest": """version_info=1:string node=2:Node resource_names=3:*string
         type_url=4:string response_nonce=5:string error_detail=6:Status""",
@@ -57,7 +56,7 @@ _MESSAGES = {
         initial_resource_versions=5:*InitialVersion response_nonce=6:string
         error_detail=7:Status""",
     "Resource": "version=1:string resource=2:Any name=3:string",
-    "DeltaDiscoveryResponse": """system_version_info=1:string resources=2:*Resource
+    "DeltaDiscoveryResponse": """resources=2:*Resource
         type_url=4:string nonce=5:string removed_resources=6:*string
         control_plane=7:ControlPlane""",
     "ConfigSource": "ads=3:Nothing initial_fetch_timeout=4:Duration resource_api_version=6:int32",
@@ -76,9 +75,9 @@ _MESSAGES = {
         retry_host_predicate=5:*RetryHostPredicate host_selection_retry_max_attempts=6:int64""",
     "RetryHostPredicate": "name=1:string typed_config=3:Any",
     "Cluster": """name=1:string type=2:int32 eds_cluster_config=3:EdsClusterConfig
-        connect_timeout=4:Duration lb_policy=6:int32 circuit_breakers=10:CircuitBreakers
+        connect_timeout=4:Duration circuit_breakers=10:CircuitBreakers
         common_lb_config=27:CommonLbConfig typed_extension_protocol_options=36:*Options""",
-    "EdsClusterConfig": "eds_config=1:ConfigSource service_name=2:string",
+    "EdsClusterConfig": "eds_config=1:ConfigSource",
     "CircuitBreakers": "thresholds=1:*Thresholds",
     "Thresholds": """priority=1:int32 max_connections=2:UInt32 max_pending_requests=3:UInt32
         max_requests=4:UInt32 max_retries=5:UInt32""",

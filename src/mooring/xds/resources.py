@@ -266,13 +266,27 @@ def endpoints(name: str, instances: Sequence[Instance], client: XdsClient) -> Re
     if mode == "spill-over":
         shares = _split(callable, near, stay)
     weights = dict(zip(callable, integer_weights(shares), strict=True))
-    apart = mode == "zone" and bool(near and client.zone)
+    first = near if mode == "zone" and near and client.zone else callable.keys()
+    localities = _localities(callable, weights, first, port, client)
+    return _resource(
+        proto.ENDPOINTS, "ClusterLoadAssignment", cluster_name=name, endpoints=localities
+    )
+
+
+def _localities(
+    callable: Mapping[str, Instance],
+    weights: Mapping[str, int],
+    first: Collection[str],
+    port: str,
+    client: XdsClient,
+) -> list[Any]:
+    """The addresses in `first` have the first priority, all others the second."""
     groups: dict[tuple[int, str, int], list[str]] = {}
     for address, instance in callable.items():
         weight = weights[address] if client.kind == "grpc" else 0
-        priority = int(apart and address not in near)
+        priority = int(address not in first)
         groups.setdefault((priority, instance.zone, weight), []).append(address)
-    localities = [
+    return [
         message(
             "LocalityLbEndpoints",
             locality=message("Locality", zone=zone, sub_zone=f"weight-{weight}" if weight else ""),
@@ -287,9 +301,6 @@ def endpoints(name: str, instances: Sequence[Instance], client: XdsClient) -> Re
         )
         for (priority, zone, weight), addresses in sorted(groups.items())
     ]
-    return _resource(
-        proto.ENDPOINTS, "ClusterLoadAssignment", cluster_name=name, endpoints=localities
-    )
 
 
 def _by_address(instances: Iterable[Instance], port: str) -> dict[str, Instance]:

@@ -88,6 +88,9 @@ class Subscription:
             return self.names
         return None if listed is None else self.names.union(listed)
 
+    def _must_send(self, name: str, resource: Resource) -> bool:
+        return name in self._owed or self._sent_versions.get(name) != resource.version
+
     def mark_sent(self, nonce: str) -> None:
         self.unacknowledged = self._nonce = nonce
 
@@ -172,9 +175,7 @@ class StateOfTheWorld(Subscription):
             lookup = find(name) if name in self.names else "absent"
             if lookup == "unknown":
                 continue
-            if isinstance(lookup, Resource) and (
-                name in self._owed or self._sent_versions.get(name) != lookup.version
-            ):
+            if isinstance(lookup, Resource) and self._must_send(name, lookup):
                 resources[name] = lookup
                 self._sent_versions[name] = lookup.version
             self._changed.discard(name)
@@ -242,12 +243,11 @@ class Incremental(Subscription):
         for name, lookup in lookups.items():
             if lookup == "unknown":
                 continue
-            owed = name in self._owed
             if isinstance(lookup, Resource):
-                if owed or self._sent_versions.get(name) != lookup.version:
+                if self._must_send(name, lookup):
                     resources[name] = lookup
                     self._sent_versions[name] = lookup.version
-            elif owed or self._sent_versions.get(name):
+            elif name in self._owed or self._sent_versions.get(name):
                 removed.append(name)
                 self._sent_versions[name] = ""
                 if name not in self.names:

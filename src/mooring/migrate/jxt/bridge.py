@@ -75,7 +75,7 @@ class Bridge:
                 worker.result()
 
     async def _read_conflicts(self) -> None:
-        """Decide who gets a name that several tenants claim, before any of them is synced."""
+        """Assign names that several tenants claim, before any of them is synced."""
         backoff = Backoff(0.1, 5.0)
         while True:
             try:
@@ -166,15 +166,9 @@ class Bridge:
         self._wake.set()
         unit = result.unit
         name = f"tenant {unit}" if unit else "common"
-        if result.phase == "over":
-            if not self._over:
-                log.warning("bridge: ends, because the old keys are being deleted")
-            self._over = True
+        self._log_phase(result)
+        if self._over:
             return
-        if not unit and (result.phase != "both") != self._cut:
-            self._cut = not self._cut
-            phase = "only the new keys count now; the old ones follow them"
-            log.warning("bridge: %s", phase if self._cut else "both formats count again")
         for change in result.changes:
             level = logging.DEBUG if change.path == SENTINEL else logging.INFO
             log.log(level, "%s: %s %s", name, change.path, change.move)
@@ -194,3 +188,13 @@ class Bridge:
             self._retries[unit] = time.monotonic() + self._retry_after
         if result.changes or new:
             notify(result)
+
+    def _log_phase(self, result: SyncResult) -> None:
+        if result.phase == "over":
+            if not self._over:
+                log.warning("bridge: ends, because the old keys are being deleted")
+            self._over = True
+        elif not result.unit and (result.phase != "both") != self._cut:
+            self._cut = not self._cut
+            phase = "only the new keys count now; the old ones follow them"
+            log.warning("bridge: %s", phase if self._cut else "both formats count again")

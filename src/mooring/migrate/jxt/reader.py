@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -98,18 +98,26 @@ class Reader:
         for entry in new:
             if (unit := self.unit_of(entry.key)) is not None:
                 new_parts.setdefault(unit, []).append(entry)
-        by_unit = {self.ledger.unit(entry.key): entry for entry in ledger.entries}
         marker = next((one for one in ledger.entries if one.key == self.ledger.marker), None)
-        numbers = sorted({*old_parts, *new_parts, *(unit for unit in by_unit if unit is not None)})
-        units: dict[int, UnitState] = {}
-        for done, unit in enumerate(numbers, 1):
-            parts = old_parts.get(unit, ()), new_parts.get(unit, ())
-            units[unit] = unit_state(self.keys, self.old_keys, unit, *parts, by_unit.get(unit))
-            if done % _BATCH == 0:
-                await asyncio.sleep(0)
+        units = await self._units(old_parts, new_parts, ledger.entries)
         new_indexes = {entry.key: entry for entry in indexes.entries}
         cutover = parse_cutover(marker)
         return MigrationSnapshot(old.revision, cutover, units, old_indexes, foreign, new_indexes)
+
+    async def _units(
+        self,
+        old: Mapping[int, Iterable[Entry]],
+        new: Mapping[int, Iterable[Entry]],
+        ledger: Iterable[Entry],
+    ) -> dict[int, UnitState]:
+        recorded = {self.ledger.unit(entry.key): entry for entry in ledger}
+        units: dict[int, UnitState] = {}
+        for unit in sorted({*old, *new, *(unit for unit in recorded if unit is not None)}):
+            parts = old.get(unit, ()), new.get(unit, ())
+            units[unit] = unit_state(self.keys, self.old_keys, unit, *parts, recorded.get(unit))
+            if len(units) % _BATCH == 0:
+                await asyncio.sleep(0)
+        return units
 
 
 def _entries(snapshots: Iterable[Snapshot]) -> list[Entry]:

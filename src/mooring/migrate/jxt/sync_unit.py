@@ -129,9 +129,7 @@ class UnitSync:
     ) -> bool:
         """Make one commit. Returns whether there was anything to do."""
         moves = self._moves(state, cutover.phase)
-        if cutover.phase != "both":
-            decisions = {p: state.decide(p, self._ring, cutover.phase) for p in state.paths}
-            result.strays = [path for path, one in decisions.items() if one.stray and not one.move]
+        result.strays = self._strays(state, cutover.phase)
         to_new = [change for change in moves if change.move in ("to new", "out of new")]
         problems = [f"{one.path}: {taken[one.path]}" for one in to_new if one.path in taken]
         if to_new := [change for change in to_new if change.path not in taken]:
@@ -189,6 +187,10 @@ class UnitSync:
             for path, decision in decisions.items()
             if decision.move
         ]
+
+    def _strays(self, state: UnitState, phase: Phase) -> list[str]:
+        decisions = {path: state.decide(path, self._ring, phase) for path in state.paths}
+        return [path for path, one in decisions.items() if one.stray and not one.move]
 
     def _bases(self, state: UnitState) -> dict[str, Base]:
         """The bases, updated for parts that are in sync."""

@@ -163,15 +163,7 @@ def _parts_in(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSO
     """The parts in a key: path, value, and a problem if it has one."""
     path = place.path
     if path == "ftp":
-        users = _users(value)
-        if extra := _extra_ftp_fields(unit, value):
-            yield "", None, f"{extra} beside the users cannot be migrated"
-        for number, user in enumerate(users if isinstance(users, list) else [], 1):
-            name = user.get("username") if isinstance(user, dict) else None
-            if not isinstance(user, dict) or not isinstance(name, str) or not name:
-                yield "", None, f"user {number} has no name"
-            else:
-                yield f"ftp/{name}", {**user, "tenantId": unit, "username": name}, ""
+        yield from _ftp_parts(unit, value)
     elif path == "database" and isinstance(value, dict):
         service = str(value.get("serviceCode") or DEFAULT_SERVICE)
         yield f"database/{service}", {**value, "tenantId": unit, "serviceCode": service}, ""
@@ -188,6 +180,18 @@ def _parts_in(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSO
         yield path, value, "it is null"
     elif kind_of(path) != "domain" or value != "":  # an empty domain means no domain
         yield path, value, ""
+
+
+def _ftp_parts(unit: int, value: JSON) -> Iterator[tuple[str, JSON, str]]:
+    users = _users(value)
+    if extra := _extra_ftp_fields(unit, value):
+        yield "", None, f"{extra} beside the users cannot be migrated"
+    for number, user in enumerate(users if isinstance(users, list) else [], 1):
+        name = user.get("username") if isinstance(user, dict) else None
+        if not isinstance(user, dict) or not isinstance(name, str) or not name:
+            yield "", None, f"user {number} has no name"
+        else:
+            yield f"ftp/{name}", {**user, "tenantId": unit, "username": name}, ""
 
 
 def _extra_ftp_fields(unit: int, value: JSON) -> str:
@@ -217,8 +221,21 @@ def _new_storage(unit: int, value: dict[str, JSON]) -> JSON:
 def _validate(unit: int, path: str, value: JSON) -> str:
     """Why a part is invalid in the new format: its name or an indexed field breaks a rule, or no
     reader can parse it. Empty if it is valid."""
+    if unit and (problem := _validate_names(path, value)):
+        return problem
+    try:
+        if unit:
+            parse_part(unit, path, value, _NO_KEYS)
+        elif path in _COMMON and isinstance(value, dict):
+            to_record(_COMMON[path], value)
+    except UnreadableValue as error:
+        return str(error)
+    return ""
+
+
+def _validate_names(path: str, value: JSON) -> str:
     kind, name = kind_of(path), name_of(path)
-    if unit and not is_path(path):
+    if not is_path(path):
         return f"{path} is not the name of a part: it is empty or contains a slash"
     if kind == "domain":
         hosts = value if isinstance(value, list) else [value]
@@ -234,13 +251,6 @@ def _validate(unit: int, path: str, value: JSON) -> str:
                 continue
             if problem := FIELDS[kind][field](value[field]):
                 return f"{field} {problem}"
-    try:
-        if unit:
-            parse_part(unit, path, value, _NO_KEYS)
-        elif path in _COMMON and isinstance(value, dict):
-            to_record(_COMMON[path], value)
-    except UnreadableValue as error:
-        return str(error)
     return ""
 
 
@@ -375,15 +385,7 @@ def _with_users(before: bytes | None, changes: Mapping[str, JSON]) -> bytes | No
     except UnreadableValue:  # callers do not change unreadable keys
         value = {"ftpConfigs": []}
     listed = _users(value)
-    left = dict(changes)
-    users: list[JSON] = []
-    for user in listed if isinstance(listed, list) else []:
-        name = user.get("username") if isinstance(user, dict) else None
-        if not isinstance(name, str) or name not in changes:
-            users.append(user)
-        elif name in left and (wanted := left.pop(name)) is not None:
-            users.append(wanted)
-    users += [wanted for wanted in left.values() if wanted is not None]
+    users = _changed_users(listed if isinstance(listed, list) else [], changes)
     if not users:
         return None
     if isinstance(value, list):
@@ -392,3 +394,15 @@ def _with_users(before: bytes | None, changes: Mapping[str, JSON]) -> bytes | No
         return msgspec.json.encode(users[0])
     around = value if isinstance(value, dict) and "ftpConfigs" in value else {}
     return msgspec.json.encode({**around, "ftpConfigs": users})
+
+
+def _changed_users(listed: Iterable[JSON], changes: Mapping[str, JSON]) -> list[JSON]:
+    left = dict(changes)
+    users: list[JSON] = []
+    for user in listed:
+        name = user.get("username") if isinstance(user, dict) else None
+        if not isinstance(name, str) or name not in changes:
+            users.append(user)
+        elif name in left and (changed := left.pop(name)) is not None:
+            users.append(changed)
+    return users + [added for added in left.values() if added is not None]

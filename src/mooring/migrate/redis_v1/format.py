@@ -5,17 +5,8 @@
     [{prefix}:]heartbeat:{svc}         ZSet   ids by last heartbeat, on the clock of each instance
     [{prefix}:]service_change:{svc}    channel
 
-v1 leaves several cases undefined. They are interpreted as follows:
-
-- An instance is registered if it is in the set and has a hash, because readers require both.
-  Anything less is a remnant.
-- Times are in ms, or in s if they would otherwise be before 1973. Without a heartbeat, the time of
-  the registration is used, if present.
-- `metadata` is a JSON object, `a=1,b=2`, or `{a=1, b=2}` as printed by Java; any other text is kept
-  under the name `metadata`. Values other than text keep their JSON form exactly.
-- Without host or port, an instance cannot be called. Other missing fields have defaults; an invalid
-  `healthy` means false, as for v1 readers, an invalid weight means 1.
-- Fields that are not part of version 1.0 become metadata, except for protocol, version and zone.
+v1 leaves several cases undefined; docs/migrate.md describes how they are interpreted here. Times
+are in ms, or in s if they would otherwise be before 1973.
 """
 
 from __future__ import annotations
@@ -116,16 +107,21 @@ def parse_keyspace(keys: Iterable[str], v1: V1Keys, v2: RedisKeys) -> V1Keyspace
     for key in candidates:
         if not key.startswith(v1.hashes):
             continue
-        rest = key.removeprefix(v1.hashes)
-        owner = next((name for name in with_colon if rest.startswith(f"{name}:")), None)
-        service, colon, id = (
-            rest.partition(":") if owner is None else (owner, ":", rest[len(owner) + 1 :])
-        )
-        if colon and service and id:
+        service, id = _split_hash_key(key.removeprefix(v1.hashes), with_colon)
+        if service and id:
             ids.setdefault(service, set()).add(id)
         else:
             strays.append(key)
     return V1Keyspace({name: frozenset(ids[name]) for name in sorted(ids)}, tuple(strays))
+
+
+def _split_hash_key(rest: str, with_colon: Iterable[str]) -> tuple[str, str]:
+    """Service and id; the id is empty if there is none."""
+    owner = next((name for name in with_colon if rest.startswith(f"{name}:")), None)
+    if owner is not None:
+        return owner, rest[len(owner) + 1 :]
+    service, _, id = rest.partition(":")
+    return service, id
 
 
 @dataclass(frozen=True, slots=True)
