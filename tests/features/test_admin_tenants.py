@@ -533,7 +533,7 @@ async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: A
     shown = told(await admin.get(ONE))
     assert shown["document"]["meta"]["code"] == "acme"
     assert shown["problems"] == [
-        "storage cannot be understood and is left out: to publish may remove it"
+        "storage cannot be understood and is left out: publishing may remove it"
     ]
 
 

@@ -52,7 +52,7 @@ def test_a_password_without_its_key_stays_masked_and_is_told():
 def test_what_cannot_be_understood_is_told_and_left_out():
     told, problems = masked_document(7, {**made(FILE), "storage": UnreadablePart(b"{")})
     assert "storage" not in told
-    assert problems == ["storage cannot be understood and is left out: to publish may remove it"]
+    assert problems == ["storage cannot be understood and is left out: publishing may remove it"]
 
 
 def test_a_mask_of_which_nothing_is_there_stays():

@@ -129,8 +129,8 @@ DATABASE: dict[str, JSON] = {"driver": "mysql", "database": "x"}
         ("domain/internal", 5, "domain/internal must be text"),
         ("domain/aliases", "a.example", "domain/aliases must be a list of host names, not text"),
         ("domain/aliases", ["a.example", "*"], "domain/aliases must be a host name"),
-        ("domain/other", "a.example", "domain/other is no part of a tenant"),
-        ("ftp/a/b", {}, "ftp/a/b is no part of a tenant"),
+        ("domain/other", "a.example", "domain/other is not a part of a tenant"),
+        ("ftp/a/b", {}, "ftp/a/b is not a part of a tenant"),
         ("storage", {"extra": [1]}, "storage.extra must be a map of fields"),
         (
             "storage",

@@ -95,7 +95,7 @@ def test_what_does_not_open_says_why():
     for ring, text, of, why in (
         (Keyring([OTHER]), sealed, "", "any known key"),
         (Keyring([OTHER]), sealed, key_id(OTHER), "any known key"),
-        (Keyring([OTHER]), sealed, "feedbeef", "key feedbeef, which is not among those known"),
+        (Keyring([OTHER]), sealed, "feedbeef", "key feedbeef, which is not among the known keys"),
         (Keyring(), sealed, "", "there is no key: set MOORING_ENCRYPTION_KEY"),
         (Keyring([KEY]), damaged, "", "damaged"),
         (Keyring([KEY]), sealed[:-4], "", "damaged"),

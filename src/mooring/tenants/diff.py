@@ -20,7 +20,7 @@ from mooring.masking import (
 )
 from mooring.model import JSON
 from mooring.tenants.document import Document, hidden_extra, to_document
-from mooring.tenants.history import is_sealed
+from mooring.tenants.history import UNREADABLE, is_sealed
 from mooring.tenants.keys import field_of, kind_of, name_of
 from mooring.tenants.parts import PartDiff, Parts, UnreadablePart
 from mooring.tenants.publish.merge import PASSWORD
@@ -29,16 +29,14 @@ from mooring.tenants.validation import EXTRA, FIELDS
 
 Action = Literal["add", "change", "remove"]
 
-UNREADABLE = "(unreadable)"
-
 
 class FieldChange(NamedTuple):
     field: str
-    """By its names from the outside in, with dots; empty for a part that is one value."""
+    """Its path, with dots; empty for a part that is a single value."""
     before: JSON | UnreadablePart
     after: JSON | UnreadablePart
     hidden: bool = False
-    """Whether it is secret as a whole, whatever its name."""
+    """Whether the whole value is secret, regardless of its name."""
 
     @property
     def action(self) -> Action:
@@ -46,7 +44,7 @@ class FieldChange(NamedTuple):
 
     @property
     def secret(self) -> bool:
-        """Whether what changes is not shown, or not whole."""
+        """Whether masking hides the change, or part of it."""
         if self.hidden or any(is_hidden(name) for name in self.field.split(".")):
             return True
         if isinstance(self.before, UnreadablePart) or isinstance(self.after, UnreadablePart):
@@ -61,37 +59,41 @@ def action_of(before: object, after: object) -> Action:
 
 
 def field_changes(before: JSON | UnreadablePart, after: JSON | UnreadablePart) -> list[FieldChange]:
-    """Field by field. A password that is plain on one side and sealed on the other is one."""
-    found = {each.field: each for each in _within("", before, after)}
-    plain, sealed = found.get("password"), found.get("passwordEncrypted")
+    """The changes field by field. A password that is in clear text on one side and encrypted on the
+    other is one change."""
+    changes = {change.field: change for change in _compare("", before, after)}
+    plain, sealed = changes.get("password"), changes.get("passwordEncrypted")
     if plain and sealed:
-        del found["passwordEncrypted"]
-        found["password"] = FieldChange(
+        del changes["passwordEncrypted"]
+        changes["password"] = FieldChange(
             "password", plain.before or sealed.before, plain.after or sealed.after
         )
-    return list(found.values())
+    return list(changes.values())
 
 
-def changed_fields(difference: PartDiff) -> list[FieldChange]:
-    """What changes within a part, with the secrets that count as changed."""
-    before, after = difference.before, difference.after
-    if is_hidden(field_of(difference.path)):
+def changed_fields(diff: PartDiff) -> list[FieldChange]:
+    """The changes within a part, including secrets that count as changed."""
+    before, after = diff.before, diff.after
+    if is_hidden(field_of(diff.path)):
         return [FieldChange("", before, after, hidden=True)]
-    was: JSON | UnreadablePart = {} if before is None and isinstance(after, dict) else before
-    is_now: JSON | UnreadablePart = {} if after is None and isinstance(before, dict) else after
-    resent = difference.resent
-    found = [each for each in field_changes(was, is_now) if not _is_of(each.field, resent)]
-    return [*found, *(FieldChange(field, MASK, MASK) for field in resent)]
+    if before is None and isinstance(after, dict):
+        before = {}
+    if after is None and isinstance(before, dict):
+        after = {}
+    resent = diff.resent
+    changes = field_changes(before, after)
+    changes = [change for change in changes if not _is_resent(change.field, resent)]
+    return [*changes, *(FieldChange(field, MASK, MASK) for field in resent)]
 
 
-def _is_of(field: str, resent: Sequence[str]) -> bool:
-    """Whether a change is one of a secret that counts as changed: the same is said of it, in the
-    same place, whether or not it changed."""
+def _is_resent(field: str, resent: Sequence[str]) -> bool:
+    """Whether a field belongs to a secret that counts as changed, which is reported in the same way
+    whether or not it changed."""
     field = "password" if field == "passwordEncrypted" else field
-    return any(not each or field == each or field.startswith(f"{each}.") for each in resent)
+    return any(not name or field == name or field.startswith(f"{name}.") for name in resent)
 
 
-def _within(
+def _compare(
     place: str, before: JSON | UnreadablePart, after: JSON | UnreadablePart
 ) -> Iterator[FieldChange]:
     if before == after and not isinstance(before, UnreadablePart):
@@ -105,24 +107,24 @@ def _within(
     assert isinstance(after, dict)
     for name in {**before, **after}:
         inner = f"{place}.{name}" if place else name
-        for change in _within(inner, before.get(name), after.get(name)):
+        for change in _compare(inner, before.get(name), after.get(name)):
             yield change._replace(hidden=True) if split else change
 
 
-def change_to_json(difference: PartDiff) -> Mapping[str, JSON]:
-    before, after = difference.before, difference.after
-    sensitive = [each.field for each in changed_fields(difference) if each.secret]
+def change_to_json(diff: PartDiff) -> Mapping[str, JSON]:
+    before, after = diff.before, diff.after
+    sensitive = [change.field for change in changed_fields(diff) if change.secret]
     return {
-        "path": difference.path,
+        "path": diff.path,
         "action": action_of(before, after),
-        "before": _for_programs(difference.path, before),
-        "after": _for_programs(difference.path, after),
+        "before": _for_programs(diff.path, before),
+        "after": _for_programs(diff.path, after),
         "sensitive": list[JSON](sensitive),
     }
 
 
-def changes_to_json(differences: Iterable[PartDiff]) -> list[JSON]:
-    return [dict(change_to_json(each)) for each in differences]
+def changes_to_json(diffs: Iterable[PartDiff]) -> list[JSON]:
+    return [dict(change_to_json(diff)) for diff in diffs]
 
 
 def _for_programs(path: str, value: JSON | UnreadablePart) -> JSON:
@@ -131,22 +133,21 @@ def _for_programs(path: str, value: JSON | UnreadablePart) -> JSON:
 
 class MaskedDocument(NamedTuple):
     document: dict[str, JSON]
-    """As in a tenant's file."""
+    """In the format of a tenant's file."""
     problems: list[str]
-    """What of the tenant cannot be understood or decrypted, and is left out or stays masked."""
+    """Parts that cannot be decoded or decrypted, and are left out or stay masked."""
 
     def __repr__(self) -> str:
         return f"<{', '.join(self.document)}>"
 
 
 def masked_document(tenant: int, parts: Parts, ring: Keyring | None = None) -> MaskedDocument:
-    """The document of a tenant. Its secrets are masked, or in clear text where a `ring` is given
-    to open them with."""
+    """The document of a tenant. Its secrets are masked, or in clear text if a `ring` is given."""
     document, problems = to_document(tenant, parts), []
     for path, value in parts.items():
         if isinstance(value, UnreadablePart):
             problems.append(
-                f"{path} cannot be understood and is left out: to publish may remove it"
+                f"{path} cannot be understood and is left out: publishing may remove it"
             )
         if not isinstance(value, dict):
             continue
@@ -180,9 +181,9 @@ def _add_secrets(
         if name in FIELDS[kind]:
             place[name] = inner
         else:
-            told = place.setdefault(EXTRA, {})
-            assert isinstance(told, dict)
-            told[name] = inner
+            extra_fields = place.setdefault(EXTRA, {})
+            assert isinstance(extra_fields, dict)
+            extra_fields[name] = inner
 
 
 def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[str]) -> JSON:
@@ -196,53 +197,53 @@ def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[
         return MASK
 
 
-def unmask_document(document: Document, there: Parts) -> Document:
-    """The document with what is there in place of its masks. A mask of which nothing is there
-    stays, and is refused where it is published."""
+def unmask_document(document: Document, stored: Parts) -> Document:
+    """The document with the stored values in place of its masks. A mask without a stored value
+    stays, and is rejected when it is published."""
     sections = {
-        section: {path: _restored(value, there.get(path)) for path, value in parts.items()}
+        section: {path: _unmask_part(value, stored.get(path)) for path, value in parts.items()}
         for section, parts in document.sections.items()
     }
     return msgspec.structs.replace(document, sections=sections)
 
 
-def _restored(value: JSON, there: object) -> JSON:
+def _unmask_part(value: JSON, stored: object) -> JSON:
     if not isinstance(value, dict):
         return value
-    found: dict[str, JSON] = {}
+    fields: dict[str, JSON] = {}
     for name, inner in value.items():
-        if name in (*PASSWORD, "passwordHash") and inner == MASK and isinstance(there, dict):
-            continue  # what a document leaves out of these is kept
-        held = there.get(name) if isinstance(there, dict) else None
-        found[name] = unmask(inner, there if name == EXTRA else held)
-    return found
+        if name in (*PASSWORD, "passwordHash") and inner == MASK and isinstance(stored, dict):
+            continue  # a publish keeps these if they are left out
+        kept = stored.get(name) if isinstance(stored, dict) else None
+        fields[name] = unmask(inner, stored if name == EXTRA else kept)
+    return fields
 
 
-def unmask_part(path: str, value: JSON, there: JSON) -> JSON:
-    """The same for a part. One that is secret as a whole is kept or replaced as a whole."""
+def unmask_part(path: str, value: JSON, stored: JSON) -> JSON:
+    """Like `unmask`, for a part; one that is secret as a whole is kept or replaced as a whole."""
     if not is_hidden(field_of(path)):
-        return unmask(value, there)
-    return there if value == MASK and there not in (None, "") else value
+        return unmask(value, stored)
+    return stored if value == MASK and stored not in (None, "") else value
 
 
-def unmask(value: JSON, there: object) -> JSON:
-    """A value with what is there in place of its masks. A mask of which nothing is there stays, and
-    so does one within a text that is otherwise another."""
+def unmask(value: JSON, stored: object) -> JSON:
+    """A value with the stored values in place of its masks. A mask without a stored value stays,
+    and so does a mask within a text that differs from the stored one."""
     if isinstance(value, dict):
-        held = there if isinstance(there, dict) else {}
-        split = is_split_key(held)
+        kept = stored if isinstance(stored, dict) else {}
+        split = is_split_key(kept)
         return {
-            name: held[name]
-            if (split or is_hidden(name)) and inner == MASK and held.get(name) not in (None, "")
-            else unmask(inner, held.get(name))
+            name: kept[name]
+            if (split or is_hidden(name)) and inner == MASK and kept.get(name) not in (None, "")
+            else unmask(inner, kept.get(name))
             for name, inner in value.items()
         }
-    if isinstance(value, list) and isinstance(there, list) and len(value) == len(there):
-        split = is_split_key(there)
+    if isinstance(value, list) and isinstance(stored, list) and len(value) == len(stored):
+        split = is_split_key(stored)
         return [
-            held if split and inner == MASK else unmask(inner, held)
-            for inner, held in zip(value, there, strict=True)
+            old if split and inner == MASK else unmask(inner, old)
+            for inner, old in zip(value, stored, strict=True)
         ]
-    if isinstance(value, str) and isinstance(there, str) and value == masked_text(there):
-        return there
+    if isinstance(value, str) and isinstance(stored, str) and value == masked_text(stored):
+        return stored
     return value

@@ -1,4 +1,4 @@
-"""Where tenants lie in a store: every key, made and understood in this one place.
+"""The keys of tenants in a store. This is the only module that builds and parses them.
 
     {namespace}/tenants/{id}/meta
     {namespace}/tenants/{id}/domain/primary | aliases | internal
@@ -12,9 +12,9 @@
     {namespace}/_history/{id | common | platform}/{number} | {number}.{page} | last
     {namespace}/_encryption
 
-What lies below a tenant's id is called a *part*, by its path: `meta`, `database/evidence-query`. So
-is what all tenants share, by its path below the namespace: `common/resolver`. Each `Owner` of parts
-has one history.
+A value below a tenant's id is a *part*, named by its path: `meta`, `database/evidence-query`. So is
+a setting that all tenants share, named by its path below the namespace: `common/resolver`. Each
+`Owner` of parts has one history.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from mooring.store.contract import Range, between, prefix
 
 NAMESPACE = "jxt"
 NAMESPACE_VARIABLE = "MOORING_TENANTS_NAMESPACE"
-"""The environment variable that sets another one for commands, hubs and servers."""
+"""The environment variable with the default namespace of commands, hubs and servers."""
 
 KEEP = 100
-"""Entries of a tenant's history that are kept…"""
+"""Entries that the history of a tenant keeps."""
 KEEP_FOR = 90 * 86400.0
-"""…and for how many seconds."""
+"""Seconds for which it keeps them."""
 
 MAX_ID = 2**63 - 1
 
 DOMAIN = ("domain/primary", "domain/aliases", "domain/internal")
 SINGLE = ("meta", *DOMAIN, "storage")
-"""The parts of which a tenant has one."""
+"""Parts that a tenant has at most once."""
 MANY = ("database", "ftp")
-"""The kinds of parts of which it has as many as it likes, by name."""
+"""Kinds of parts that a tenant has any number of, by name."""
 
 COMMON = ("common/resolver", "common/storage-directory")
 PLATFORM = "platform/configs/"
 SENTINEL = "_health/sentinel"
 
 Area = Literal["common", "platform"]
-"""What all tenants share."""
+"""Settings that all tenants share."""
 AREAS: Mapping[Area, str] = {"common": "common/", "platform": PLATFORM}
-"""Where it lies, below the namespace."""
+"""Their paths below the namespace."""
 Owner: TypeAlias = int | Area
-"""Whose parts: those of a tenant, by its id, or those of an area that all tenants share."""
+"""A tenant, by its id, or an area."""
 
 IndexKind = Literal["by-code", "by-name", "ftp-user", "host"]
 INDEXES: tuple[IndexKind, ...] = ("ftp-user", "host", "by-code", "by-name")
-"""In the order in which they are deleted."""
+"""In the order of deletion."""
 
 _ID = re.compile(r"[1-9][0-9]{0,18}")
-_DIGITS, _PAGE = 12, 6  # of a number in the history and of its page: keys are ordered as text
+_DIGITS, _PAGE = 12, 6  # of a history number and a page: keys are ordered as text
 _NUMBER = re.compile(rb"([0-9]{%d})(?:\.[0-9]{%d})?" % (_DIGITS, _PAGE))
 
 
@@ -77,37 +77,37 @@ class PartOf(msgspec.Struct, frozen=True):
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """A key that leads to a tenant. `name` is as it stands in the key: a name is escaped there, or
-    raw where an older publisher wrote it."""
+    """A key of an index. `name` is as in the key: names are escaped there, unless an older
+    publisher wrote them."""
 
     kind: IndexKind
     name: str
 
 
 class CommonPart(msgspec.Struct, frozen=True):
-    """A key that concerns all tenants, by its path below the namespace."""
+    """A key that all tenants share, by its path below the namespace."""
 
     path: str
 
 
 def default_namespace() -> str:
-    """What the environment sets, or `jxt`."""
+    """The namespace in the environment, or `jxt`."""
     return os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
 
 
 class TenantKeys:
-    """The keys below one namespace: by default what the environment sets, or `jxt`."""
+    """The keys below one namespace: by default that in the environment, or `jxt`."""
 
     def __init__(self, namespace: str | None = None) -> None:
         if namespace is None:
             namespace = default_namespace()
         self.namespace = joined(namespace)
         if not self.namespace:
-            raise InvalidRequest("the namespace of the tenants is empty: give it a name")
+            raise InvalidRequest("the namespace of the tenants is empty")
         check_text("the namespace of the tenants", self.namespace)
         self._tenants = f"{self.namespace}/tenants/"
         self.all = between(f"{self._tenants}1".encode(), f"{self._tenants}:".encode())
-        """The parts of all tenants: their ids begin with a digit, the indexes do not."""
+        """The parts of all tenants. Ids begin with a digit; the indexes do not."""
         self.indexes = prefix(f"{self._tenants}_index/".encode())
         self.common = prefix(f"{self.namespace}/common/".encode())
         self.platform = prefix(f"{self.namespace}/platform/configs/".encode())
@@ -122,13 +122,13 @@ class TenantKeys:
         return f"{self._tenants}{check_id(owner)}/{joined(path)}".encode()
 
     def parts(self, owner: Owner) -> Range:
-        """All of one owner. It ends with a slash: tenant 1 is not tenant 10."""
+        """All parts of an owner. The prefix ends with a slash: tenant 1 is not tenant 10."""
         if is_area(owner):
             return prefix(f"{self.namespace}/{AREAS[owner]}".encode())
         return prefix(f"{self._tenants}{check_id(owner)}/".encode())
 
     def path_of(self, owner: Owner, key: bytes) -> str | None:
-        """The path of an owner's part; None for a key that is none."""
+        """The path of an owner's part; None for other keys."""
         place = self.understand(key)
         if isinstance(place, PartOf):
             return place.path if place.tenant == owner else None
@@ -137,20 +137,20 @@ class TenantKeys:
         return None
 
     def index(self, kind: IndexKind, name: str) -> bytes:
-        """`name` as people write it: a code, a name, a host, an FTP user."""
+        """`name` is a code, a name, a host or an FTP user, not escaped."""
         check_text("the name of a tenant's index", name)
         return f"{self._tenants}_index/{kind}/{_indexed(kind, name)}".encode()
 
     def as_written(self, kind: IndexKind, name: str) -> bytes:
-        """Where another publisher may have written it: names unescaped, codes and hosts in the case
-        that they have."""
+        """The key that another publisher may have used: with the name unescaped, and codes and
+        hosts in their original case."""
         check_text("the name of a tenant's index", name)
         if kind != "by-name":
             name = name.replace("/", "%2F")
         return f"{self._tenants}_index/{kind}/{name}".encode()
 
     def capitals(self, kind: IndexKind) -> Range:
-        """Keys of an index that begin with a capital. We write none for codes and hosts."""
+        """Index keys that begin with a capital. Mooring writes none for codes and hosts."""
         folder = f"{self._tenants}_index/{kind}/"
         return between(f"{folder}A".encode(), f"{folder}[".encode())
 
@@ -162,27 +162,26 @@ class TenantKeys:
         try:
             return f"{self.namespace}/{path}".encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{quoted(path)} is not text") from error
+            raise InvalidRequest(f"{quoted(path)} contains an unpaired surrogate") from error
 
     def history(self, owner: Owner, number: int, page: int = 1) -> bytes:
-        """An entry. A publish that took several transactions has a page for each of them."""
+        """The key of an entry. A publish that took several commits has a page for each."""
         more = f".{page:0{_PAGE}d}" if page > 1 else ""
         return f"{self._history(owner)}{number:0{_DIGITS}d}{more}".encode()
 
     def _history(self, owner: Owner) -> str:
-        whose = owner if is_area(owner) else check_id(owner)
-        return f"{self.namespace}/_history/{whose}/"
+        return f"{self.namespace}/_history/{check_owner(owner)}/"
 
     def history_head(self, owner: Owner) -> bytes:
-        """The newest number, followed by ` open` while further pages are to come. It is written
-        with every page: a publisher that finds it unchanged knows that nobody else published."""
+        """The key of the newest number, followed by ` open` while more pages are to come. Every
+        page updates it: if it is unchanged, there was no other publish."""
         return f"{self._history(owner)}last".encode()
 
     def history_of(self, owner: Owner) -> Range:
         return prefix(self._history(owner).encode())
 
     def history_number(self, key: bytes) -> int:
-        """The number of an entry of a history, whichever page of it; 0 for a key that is none."""
+        """The number of a history entry, for any of its pages; 0 for other keys."""
         folder, _, last = key.rpartition(b"/")
         above = folder.rpartition(b"/")[0]
         number = _NUMBER.fullmatch(last)
@@ -190,7 +189,7 @@ class TenantKeys:
         return int(number[1]) if known and number else 0
 
     def tenant(self, key: bytes) -> int:
-        """Whose part or history a key is; 0 for none."""
+        """The tenant of a part or of a history entry; 0 for other keys."""
         for folder in (self._tenants, f"{self.namespace}/_history/"):
             if key.startswith(folder.encode()):
                 id = key[len(folder.encode()) :].partition(b"/")[0].decode(errors="replace")
@@ -198,7 +197,7 @@ class TenantKeys:
         return 0
 
     def understand(self, key: bytes) -> PartOf | IndexEntry | CommonPart | None:
-        """What a key is; None for one that is foreign, of an older format, or of a history."""
+        """Parses a key; None for foreign keys, those of an older format and history entries."""
         try:
             path = key.decode()
         except UnicodeDecodeError:
@@ -210,15 +209,15 @@ class TenantKeys:
         id, _, rest = path.removeprefix(self._tenants).partition("/")
         if id == "_index":
             kind, _, name = rest.partition("/")
-            for each in INDEXES:
-                if kind == each and name:
-                    return IndexEntry(each, name)
+            for index in INDEXES:
+                if kind == index and name:
+                    return IndexEntry(index, name)
             return None
         return PartOf(int(id), rest) if is_id(id) and is_path(rest) else None
 
 
 def joined(*parts: str) -> str:
-    """Parts of a key with one slash between them, whatever slashes they carry."""
+    """Parts of a key with single slashes between them, regardless of slashes in the parts."""
     return "/".join(piece for part in parts for piece in part.split("/") if piece)
 
 
@@ -233,20 +232,20 @@ def check_id(tenant: object) -> int:
 
 
 def is_path(path: str) -> bool:
-    """Whether a tenant has such a part. What is called `meta` below `ftp/` is an FTP user."""
+    """Whether this is the path of a tenant's part. `ftp/meta` is an FTP user."""
     kind, _, name = path.partition("/")
     return path in SINGLE or (kind in MANY and name != "" and "/" not in name)
 
 
 def has_part(owner: Owner, path: str) -> bool:
-    """Whether this may be the path of an owner's part."""
+    """Whether this is the path of an owner's part."""
     if not is_area(owner):
         return is_path(path)
     return path in COMMON if owner == "common" else _below(path, PLATFORM)
 
 
 def area_of(path: str) -> Area:
-    """The area of a path that all tenants share."""
+    """The area of a shared setting."""
     return "platform" if path.startswith(PLATFORM) else "common"
 
 
@@ -259,7 +258,7 @@ def check_owner(owner: Owner) -> Owner:
 
 
 def named(owner: Owner) -> str:
-    """An owner in messages."""
+    """The name of an owner in messages."""
     return f"{owner} settings" if isinstance(owner, str) else f"tenant {owner}"
 
 
@@ -274,20 +273,20 @@ def name_of(path: str) -> str:
 
 
 def field_of(path: str) -> str:
-    """The name that says whether a whole part is secret, like that of a field: the last segment of
-    `platform/configs/KEY`. Empty for every other part."""
+    """The last segment of `platform/configs/KEY`, which like the name of a field says whether the
+    value is secret. Empty for every other part."""
     return path.rpartition("/")[2] if path.startswith(PLATFORM) else ""
 
 
 def path_escape(text: str) -> str:
-    """As `url.PathEscape` of Go does."""
+    """Escapes like Go's `url.PathEscape`."""
     return urllib.parse.quote(text, safe="$&+:=@")
 
 
 def _indexed(kind: IndexKind, name: str) -> str:
     if kind == "by-name":
         return path_escape(name)
-    # No rule allows a slash in the others, but older publishers knew no rules.
+    # Validation allows no slash in the others, but older publishers did not validate.
     return (name if kind == "ftp-user" else name.lower()).replace("/", "%2F")
 
 

@@ -1,9 +1,9 @@
-"""Passwords and what else nobody must see by accident: sealed in the store, masked everywhere.
+"""Secrets of tenants: encrypted in the store, masked in representations.
 
 A sealed text is the base64 of nonce‖ciphertext‖tag, AES-256-GCM, without associated data, so that
-programs in other languages read it with the same 32 bytes. Beside it stands the id of its key (a
-part of the key's SHA-256), by which keys can be changed. It says which key is tried first: others
-write passwords without regard to it.
+programs in other languages can read it with the same 32 bytes. The id of its key (a part of the
+key's SHA-256) is stored with it. The id only decides which key is tried first, since other programs
+may write passwords without updating it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 CURRENT = ("MOORING_ENCRYPTION_KEY", "ENCRYPTION_KEY")
-"""Variables with the key that is written with; the first that is set counts. The second is a common
-name, and may hold something of another application."""
+"""Environment variables with the key that encrypts; the first that is set counts. The second has a
+common name, so its value may belong to another application."""
 FORMER = "MOORING_FORMER_ENCRYPTION_KEYS"
-"""The variable with keys that are read with, too, separated by commas."""
-
+"""The variable with further keys for decryption, separated by commas."""
 
 _NONCE, _TAG, _KEY = 12, 16, 32
-SEALED_LEAST = _NONCE + _TAG
+MIN_SEALED = _NONCE + _TAG
 """Bytes of the shortest sealed text."""
 
 
 class Secret:
-    """Text that shows itself only to who asks with `reveal`. It may still be sealed."""
+    """Text that only `reveal` returns; its representation is masked. It may still be sealed."""
 
     __slots__ = ("_key_id", "_ring", "_sealed", "_text")
 
@@ -51,14 +50,14 @@ class Secret:
         return secret
 
     def reveal(self) -> str:
-        """The text. Raises `Undecipherable` where its key is not known."""
+        """The text. Raises `Undecipherable` if its key is unknown."""
         if self._text is None:
             assert self._ring is not None
             self._text = self._ring.unseal(self._sealed, self._key_id)
         return self._text
 
     def __eq__(self, other: object) -> bool:
-        """Whether they were written alike; of sealed ones this can be told without the key."""
+        """Whether both are stored alike. Sealed secrets can be compared without the key."""
         if not isinstance(other, Secret):
             return NotImplemented
         if self._sealed or other._sealed:
@@ -74,11 +73,11 @@ class Secret:
     __str__ = __repr__
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret is not copied into files: reveal it")
+        raise TypeError("a secret cannot be pickled or copied: reveal it")
 
 
 class Keyring:
-    """The keys of this process: the first seals, all unseal."""
+    """The keys of this process: the first encrypts, all decrypt."""
 
     def __init__(
         self, keys: Sequence[bytes] = (), *, borrowed: bool = False, remark: str = ""
@@ -89,16 +88,16 @@ class Keyring:
         self._keys = {key_id(key): key for key in keys}
         self._ciphers: dict[str, AESGCM] = {}
         self.current = key_id(keys[0]) if keys else ""
-        """The id of the key that seals; empty where there is none."""
+        """The id of the key that encrypts; empty if there is none."""
         self.borrowed = borrowed
         """Whether that key may belong to another application."""
         self.remark = remark
-        """Why a variable that seems to hold a key was ignored, for the end of an error."""
+        """Why a variable was ignored, for the end of an error message."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Keyring:
-        """The keys that the variables `CURRENT` and `FORMER` hold. What is no key in the second of
-        `CURRENT` is ignored, and said only when an encrypted password is read. Raises
+        """The keys in the variables `CURRENT` and `FORMER`. If the second of `CURRENT` does not
+        hold a key, it is ignored, and errors about encrypted passwords mention it. Raises
         `InvalidRequest`."""
         environ = os.environ if environ is None else environ
         own, common = CURRENT
@@ -113,35 +112,34 @@ class Keyring:
             remark = f" ({common} is set, but does not hold a key of {_KEY} bytes)"
         return cls(keys, remark=remark)
 
-    def __contains__(self, of: object) -> bool:
-        """Whether the key with this id is known."""
-        return of in self._keys
+    def __contains__(self, key_id: object) -> bool:
+        return key_id in self._keys
 
     def seal(self, text: str) -> tuple[str, str]:
-        """The sealed text and the id of its key. Must not be asked where there is no key."""
+        """The sealed text and the id of its key. Requires a current key."""
         nonce = os.urandom(_NONCE)
         sealed = nonce + self._cipher(self.current).encrypt(nonce, text.encode(), None)
         return base64.b64encode(sealed).decode(), self.current
 
-    def unseal(self, sealed: str, of: str = "") -> str:
-        """Raises `Undecipherable` where no key fits."""
+    def unseal(self, sealed: str, id: str = "") -> str:
+        """The text; `id` is the key to try first. Raises `Undecipherable` if no key fits."""
         try:
             raw = base64.b64decode(sealed, validate=True)
         except (binascii.Error, ValueError):
-            raise Undecipherable("a sealed password is not base64: it was damaged") from None
-        if len(raw) < SEALED_LEAST:
-            raise Undecipherable("a sealed password is too short: it was damaged")
+            raise Undecipherable("an encrypted password is not base64: it was damaged") from None
+        if len(raw) < MIN_SEALED:
+            raise Undecipherable("an encrypted password is too short: it was damaged")
         if not self._keys:
             raise Undecipherable(
                 f"a password is encrypted, and there is no key: set {CURRENT[0]}{self.remark}"
             )
-        for each in sorted(self._keys, key=lambda known: known != of):
-            text = self._tried(each, raw)
+        for candidate in sorted(self._keys, key=lambda known: known != id):
+            text = self._decrypt(candidate, raw)
             if text is not None:
                 return text
-        if of and of not in self._keys:
+        if id and id not in self._keys:
             raise Undecipherable(
-                f"a password is encrypted with the key {of}, which is not among those known here "
+                f"a password is encrypted with the key {id}, which is not among the known keys "
                 f"({', '.join(self._keys)}): add it to {FORMER}"
             )
         raise Undecipherable(
@@ -150,16 +148,17 @@ class Keyring:
         )
 
     def sealed(self, text: str) -> bool:
-        """Whether the current key sealed this, whatever is said beside it."""
+        """Whether the current key encrypted this, regardless of the stored id."""
         try:
             raw = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             return False
-        whole = len(raw) >= SEALED_LEAST and self.current
-        return bool(whole) and self._tried(self.current, raw) is not None
+        if len(raw) < MIN_SEALED or not self.current:
+            return False
+        return self._decrypt(self.current, raw) is not None
 
-    def _tried(self, of: str, raw: bytes) -> str | None:
-        cipher = self._cipher(of)
+    def _decrypt(self, id: str, raw: bytes) -> str | None:
+        cipher = self._cipher(id)
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -167,14 +166,14 @@ class Keyring:
         except (InvalidTag, UnicodeDecodeError):
             return None
 
-    def _cipher(self, of: str) -> AESGCM:
-        if of not in self._ciphers:
+    def _cipher(self, id: str) -> AESGCM:
+        if id not in self._ciphers:
             try:
                 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
             except ImportError as error:
                 raise MissingExtra("an encrypted password", "tenants") from error
-            self._ciphers[of] = AESGCM(self._keys[of])
-        return self._ciphers[of]
+            self._ciphers[id] = AESGCM(self._keys[id])
+        return self._ciphers[id]
 
     def __repr__(self) -> str:
         return f"<Keyring {' '.join(self._keys) or 'without keys'}>"

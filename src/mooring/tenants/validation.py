@@ -1,4 +1,4 @@
-"""What may be written for a tenant. Every refusal names the field and says what it should be."""
+"""Validates the parts of a tenant. Every error names the field and the expected value."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from mooring.model import JSON, path_text, walk
 from mooring.names import nearest
 from mooring.tenants.hosts import is_host, punycode
 from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, field_of, is_path, kind_of, name_of
-from mooring.tenants.secrets import SEALED_LEAST
+from mooring.tenants.secrets import MIN_SEALED
 
 Rule = Callable[[JSON], str]
-"""What is wrong with a value, in words that follow its name; empty where nothing is."""
+"""Returns the problem with a value, as text that follows its name; empty if it is valid."""
 
 _CODE = re.compile(r"[A-Za-z0-9_]+")
 _USER = re.compile(r"[A-Za-z0-9._-]+")
 _SERVICE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _VARIATION = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
-_WITHIN = re.compile(
+_LEGITIMATE = re.compile(
     "(?<=[^\0-\x7f\u200c\u200d])[\u200c\u200d](?=[^\0-\x7f\u200c\u200d])"
     rf"|(?<=[^\s\u200c\u200d{_VARIATION}])[{_VARIATION}]"
 )
-"""Invisible characters that belong to a name: a zero-width joiner or non-joiner within a word, as
-Persian, Hindi and emoji write it, and a variation selector after a character."""
-_BLANK = re.compile(
+"""Invisible characters that are allowed in a name: a zero-width joiner or non-joiner within a word,
+as in Persian, Hindi and emoji, and a variation selector after a character."""
+_INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\uffa0\ufff0-\ufff8"
     f"\U000e0000-\U000e0fff{_VARIATION}]"
 )
-"""Characters that are not shown (Unicode's Default_Ignorable_Code_Point, and the empty Braille
-pattern) although their category is not Cf."""
-_LONGEST = 512  # characters of a name or user: it becomes a key
-_DEEPEST = 50  # maps and lists within one another
-_MOST = 100_000  # values within one another: a file of a few lines can stand for billions
+"""Invisible characters whose category is not Cf: Unicode's Default_Ignorable_Code_Point, and the
+empty Braille pattern."""
+_MAX_LENGTH = 512  # characters of a name or user, which becomes a key
+_MAX_DEPTH = 50  # nested maps and lists
+_MAX_VALUES = 100_000  # YAML anchors in a few lines can stand for billions
 
 
 def _text(value: JSON) -> str:
@@ -54,7 +54,7 @@ def _sealed(value: JSON) -> str:
     if not isinstance(value, str):
         return _text(value)
     try:
-        whole = len(base64.b64decode(value, validate=True)) >= SEALED_LEAST
+        whole = len(base64.b64decode(value, validate=True)) >= MIN_SEALED
     except (binascii.Error, ValueError):
         whole = False
     return "" if whole or not value else "must be the base64 of an encrypted password"
@@ -79,22 +79,20 @@ def _number(low: int, high: int = 2**53, *, whole: bool = True) -> Rule:
 
 def _one_of(*allowed: str) -> Rule:
     def rule(value: JSON) -> str:
-        return (
-            ""
-            if value in allowed
-            else f"must be one of {', '.join(allowed)}, not {quoted(value, 60)}"
-        )
+        if value in allowed:
+            return ""
+        return f"must be one of {', '.join(allowed)}, not {quoted(value, 60)}"
 
     return rule
 
 
-def _like(pattern: re.Pattern[str], meant: str) -> Rule:
+def _like(pattern: re.Pattern[str], expected: str) -> Rule:
     def rule(value: JSON) -> str:
         if not isinstance(value, str):
             return _text(value)
-        if len(value) > _LONGEST:
-            return f"is longer than {_LONGEST} characters"
-        return "" if pattern.fullmatch(value) else f"must be {meant}, not {quoted(value, 60)}"
+        if len(value) > _MAX_LENGTH:
+            return f"is longer than {_MAX_LENGTH} characters"
+        return "" if pattern.fullmatch(value) else f"must be {expected}, not {quoted(value, 60)}"
 
     return rule
 
@@ -104,14 +102,14 @@ def _name(value: JSON) -> str:
         return _text(value)
     if not value.strip():
         return "is empty"
-    if len(value) > _LONGEST:
-        return f"is longer than {_LONGEST} characters"
+    if len(value) > _MAX_LENGTH:
+        return f"is longer than {_MAX_LENGTH} characters"
     if value != value.strip():
         return "begins or ends with a space"
     if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
         return "contains a control character"
-    for letter in _WITHIN.sub("", value):
-        if unicodedata.category(letter) == "Cf" or _BLANK.match(letter):
+    for letter in _LEGITIMATE.sub("", value):
+        if unicodedata.category(letter) == "Cf" or _INVISIBLE.match(letter):
             code = f"U+{ord(letter):04X}"
             return f"contains the invisible character {code}, which can make it look like another"
     return ""
@@ -120,7 +118,7 @@ def _name(value: JSON) -> str:
 def _directory(value: JSON) -> str:
     problem = _name(value)
     if not problem and ".." in re.split(r"[/\\]", str(value)):
-        return "must not contain .. as a segment: it leads out of the storage"
+        return "must not contain .. as a segment"
     return problem
 
 
@@ -128,25 +126,25 @@ def _key(key: str) -> str:
     segments = key.split("/")
     if not {".", ".."}.isdisjoint(segments):
         return "must not contain . or .. as a segment"
-    return next((problem for each in (key, *segments) if (problem := _name(each))), "")
+    return next(filter(None, map(_name, (key, *segments))), "")
 
 
 def host(value: JSON) -> str:
-    """A host name as it stands in a request, without a port."""
+    """The rule for a host name, which must have no port."""
     if not isinstance(value, str):
         return _text(value)
     if is_host(value):
         return ""
-    written = "" if value.isascii() else punycode(value)
-    if written:
-        return f"must be written in ASCII: write {written} (punycode) instead of {value:.60}"
+    encoded = "" if value.isascii() else punycode(value)
+    if encoded:
+        return f"must be written in ASCII: write {encoded} (punycode) instead of {value:.60}"
     return f"must be a host name like shop.example.com, not {quoted(value, 60)}"
 
 
 def _hosts(value: JSON) -> str:
     if not isinstance(value, list):
         return f"must be a list of host names, not {_kind(value)}"
-    return next((problem for each in value if (problem := host(each))), "")
+    return next(filter(None, map(host, value)), "")
 
 
 _code = _like(_CODE, "letters, digits and underscores")
@@ -215,26 +213,26 @@ DEFAULTS: Mapping[str, Mapping[str, JSON]] = {
     "meta": {"status": "active"},
     "database": {"enabled": True},
 }
-"""What is written though nobody says it."""
+"""Values of fields that are left out."""
 
 IDENTITY = ("id", "tenantId", "serviceCode", "username")
-"""Fields that repeat what the key says."""
+"""Fields that repeat a part of the key."""
 
 EXTRA = "extra"
-"""Where who writes puts fields that Mooring does not know. Anything else unknown is a typo."""
+"""The field for fields that Mooring does not know. Unknown fields elsewhere are errors."""
 
 
 def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> JSON:
-    """A part as it is to be written, with what its key says in it. Raises `InvalidRequest`.
+    """The part to write, with the fields that its key determines. Raises `InvalidRequest`.
 
-    `known_only=False`: fields that are not known here stand where they stood.
+    `known_only=False`: unknown fields are allowed outside `extra`.
     """
     check_id(tenant)
     about = f"tenant {tenant}: {path}"
     if not is_path(path):
         raise InvalidRequest(
-            f"{about} is no part of a tenant: there are meta, domain/primary, domain/aliases, "
-            "domain/internal, database/SERVICE, ftp/USER and storage"
+            f"{about} is not a part of a tenant: use meta, domain/primary, domain/aliases, "
+            "domain/internal, database/SERVICE, ftp/USER or storage"
         )
     check_plain(about, value)
     kind = kind_of(path)
@@ -246,18 +244,18 @@ def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> 
     if kind == "ftp":
         _refuse(about, _user(name_of(path)))
     fields = _checked_fields(about, kind, value, known_only=known_only)
-    told = identity(tenant, path)
-    for field, expected in told.items():
+    derived = identity(tenant, path)
+    for field, expected in derived.items():
         if fields.get(field, expected) != expected:
             raise InvalidRequest(
                 f"{about}.{field} is {quoted(fields[field], 60)}, but its place says "
                 f"{quoted(expected)}"
             )
-    return {**told, **DEFAULTS.get(kind, {}), **fields}
+    return {**derived, **DEFAULTS.get(kind, {}), **fields}
 
 
 def identity(tenant: int, path: str) -> dict[str, JSON]:
-    """What the key says, as it stands in the value."""
+    """The fields of a part that its key determines."""
     kind, name = kind_of(path), name_of(path)
     if kind == "meta":
         return {"id": tenant}
@@ -266,10 +264,10 @@ def identity(tenant: int, path: str) -> dict[str, JSON]:
 
 
 def checked_common(path: str, value: JSON) -> JSON:
-    """The same for what concerns all tenants. A platform setting may have any value."""
+    """Like `checked`, for shared settings. A platform setting may have any value."""
     check_plain(path, value)
     if holds_mask({field_of(path): value}):
-        raise InvalidRequest(f"{path} holds a secret that is masked: write what it is")
+        raise InvalidRequest(f"{path} contains a masked secret: write the secret itself")
     if not path.startswith(PLATFORM):
         return _checked_fields(path, path, value)
     _refuse(quoted(path), _key(path.removeprefix(PLATFORM)))
@@ -280,7 +278,7 @@ def check_plain(about: str, value: object) -> None:
     """Raise `InvalidRequest` for a value that JSON cannot hold, or that is too large. Only a value
     that reads back as it was written can be compared with the stored one."""
     for count, (path, inner) in enumerate(walk(cast(JSON, value)), 1):
-        if count > _MOST or len(path) > _DEEPEST:
+        if count > _MAX_VALUES or len(path) > _MAX_DEPTH:
             raise InvalidRequest(f"{about} has too many nested values")
         for name in inner if isinstance(inner, dict) else ():
             if not isinstance(name, str):
@@ -296,10 +294,10 @@ def check_plain(about: str, value: object) -> None:
 
 def _not_plain(value: object) -> str:
     if isinstance(value, str):
-        # A part of a letter: it cannot be written.
-        return "contains half a letter" if any("\ud800" <= c <= "\udfff" for c in value) else ""
+        surrogate = any("\ud800" <= character <= "\udfff" for character in value)
+        return "contains an unpaired surrogate" if surrogate else ""
     if isinstance(value, float):
-        return "" if math.isfinite(value) else "must be a number that there is"
+        return "" if math.isfinite(value) else "must be a finite number"
     if isinstance(value, int):
         return "" if -(2**63) <= value < 2**64 else "is a number that is too large"
     plain = value is None or isinstance(value, dict | list)

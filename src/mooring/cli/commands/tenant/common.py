@@ -25,8 +25,8 @@ from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest, NotConfigured
 from mooring.masking import masked_field
 from mooring.model import JSON
-from mooring.tenants.diff import UNREADABLE
 from mooring.tenants.document import read_value
+from mooring.tenants.history import UNREADABLE
 from mooring.tenants.keys import AREAS, SENTINEL, Area, field_of
 from mooring.tenants.parts import StoredParts, UnreadablePart
 from mooring.tenants.publish.publisher import Publisher

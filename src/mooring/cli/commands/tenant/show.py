@@ -29,8 +29,8 @@ from mooring.formatting import quoted
 from mooring.masking import cleartext_secrets, masked
 from mooring.model import JSON
 from mooring.store.contract import Entry
-from mooring.tenants.diff import UNREADABLE
 from mooring.tenants.document import JSON_SUFFIXES, to_document
+from mooring.tenants.history import UNREADABLE
 from mooring.tenants.keys import MAX_ID, PartOf, TenantKeys, kind_of, name_of
 from mooring.tenants.model import Part, Tenant, UnreadableValue, decode, parse_part
 from mooring.tenants.parts import Parts, StoredParts, UnreadablePart, stored_parts
