@@ -45,7 +45,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tenants": ("mooring.Publisher", "mooring.tenants"),
     "Store": ("mooring.Store", "mooring.Watch", "mooring.store"),
     "Blocking API": ("mooring.sync.connect", "mooring.sync.timeout", "mooring.sync.until_stopped"),
-    "Edges": (
+    "Integrations": (
         *("mooring.asgi", "mooring.wsgi", "mooring.httpx", "mooring.grpc", "mooring.grpc.aio"),
         *("mooring.hprose", "mooring.xds"),
     ),
