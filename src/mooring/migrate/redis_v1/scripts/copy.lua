@@ -59,6 +59,6 @@ if outcome ~= 'equal' then
 end
 if services then redis.call('SADD', services, service) end
 if outcome == 'written' then
-  tell(channel, head, action_for(score > 0, current[3], healthy), heard)
+  publish(channel, head, action_for(score > 0, current[3], healthy), heard)
 end
 return outcome

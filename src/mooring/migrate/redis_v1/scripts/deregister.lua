@@ -12,7 +12,7 @@ local is_copy = redis.call('HGET', instance, 'incarnation') == mark
 if is_copy then
   redis.call('ZREM', heartbeats, id)
   redis.call('DEL', instance)
-  tell(channel, head, 'removed', server_time())
+  publish(channel, head, 'removed', server_time())
 end
 local empty = redis.call('EXISTS', heartbeats) == 0
 if empty and services then redis.call('SREM', services, service) end

@@ -1,9 +1,9 @@
--- Take out what was said of a service that has no instances. Who was taken out of it, or left, is
--- remembered for as long as before.
+-- Delete the description and the overrides of a service without instances. Redis still remembers
+-- the instances that left or were deregistered.
 --
 -- KEYS  1 heartbeats, 2 config, 3 info and 4 services (not on a cluster)
 -- ARGV  1 name of the service, 2 channel, 3 head of a message about it
--- Gives whether that could be: 0 while it has instances.
+-- Returns whether they were deleted: 0 if the service has instances.
 
 local heartbeats, config, info, services = unpack(KEYS)
 local service, channel, head = unpack(ARGV)
@@ -14,5 +14,5 @@ if info then
   redis.call('HDEL', info, service)
   redis.call('SREM', services, service)
 end
-tell(channel, head, 'updated', server_time())
+publish(channel, head, 'updated', server_time())
 return 1

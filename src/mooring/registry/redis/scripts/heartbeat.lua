@@ -1,13 +1,14 @@
--- Signs of life of any number of instances of one service. It never makes a record: of one that is
--- gone, or half gone, it says so, and the instance registers again.
+-- Heartbeats of any number of instances of one service. Never creates a record: if one is missing
+-- or incomplete, it reports that, and the instance registers again.
 --
 -- KEYS  1 heartbeats, 2 persistent, 3 services (only where ARGV[2] is 1), then each instance's hash
--- ARGV  1 channel, 2 whether tier 1 is at hand (1 or 0), 3 name of the service
---       then for each instance: id, incarnation, when it registered, healthy ('': as it is), how
---       many of the following belong to it. With none it is `heartbeat_only`; with some it is
---       `metadata_update`: head of the message, names and values of fields.
--- Gives for each 'ok', 'gone', 'superseded', or the error that its record caused. Where Redis is
--- out of memory, metadata is refused and the sign of life counts.
+-- ARGV  1 channel, 2 whether tier 1 is on this node (1 or 0), 3 name of the service
+--       then for each instance: id, incarnation, when it registered, healthy ('': unchanged), and
+--       the number of the following arguments that belong to it. Without any it is a
+--       `heartbeat_only`; otherwise a `metadata_update`: head of the message, names and values of
+--       fields.
+-- Returns for each 'ok', 'gone', 'superseded', or the error of its record. If Redis is out of
+-- memory, the metadata is rejected and the heartbeat counts.
 
 local channel, tier1, service = ARGV[1], ARGV[2] == '1', ARGV[3]
 local heartbeats, persistent = KEYS[1], KEYS[2]
@@ -15,8 +16,8 @@ local now = server_time()
 local stamp = text(now)
 local first = tier1 and 4 or 3  -- of the keys of instances
 
--- Where the arguments of each instance begin, and the last heartbeat of each, all at once: a call
--- from here to Redis is most of what a beat costs.
+-- The positions of the arguments of each instance, and all last heartbeats with one call: calls to
+-- Redis are most of the cost of a heartbeat.
 local starts, ids, at = {}, {}, 4
 for i = first, #KEYS do
   starts[#starts + 1], ids[#ids + 1] = at, ARGV[at]
@@ -25,7 +26,7 @@ end
 local scores = redis.call('ZMSCORE', heartbeats, unpack(ids))
 local results, beating = {}, {}
 
--- Metadata first: a write that Redis may refuse, before those that it may not.
+-- Metadata first: Redis may reject this write, but not the following ones.
 local function update(instance, at, score)
   local incarnation, healthy = ARGV[at + 1], ARGV[at + 3]
   local last = at + 4 + ARGV[at + 4]
@@ -56,36 +57,36 @@ for i = first, #KEYS do
   results[n] = update(KEYS[i], starts[n], scores[n])
 end
 
--- The head of a message about one that sent a sign of life alone, as `message_head` makes it.
+-- The head of a message about a heartbeat without data, as `message_head` creates it.
 local function head_of(instance, id, healthy)
-  local told = redis.call('HMGET', instance, 'host', 'protocol', 'version', 'zone', 'port', 'weight',
+  local fields = redis.call('HMGET', instance, 'host', 'protocol', 'version', 'zone', 'port', 'weight',
     'enabled', 'metadataJson')
-  local function quoted(i) return cjson.encode(told[i] or '') end
+  local function quoted(i) return cjson.encode(fields[i] or '') end
   return '{"serviceName":' .. cjson.encode(service) .. ',"instanceId":' .. cjson.encode(id)
-    .. ',"instance":{"host":' .. quoted(1) .. ',"port":' .. (told[5] or '0')
+    .. ',"instance":{"host":' .. quoted(1) .. ',"port":' .. (fields[5] or '0')
     .. ',"protocol":' .. quoted(2) .. ',"version":' .. quoted(3) .. ',"zone":' .. quoted(4)
-    .. ',"weight":' .. (told[6] or '1') .. ',"healthy":' .. healthy
-    .. ',"enabled":' .. (told[7] or 'true') .. ',"metadata":' .. (told[8] or '{}') .. '}'
+    .. ',"weight":' .. (fields[6] or '1') .. ',"healthy":' .. healthy
+    .. ',"enabled":' .. (fields[7] or 'true') .. ',"metadata":' .. (fields[8] or '{}') .. '}'
 end
 
--- As `beat` does it, for all of them.
-make_way(persistent)
+-- As `beat` does, for all instances.
+allow_writes(persistent)
 local marks = {}
 for _, one in ipairs(beating) do
   local instance, at, score, ephemeral, action = one[1], one[2], one[3], one[4], one[5]
-  local moment, said = now, stamp
-  if score > now then moment, said = score, text(score) end
-  redis.call('HSET', instance, 'heartbeat', said)
-  if ephemeral == 'false' then redis.call('ZADD', persistent, said, ARGV[at]) end
-  marks[#marks + 1] = said
+  local moment, heartbeat = now, stamp
+  if score > now then moment, heartbeat = score, text(score) end
+  redis.call('HSET', instance, 'heartbeat', heartbeat)
+  if ephemeral == 'false' then redis.call('ZADD', persistent, heartbeat, ARGV[at]) end
+  marks[#marks + 1] = heartbeat
   marks[#marks + 1] = ARGV[at]
   if action then
     redis.call('HSET', instance, 'healthy', ARGV[at + 3])
     local head = ARGV[at + 4] == '0' and head_of(instance, ARGV[at], ARGV[at + 3]) or ARGV[at + 5]
-    tell(channel, head, action, moment)
+    publish(channel, head, action, moment)
   end
 end
 if #marks > 0 then redis.call('ZADD', heartbeats, unpack(marks)) end
--- Where tier 1 is something else, those who read it are told: the beats have been given.
+-- If tier 1 has the wrong type, its readers report it: the heartbeats count.
 if tier1 and #beating > 0 then redis.pcall('SADD', KEYS[3], service) end
 return results

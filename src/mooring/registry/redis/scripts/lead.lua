@@ -1,8 +1,8 @@
--- Take or renew the lease of a leader, or give it up.
+-- Acquire, renew or release the lease of the leader.
 --
 -- KEYS  1 leader
--- ARGV  1 id of the candidate  2 ms for which it leads; 0: it gives up
--- Gives whether the candidate leads.
+-- ARGV  1 id of the candidate  2 ms for which it leads; 0: release
+-- Returns whether the candidate leads.
 
 local leader = redis.call('GET', KEYS[1])
 if leader and leader ~= ARGV[1] then return 0 end

@@ -1,11 +1,11 @@
--- The details of instances, many in one call.
+-- The fields of many instances in one call.
 --
 -- KEYS  the hash of each instance
--- ARGV  the names of the fields that are wanted; the last but one is there in every record of
---       ours, and with the last it is most of it: a record without it is somebody else's, and
---       comes with all that it has.
--- Gives for each {0, values…}, {1, names and values in turn…}, an error, or nothing where it is gone;
--- of no more than the first ones where they are large, so that nobody waits long.
+-- ARGV  the names of the fields. All our records have the last but one, which with the last is
+--       most of the record. A record without it was written by another program, and all of its
+--       fields are returned.
+-- Returns for each {0, values…}, {1, alternating names and values…}, an error, or nil if it does
+-- not exist; for large records, only the first ones, so that the call does not block Redis.
 
 local results, room = {}, 1000000
 for i, key in ipairs(KEYS) do

@@ -1,8 +1,8 @@
--- Leave a note to the next leaders, unless another candidate leads.
+-- Leave a note for later leaders, unless another candidate leads.
 --
 -- KEYS  1 leader  2 note
 -- ARGV  1 id of the candidate  2 the note  3 seconds for which it is kept
--- Gives whether the note was left.
+-- Returns whether the note was written.
 
 local leader = redis.call('GET', KEYS[1])
 if leader and leader ~= ARGV[1] then return 0 end

@@ -1,6 +1,6 @@
--- What the scripts share; put before each of them when it is loaded.
+-- Functions that the scripts share. They are prepended to each script when it is loaded.
 
--- The server's time in ms. No clock but this one counts.
+-- The server's time in ms, the only clock that counts.
 local function server_time()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -10,21 +10,21 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- Whether the record of an incarnation was made after that of another: the later one counts.
+-- Whether an incarnation registered after another one: the later one owns the record.
 local function is_later(registered, incarnation, than, than_incarnation)
   local a, b = tonumber(registered) or 0, tonumber(than) or 0
   if a ~= b then return a > b end
   return incarnation > than_incarnation
 end
 
--- Let what follows be written though Redis is out of memory: it refuses the first write of a script
--- only, if that could take room. For signs of life, which take none, and for what gives some back.
-local function make_way(sorted_set)
+-- Allow the following writes although Redis is out of memory: Redis rejects only the first write of
+-- a script, and only if it could take memory. For heartbeats, which take none, and for deletions.
+local function allow_writes(sorted_set)
   redis.call('ZREM', sorted_set, '')
 end
 
--- A heartbeat: scores never move backwards, also where a new master's clock is behind. Instances
--- that stay when they are silent stand in a sorted set of their own as well.
+-- A heartbeat. Scores never decrease, even if the clock of a new master is behind. Instances that
+-- are never evicted are also in a sorted set of their own.
 local function beat(heartbeats, persistent, instance, id, ephemeral, now)
   local score = tonumber(redis.call('ZSCORE', heartbeats, id) or 0)
   if score > now then now = score end
@@ -34,9 +34,9 @@ local function beat(heartbeats, persistent, instance, id, ephemeral, now)
   return now
 end
 
--- Write ARGV[first..last] (names and values in turn) into a hash. Flattened metadata that is not
--- among them goes; with `whole`, so does every other field. Gives an error, if there is one, from
--- before anything was written.
+-- Write ARGV[first..last] (alternating names and values) into a hash, and delete flattened metadata
+-- that is not among them; with `whole`, every other field. Returns an error if there is one, before
+-- anything was written.
 local function write(instance, first, last, whole)
   local keep = {}
   for i = first, last, 2 do keep[ARGV[i]] = true end
@@ -52,14 +52,14 @@ local function write(instance, first, last, whole)
   end
 end
 
--- Tell those who listen. `head` is the JSON of the message without its end.
-local function tell(channel, head, action, now)
+-- Publish a change. `head` is the JSON of the message without its end.
+local function publish(channel, head, action, now)
   redis.call('PUBLISH', channel, head .. ',"action":"' .. action .. '","timestamp":' .. text(now) .. '}')
 end
 
--- What a change is called, given whether the instance was there and healthy, and whether it is.
-local function action_for(there, was_healthy, healthy)
-  if not there then return 'added' end
+-- The action of a change, given whether the instance existed and was healthy, and whether it is.
+local function action_for(existed, was_healthy, healthy)
+  if not existed then return 'added' end
   if was_healthy == healthy then return 'updated' end
   if healthy == 'true' then return 'health_recovery' end
   return 'health_failure'

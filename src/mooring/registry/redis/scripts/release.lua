@@ -1,8 +1,8 @@
--- Release the brake of a service by an operator: whoever is silent now is let go.
+-- Release the brake of a service for an operator: silent instances may be evicted.
 --
 -- KEYS  1 brake
--- ARGV  1 ms for which the word is kept
--- Gives whether it was holding.
+-- ARGV  1 ms for which the release is kept
+-- Returns whether it was holding.
 
 if redis.call('HGET', KEYS[1], 'state') ~= 'holding' then return 0 end
 redis.call('HSET', KEYS[1], 'state', 'released', 'by', 'operator')
