@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from operator import itemgetter
+from typing import Generic, TypeAlias, TypeVar
 
 from mooring.errors import StoreError
 from mooring.formatting import describe
@@ -14,7 +15,7 @@ from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry.contract import Problem
 from mooring.registry.json_values import Malformed
-from mooring.registry.kv.layouts.layout import Assembly, File, Layout, Location
+from mooring.registry.kv.layouts.layout import Assembly, File, Layout
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Tasks
 
@@ -22,120 +23,114 @@ log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
-FOREIGN = "is not a key of this layout"
+ServiceAndId: TypeAlias = tuple[str, str]
 
 
-class ServiceInstances:
-    """The instances that the keys of one service make. A change of one key decodes one instance.
+class InstanceIndex:
+    """The instances that the keys of one service make, or of all services. A change of one key
+    decodes one instance.
 
     Problems are kept, by key, until their value changes.
     """
 
-    def __init__(self, layout: Layout, service: str) -> None:
-        self.entries: dict[bytes, Entry] = {}
+    def __init__(self, layout: Layout, service: str = "") -> None:
         self.problems: dict[bytes, Problem] = {}
-        self.instances: dict[str, Instance] = {}
-        self._layout, self._service = layout, layout.canonical(service)
-        self._files: dict[str, dict[bytes, tuple[File, Entry]]] = {}
-        self._config: Config = NO_CONFIG
+        self.instances: dict[ServiceAndId, Instance] = {}
+        self._layout = layout
+        self._service = layout.canonical(service) if service else ""
+        self._entries: dict[bytes, Entry] = {}
+        self._files: dict[str, dict[str, dict[bytes, tuple[File, Entry]]]] = {}
+        """By service, id and key."""
+        self._configs: dict[str, Config] = {}
 
-    def put(self, key: bytes, entry: Entry | None) -> set[str]:
-        """Set or delete a key. Returns the ids of the instances to rebuild."""
-        old = self._hold(key, entry)
+    def put(self, key: bytes, entry: Entry | None) -> set[ServiceAndId]:
+        """Set or delete a key. Returns the instances to rebuild."""
+        old = self._entries.pop(key, None)
+        if entry is not None:
+            self._entries[key] = entry
+        self.problems.pop(key, None)
         location = self._layout.locate(key)
         if location is None:
             if entry is not None:
-                self._report(Problem(key, FOREIGN), entry, old)
+                self._report(Problem(key, "is not a key of this layout"), entry, old)
             return set()
-        if location.service != self._service or location.file == "info":
+        _, service, id, file = location
+        if not service or self._service not in ("", service) or file == "info":
             return set()
-        return self._file(location, key, entry)
-
-    def take(self, location: Location, key: bytes, entry: Entry | None) -> set[str]:
-        """As `put`, for a key that belongs to this service and is not an `info`."""
-        self._hold(key, entry)
-        return self._file(location, key, entry)
-
-    def _hold(self, key: bytes, entry: Entry | None) -> Entry | None:
-        """Returns the previous entry."""
-        old = self.entries.pop(key, None)
-        if entry is not None:
-            self.entries[key] = entry
-        self.problems.pop(key, None)
-        return old
-
-    def _file(self, location: Location, key: bytes, entry: Entry | None) -> set[str]:
-        if not location.id:
-            return self._configure(entry)
-        files = self._files.setdefault(location.id, {})
+        if not id:
+            return self._configure(service, entry)
+        instances = self._files.setdefault(service, {})
+        files = instances.setdefault(id, {})
         if entry is None:
             files.pop(key, None)
-            if not files:
-                del self._files[location.id]
         else:
-            files[key] = location.file, entry
-        return {location.id}
+            files[key] = file, entry
+        if not files:
+            del instances[id]
+        if not instances:
+            del self._files[service]
+        return {(service, id)}
 
-    def _configure(self, entry: Entry | None) -> set[str]:
+    def _configure(self, service: str, entry: Entry | None) -> set[ServiceAndId]:
         config = NO_CONFIG
         if entry is not None:
             try:
                 config = self._layout.decode_config(entry.value)
             except Exception as error:  # noqa: BLE001 - one value must not stop the others
                 self._report(Problem(entry.key, _reason(error)), entry, None)
-        if config == self._config:
+        if config == self._configs.get(service, NO_CONFIG):
             return set()
-        self._config = config
-        return set(self._files)
+        self._configs[service] = config
+        return {(service, id) for id in self._files.get(service, ())}
 
-    def files_of(self, id: str) -> list[tuple[File, Entry]]:
+    def files_of(self, service: str, id: str) -> list[tuple[File, Entry]]:
         """The files on the lease of an instance."""
-        files = self._files.get(id, {}).values()
+        files = self._files.get(service, {}).get(id, {}).values()
         return [(file, entry) for file, entry in files if file != "config"]
 
-    def build(self, ids: Iterable[str]) -> list[tuple[str, Instance | None]]:
+    def build(self, touched: Iterable[ServiceAndId]) -> list[tuple[ServiceAndId, Instance | None]]:
         """Decode these instances again. Returns those that changed; None for a deleted one."""
-        changes: list[tuple[str, Instance | None]] = []
-        for id in ids:
-            before = self.instances.get(id)
-            after = self._assemble(id)
+        changes: list[tuple[ServiceAndId, Instance | None]] = []
+        for name in touched:
+            before = self.instances.get(name)
+            after = self._assemble(*name)
             if after is None:
-                self.instances.pop(id, None)
+                self.instances.pop(name, None)
             else:
-                self.instances[id] = after
+                self.instances[name] = after
             if before != after:
-                changes.append((id, after))
+                changes.append((name, after))
         return changes
 
-    def _assemble(self, id: str) -> Instance | None:
-        held = sorted(self._files.get(id, {}).values(), key=lambda item: item[1].modified)
-        for _, entry in held:
+    def _assemble(self, service: str, id: str) -> Instance | None:
+        files = self._files.get(service, {}).get(id, {}).values()
+        remaining = sorted(files, key=lambda item: item[1].modified)
+        for _, entry in remaining:
             self.problems.pop(entry.key, None)
-        while held:
-            files = dict(held)  # if two keys hold the same file, the one written last counts
-            made = self._decode(id, files)
-            for problem in made.problems:
-                self._report(problem, self.entries[problem.key], None)
-            if made.instance is not None:
-                return made.instance
-            if len(files) == len(held):
-                return None
-            held = [(file, entry) for file, entry in held if entry is not files[file]]
+        while remaining:
+            newest = dict(remaining)  # if two keys hold the same file, the one written last counts
+            assembly = self._decode(service, id, newest)
+            for problem in assembly.problems:
+                self._report(problem, self._entries[problem.key], None)
+            if assembly.instance is not None:
+                return assembly.instance
+            remaining = [(file, entry) for file, entry in remaining if entry is not newest[file]]
         return None
 
-    def _decode(self, id: str, files: Mapping[File, Entry]) -> Assembly:
+    def _decode(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         try:
-            made = self._layout.assemble(self._service, id, files)
-            if made.instance is None:
-                return made
-            return Assembly(applied(made.instance, self._config), made.problems)
+            assembly = self._layout.assemble(service, id, files)
+            if assembly.instance is None:
+                return assembly
+            config = self._configs.get(service, NO_CONFIG)
+            return Assembly(applied(assembly.instance, config), assembly.problems)
         except Exception as error:  # noqa: BLE001 - one instance must not stop the others
             for file in files:  # find a file without which the rest can be decoded
                 rest = {name: entry for name, entry in files.items() if name != file}
-                made = self._decode(id, rest) if rest else Assembly(None)
-                if made.instance is not None:
+                assembly = self._decode(service, id, rest) if rest else Assembly(None)
+                if assembly.instance is not None:
                     problem = Problem(files[file].key, _reason(error))
-                    return Assembly(made.instance, (*made.problems, problem))
+                    return Assembly(assembly.instance, (*assembly.problems, problem))
             blamed = files.get("data") or next(iter(files.values()))
             return Assembly(None, (Problem(blamed.key, _reason(error)),))
 
@@ -146,47 +141,39 @@ class ServiceInstances:
 
     def replace(self, entries: Iterable[Entry]) -> None:
         """Replace all entries."""
-        fresh = {entry.key: entry for entry in entries}
-        for key in [key for key in self.entries if key not in fresh]:
-            self.put(key, None)
-        for key, entry in fresh.items():
-            if self.entries.get(key) != entry:
-                self.put(key, entry)
-        self.build(set(self._files) | set(self.instances))
+        new = {entry.key: entry for entry in entries}
+        touched: set[ServiceAndId] = set()
+        for key in self._entries.keys() - new.keys():
+            touched |= self.put(key, None)
+        for key, entry in new.items():
+            if self._entries.get(key) != entry:
+                touched |= self.put(key, entry)
+        self.build(touched)
 
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, Malformed) else f"is not valid: {describe(error)}"
 
 
-class KeyIndex(Protocol[K]):
-    """Builds instances from keys: a `ServiceInstances` or an `AllInstances`."""
-
-    instances: dict[K, Instance]
-
-    @property
-    def problems(self) -> dict[bytes, Problem]: ...
-
-    def put(self, key: bytes, entry: Entry | None) -> set[K]: ...
-
-    def build(self, touched: Iterable[K], /) -> list[tuple[K, Instance | None]]: ...
-
-    def replace(self, entries: Iterable[Entry]) -> None: ...
-
-
 class InstancesFeed(Generic[K]):
-    """Instances of one service by id, or of all services by service and id. The mark is the
-    revision of the store.
+    """Instances by service and id, or by what `name_of` makes of these. The mark is the revision of
+    the store.
 
     The keys may be in several ranges. Each range is followed from its own mark: otherwise the mark
     of a quiet range would fall behind until the store compacts its history.
     """
 
     def __init__(
-        self, store: Store, ranges: Sequence[Range], index: KeyIndex[K], *, name: str
+        self,
+        store: Store,
+        ranges: Sequence[Range],
+        index: InstanceIndex,
+        name_of: Callable[[ServiceAndId], K],
+        *,
+        name: str,
     ) -> None:
         self.name = f"{store.url} {name}"
-        self._index = index
+        self._index, self._name_of = index, name_of
         self._feeds = [RangeFeed(store, range) for range in ranges]
         self._held: list[dict[bytes, Entry]] = [{} for _ in self._feeds]
         self._marks = [0] * len(self._feeds)
@@ -199,7 +186,8 @@ class InstancesFeed(Generic[K]):
         for number, feed in enumerate(self._feeds):
             self._held[number], self._marks[number] = await feed.snapshot()
         self._index.replace(entry for held in self._held for entry in held.values())
-        return dict(self._index.instances), max(self._marks)
+        instances = {self._name_of(name): one for name, one in self._index.instances.items()}
+        return instances, max(self._marks)
 
     @asynccontextmanager
     async def follow(
@@ -216,7 +204,7 @@ class InstancesFeed(Generic[K]):
 
     def _apply(self, source: int, step: Step[bytes, Entry]) -> Step[K, Instance]:
         self._marks[source] = step.mark
-        touched: set[K] = set()
+        touched: set[ServiceAndId] = set()
         held = self._held[source]
         for key, entry in step.changes:
             if entry is None:
@@ -224,7 +212,8 @@ class InstancesFeed(Generic[K]):
             else:
                 held[key] = entry
             touched |= self._index.put(key, entry)
-        return Step(max(self._marks), self._index.build(touched))
+        changes = [(self._name_of(name), after) for name, after in self._index.build(touched)]
+        return Step(max(self._marks), changes)
 
 
 class ServiceFeed(InstancesFeed[str]):
@@ -234,9 +223,8 @@ class ServiceFeed(InstancesFeed[str]):
     kept = ()
 
     def __init__(self, store: Store, layout: Layout, service: str) -> None:
-        super().__init__(
-            store, layout.ranges(service), ServiceInstances(layout, service), name=service
-        )
+        index = InstanceIndex(layout, service)
+        super().__init__(store, layout.ranges(service), index, itemgetter(1), name=service)
         self._store, self._layout = store, layout
         self._tombstones = layout.tombstones(service)
 
@@ -292,90 +280,3 @@ class _MergedSteps(Generic[K]):
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
-
-
-Where: TypeAlias = tuple[str, str]
-"""A service and the id of an instance."""
-
-
-class AllInstances:
-    """The instances that the keys of all services make. A change of one key decodes one instance,
-    however many services there are."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.instances: dict[Where, Instance] = {}
-        self._layout = layout
-        self._services: dict[str, ServiceInstances] = {}
-        self._emptied: set[str] = set()
-        """Services without keys. They are dropped at the end of a step: an earlier change of the
-        same step may have touched their instances."""
-        self._foreign: dict[bytes, Entry] = {}
-
-    @property
-    def problems(self) -> dict[bytes, Problem]:
-        problems = {key: Problem(key, FOREIGN) for key in self._foreign}
-        for service in self._services.values():
-            problems.update(service.problems)
-        return problems
-
-    def put(self, key: bytes, entry: Entry | None) -> set[Where]:
-        """Set or delete a key. Returns the instances to rebuild."""
-        location = self._layout.locate(key)
-        if location is None:
-            self._report(key, entry)
-            return set()
-        if not location.service or location.file == "info":
-            return set()
-        name = location.service
-        service = self._services.get(name)
-        if service is None:
-            if entry is None:
-                return set()
-            service = self._services[name] = ServiceInstances(self._layout, name)
-        touched = service.take(location, key, entry)
-        if not service.entries:
-            self._emptied.add(name)
-        return {(name, id) for id in touched}
-
-    def _report(self, key: bytes, entry: Entry | None) -> None:
-        if entry is None:
-            self._foreign.pop(key, None)
-            return
-        old = self._foreign.get(key)
-        self._foreign[key] = entry
-        if old is None or old.value != entry.value:
-            log.warning("left out: %s", Problem(key, FOREIGN))
-
-    def build(self, touched: Iterable[Where]) -> list[tuple[Where, Instance | None]]:
-        """Decode these instances again. Returns those that changed; None for a deleted one."""
-        by_service: dict[str, list[str]] = {}
-        for service, id in touched:
-            by_service.setdefault(service, []).append(id)
-        changes: list[tuple[Where, Instance | None]] = []
-        for service, ids in by_service.items():
-            built = self._services[service].build(ids)
-            changes += (((service, id), after) for id, after in built)
-        for service in self._emptied:
-            if not self._services[service].entries:
-                del self._services[service]
-        self._emptied.clear()
-        for where, after in changes:
-            if after is None:
-                self.instances.pop(where, None)
-            else:
-                self.instances[where] = after
-        return changes
-
-    def replace(self, entries: Iterable[Entry]) -> None:
-        """Replace all entries."""
-        fresh = {entry.key: entry for entry in entries}
-        held = dict(self._foreign)
-        for service in self._services.values():
-            held |= service.entries
-        touched: set[Where] = set()
-        for key in held.keys() - fresh.keys():
-            touched |= self.put(key, None)
-        for key, entry in fresh.items():
-            if held.get(key) != entry:
-                touched |= self.put(key, entry)
-        self.build(touched)

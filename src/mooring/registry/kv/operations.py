@@ -9,7 +9,7 @@ from mooring.errors import Conflict, OutcomeUnknown
 from mooring.model import JSON, Group, Instance, Service, now
 from mooring.registry import json_values as values
 from mooring.registry.contract import Operations
-from mooring.registry.kv.feeds import ServiceInstances
+from mooring.registry.kv.feeds import InstanceIndex
 from mooring.registry.kv.layouts.layout import Layout
 from mooring.store.contract import (
     Delete,
@@ -46,24 +46,24 @@ class StoreOperations(Operations):
         entries = [entry for part in parts for entry in part.entries]
         return entries, min(part.revision for part in parts)
 
-    async def _service(self, service: str) -> tuple[ServiceInstances, int]:
+    async def _service(self, service: str) -> tuple[InstanceIndex, int]:
         entries, revision = await self._entries(service)
-        instances = ServiceInstances(self.layout, service)
-        instances.replace(entries)
-        return instances, revision
+        index = InstanceIndex(self.layout, service)
+        index.replace(entries)
+        return index, revision
 
     async def deregister(self, service: str, id: str) -> bool:
         service = self.layout.canonical(service)
         lease = 0
         while True:
             registered, _ = await self._service(service)
-            instance = registered.instances.get(id)
+            instance = registered.instances.get((service, id))
             if instance is None:
                 return False
             if not lease:
                 lease = (await self.store.grant(_TOMBSTONE_TTL)).id
             value = values.encode({"removedAt": now().isoformat()})
-            files = registered.files_of(id)
+            files = registered.files_of(service, id)
             try:
                 await self.store.commit(
                     Put(self.layout.tombstone(instance), value, lease),

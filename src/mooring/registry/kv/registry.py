@@ -25,7 +25,7 @@ from mooring.registry.contract import (
     StatusReport,
 )
 from mooring.registry.kv.commit_batches import CommitBatches
-from mooring.registry.kv.feeds import AllInstances, InstancesFeed, ServiceFeed
+from mooring.registry.kv.feeds import InstanceIndex, InstancesFeed, ServiceFeed
 from mooring.registry.kv.instance_record import HostWatch, SharedState, StoreInstanceRecord
 from mooring.registry.kv.layouts.layout import Layout, Location
 from mooring.registry.kv.operations import StoreOperations
@@ -184,7 +184,7 @@ class StoreRegistry(StoreOperations, Registry):
 
     async def services(self, group: str = "") -> list[ServiceCount]:
         keys = await self._keys(group, values=True)
-        registered = AllInstances(self.layout)
+        registered = InstanceIndex(self.layout)
         registered.replace(entry for _, entry in keys)
         counts = dict.fromkeys((location.service for location, _ in keys), 0)
         for service, _ in registered.instances:
@@ -240,8 +240,8 @@ class StoreRegistry(StoreOperations, Registry):
         return ServiceFeed(self.store, self.layout, service)
 
     def follow_all(self) -> Feed[tuple[str, str], Instance]:
-        index = AllInstances(self.layout)
-        return InstancesFeed(self.store, self.layout.roots(), index, name="every service")
+        ranges, index = self.layout.roots(), InstanceIndex(self.layout)
+        return InstancesFeed(self.store, ranges, index, lambda name: name, name="every service")
 
     async def silence(self, service: str) -> Mapping[str, float]:
         service = self.layout.canonical(service)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from mooring.model import Config
-from mooring.registry.kv.feeds import ServiceInstances
+from mooring.registry.kv.feeds import InstanceIndex
 from mooring.registry.kv.layouts.layout import Assembly, File
 from mooring.registry.kv.layouts.tree import Tree
 from mooring.store import Entry
@@ -34,29 +34,29 @@ class Stumbling(Tree):
 
 
 @pytest.fixture
-def assembly() -> ServiceInstances:
-    assembly = ServiceInstances(Stumbling(), "echo")
+def assembly() -> InstanceIndex:
+    assembly = InstanceIndex(Stumbling(), "echo")
     assembly.replace(entry(b"10.0.0.1:%d/data" % port) for port in (1, 2, 3))
     return assembly
 
 
 def test_an_instance_that_a_layout_fails_on_is_a_problem_and_the_others_are_there(
-    assembly: ServiceInstances,
+    assembly: InstanceIndex,
 ):
-    assert sorted(assembly.instances) == ["10.0.0.1:1", "10.0.0.1:3"]
+    assert sorted(assembly.instances) == [("echo", "10.0.0.1:1"), ("echo", "10.0.0.1:3")]
     (problem,) = assembly.problems.values()
     assert problem.key == FOLDER + b"10.0.0.1:2/data"
     assert "is not valid: a mistake" in problem.reason
 
 
-def test_an_instance_does_not_pay_for_its_config(assembly: ServiceInstances):
+def test_an_instance_does_not_pay_for_its_config(assembly: InstanceIndex):
     name = FOLDER + b"10.0.0.1:3/config"
     assembly.build(assembly.put(name, Entry(name, b"bad", 1, 1, 1)))
-    assert "10.0.0.1:3" in assembly.instances
+    assert ("echo", "10.0.0.1:3") in assembly.instances
     assert name in assembly.problems
 
 
-def test_a_config_that_a_layout_fails_on_is_a_problem_and_says_nothing(assembly: ServiceInstances):
+def test_a_config_that_a_layout_fails_on_is_a_problem_and_says_nothing(assembly: InstanceIndex):
     assembly.build(assembly.put(FOLDER + b"config", entry(b"config", b'{"weight":3}')))
     assembly.build(assembly.put(FOLDER + b"config", entry(b"config", b"bad")))
     assert [each.weight for each in assembly.instances.values()] == [1, 1]
