@@ -169,11 +169,6 @@ class StatusReport(NamedTuple):
     state: State | None = None
     metrics: Mapping[str, JSON] | None = None
 
-    def check(self, service: str) -> None:
-        """Raise `InvalidRequest` if it cannot be stored."""
-        if self.metrics is not None:
-            check_json(f"the metrics of {service}", self.metrics, finite=False)
-
     @property
     def empty(self) -> bool:
         return self == (None, None, None)
@@ -221,7 +216,6 @@ class Registrar(ABC):
         `Removed`. After `OutcomeUnknown` it may be registered until its TTL: enter again.
         """
 
-    @abstractmethod
     async def beat(
         self,
         service: str,
@@ -235,6 +229,15 @@ class Registrar(ABC):
         """A heartbeat of an instance that entered, with changes of its status. Returns whether it
         is still registered; otherwise it enters again with the same incarnation. Raises
         `Superseded`, `Removed`, `InvalidRequest` or `StoreError`."""
+        check_incarnation(service, id, incarnation)
+        if metrics is not None:
+            check_json(f"the metrics of {service}", metrics, finite=False)
+        return await self._beat(service, id, incarnation, StatusReport(healthy, state, metrics))
+
+    @abstractmethod
+    async def _beat(
+        self, service: str, id: str, incarnation: str, report: StatusReport
+    ) -> bool: ...
 
     @abstractmethod
     async def leave(self, service: str, id: str, incarnation: str) -> bool:

@@ -42,11 +42,6 @@ from mooring.store.contract import (
 log = logging.getLogger(__name__)
 
 
-class Repair(NamedTuple):
-    writes: list[Write]
-    checks: list[Check]
-
-
 def repair(
     instance: Instance,
     desired: Mapping[bytes, bytes],
@@ -57,7 +52,7 @@ def repair(
     tombstone: bytes,
     fresh: bool = False,
     since: int = 0,
-) -> Repair:
+) -> tuple[list[Write], list[Check]]:
     """The commit that turns the current keys into the desired ones (contract M6).
 
     `lease` is the current lease, and `ours` are all leases of this process so far. `fresh`: this
@@ -67,7 +62,7 @@ def repair(
     """
     if fresh:
         puts = [Put(name, value, lease) for name, value in desired.items()]
-        return Repair([*puts, Delete(key(tombstone))], [])
+        return [*puts, Delete(key(tombstone))], []
     existing = [current[name] for name in desired if name in current]
     predecessors = {entry.lease for entry in existing if entry.modified <= since}
     writes: list[Write] = []
@@ -87,7 +82,7 @@ def repair(
         if removal.modified > since:
             raise removed(instance.service, instance.id)
         writes.append(Delete(key(tombstone)))
-    return Repair(writes, checks)
+    return writes, checks
 
 
 class SharedState(NamedTuple):
@@ -326,7 +321,7 @@ class StoreInstanceRecord(InstanceRecord):
             if fresh and not self._since:
                 self._since = await self._revision_before()
             try:
-                plan = repair(
+                writes, checks = repair(
                     self._instance,
                     desired,
                     current,
@@ -343,7 +338,7 @@ class StoreInstanceRecord(InstanceRecord):
             self._sent = desired
             self._lease.claim(desired)
             try:
-                revision = await self._shared.batches.commit(*plan.writes, require=plan.checks)
+                revision = await self._shared.batches.commit(*writes, require=checks)
             except Conflict:
                 current = await self._read()
             except LeaseNotFound:

@@ -12,7 +12,7 @@ import msgspec
 
 from mooring.errors import InUse, InvalidRequest
 from mooring.mirror import Feed, Mirror, RangeFeed
-from mooring.model import JSON, Instance, State, new_incarnation
+from mooring.model import Instance, new_incarnation
 from mooring.names import check_name
 from mooring.registry.contract import (
     InstanceFeed,
@@ -156,17 +156,7 @@ class StoreRegistry(StoreOperations, Registry):
         entered, ttl = await self._remote.enter(ready, ttl=ttl, returning=instance.incarnation)
         return RemoteRegistration(entered, ttl, ttl / _BEATS_PER_TTL, tuple(lost))
 
-    async def beat(
-        self,
-        service: str,
-        id: str,
-        incarnation: str,
-        *,
-        healthy: bool | None = None,
-        state: State | None = None,
-        metrics: Mapping[str, JSON] | None = None,
-    ) -> bool:
-        report = StatusReport(healthy, state, metrics)
+    async def _beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
         return await self._remote.beat(service, id, incarnation, report)
 
     async def leave(self, service: str, id: str, incarnation: str) -> bool:

@@ -81,7 +81,7 @@ class StoreRemoteRegistrations:
                     ours |= {entry.lease for entry in entries}
                 if same:
                     kept = self._with_history(instance, stored.files)
-            plan = repair(
+            writes, checks = repair(
                 instance,
                 self._layout.encode(kept),
                 current,
@@ -91,7 +91,7 @@ class StoreRemoteRegistrations:
                 fresh=not returning,
             )
             with contextlib.suppress(Conflict):  # retry: perhaps another incarnation registered
-                await self._store.commit(*plan.writes, require=plan.checks)
+                await self._store.commit(*writes, require=checks)
                 return kept
 
     def _with_history(self, instance: Instance, files: Mapping[File, Entry]) -> Instance:
@@ -108,8 +108,6 @@ class StoreRemoteRegistrations:
 
     async def beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
         """Returns whether the instance is still registered."""
-        check_incarnation(service, id, incarnation)
-        report.check(service)
         instance = self._identified(service, id, incarnation)
         while True:
             stored = await self._read(instance)

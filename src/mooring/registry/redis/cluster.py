@@ -66,7 +66,7 @@ class ClusterClient:
 
     async def send(self, calls: Sequence[RedisCall]) -> list[Any]:
         """Returns the reply or the error of each call."""
-        if any(self._is_doubtful(self.node_of(call)) for call in calls):
+        if any(node is None or node in self._suspects for node in map(self.node_of, calls)):
             await self._discover()
         elif self._moved or time.monotonic() - self._discovered_at > _REDISCOVERY:
             self._rediscover()
@@ -91,9 +91,6 @@ class ClusterClient:
     async def _discover_if_possible(self) -> None:
         with contextlib.suppress(driver.ConnectionError):
             await self._discover()
-
-    def _is_doubtful(self, node: Node | None) -> bool:
-        return node is None or node in self._suspects
 
     async def _send_to(self, node: Node | None, calls: list[RedisCall]) -> list[Any]:
         if node is None:

@@ -232,9 +232,7 @@ class RedisRemoteRegistrations:
 
     async def beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
         """Returns whether the instance is still registered."""
-        check_incarnation(service, id, incarnation)
         check_text("id", id)
-        report.check(service)
         keys = self._keys.of(service)
         beat = Beat(id, incarnation, "", None, "")
         if not report.empty:

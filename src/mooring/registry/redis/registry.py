@@ -12,7 +12,7 @@ import msgspec
 from mooring.errors import InUse, InvalidRequest, StoreError
 from mooring.formatting import quoted
 from mooring.mirror import Feed
-from mooring.model import JSON, Group, Instance, Service, State, check_text, new_incarnation
+from mooring.model import JSON, Group, Instance, Service, check_text, new_incarnation
 from mooring.names import check_name, split_service
 from mooring.registry import json_values as values
 from mooring.registry.contract import (
@@ -148,17 +148,7 @@ class RedisRegistry(Registry):
         every = self.settings.heartbeat.heartbeat_interval
         return RemoteRegistration(ready, self.settings.cleanup.global_timeout, every, tuple(lost))
 
-    async def beat(
-        self,
-        service: str,
-        id: str,
-        incarnation: str,
-        *,
-        healthy: bool | None = None,
-        state: State | None = None,
-        metrics: Mapping[str, JSON] | None = None,
-    ) -> bool:
-        report = StatusReport(healthy, state, metrics)
+    async def _beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
         return await self._remote.beat(service, id, incarnation, report)
 
     async def leave(self, service: str, id: str, incarnation: str) -> bool:

@@ -9,8 +9,8 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from redis import exceptions as driver
 from redis.asyncio import Redis
@@ -125,8 +125,7 @@ async def _heard(listening: Any, kind: str) -> None:
 FAILURES = (*LOST, TimeoutError)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
+class ServerInfo(NamedTuple):
     """One server, as seen from this process."""
 
     address: str
@@ -134,7 +133,7 @@ class ServerInfo:
     """Seconds of one round trip; None if it did not answer."""
     problem: str = ""
     """Why it does not answer."""
-    info: Mapping[str, str] = field(default_factory=dict)
+    info: Mapping[str, str] = MappingProxyType({})
     """The reply to INFO; empty if this user has no permission."""
     saves: str | None = None
     """The configured snapshot intervals; None if this user has no permission."""
@@ -150,8 +149,7 @@ class ServerInfo:
         return self.info.get("redis_mode") == "sentinel"
 
 
-@dataclass(frozen=True, slots=True)
-class Sentinels:
+class Sentinels(NamedTuple):
     """The sentinels of a master."""
 
     name: str
@@ -162,8 +160,7 @@ class Sentinels:
     """Why a failover is impossible now; empty if it is possible."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotCoverage:
+class SlotCoverage(NamedTuple):
     """The slots of a cluster that have a master."""
 
     state: str
@@ -171,8 +168,7 @@ class SlotCoverage:
     masters: int
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(NamedTuple):
     servers: tuple[ServerInfo, ...]
     sentinels: Sentinels | None = None
     coverage: SlotCoverage | None = None

@@ -74,12 +74,8 @@ class Hprose(Layout):
             )
         return f"{ROOT}{self.canonical(instance.service)}/{instance.id}".encode()
 
-    def locate(self, key: bytes) -> Location | None:
-        try:
-            parts = key.decode().removeprefix("/").split("/")
-        except UnicodeDecodeError:
-            return None
-        match parts:
+    def _locate(self, name: str) -> Location | None:
+        match name.removeprefix("/").split("/"):
             case ["hprose-service", domain, id] if id and self._is_domain(domain):
                 return Location(DEFAULT_GROUP, domain, id, "data")
         return None

@@ -69,6 +69,8 @@ class Assembly(NamedTuple):
 
 
 _DEFAULTS = Instance("plain", "localhost", 1)
+_OTHER: set[Carried] = {"status", "config", "incarnation", "id", "description"}
+_INSTANCE_FIELDS = [name for name in get_args(Carried) if name not in _OTHER]
 
 
 class Layout(ABC):
@@ -142,9 +144,15 @@ class Layout(ABC):
         ones and never overwrites them."""
         return {}
 
-    @abstractmethod
     def locate(self, key: bytes) -> Location | None:
         """What a key stands for; None if it is not a key of this layout."""
+        try:
+            return self._locate(key.decode())
+        except UnicodeDecodeError:
+            return None
+
+    @abstractmethod
+    def _locate(self, name: str) -> Location | None: ...
 
     @abstractmethod
     def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
@@ -169,19 +177,9 @@ class Layout(ABC):
 
     def cannot_carry(self, instance: Instance) -> list[str]:
         """The fields of an instance that this layout cannot store."""
-        fields: list[Carried] = [
-            "protocol",
-            "version",
-            "zone",
-            "weight",
-            "metadata",
-            "ports",
-            "ephemeral",
-            "enabled",
-        ]
         lost: list[str] = [
             name
-            for name in fields
+            for name in _INSTANCE_FIELDS
             if name not in self.carries and getattr(instance, name) != getattr(_DEFAULTS, name)
         ]
         if "id" not in self.carries and instance.id not in ("", instance.address):

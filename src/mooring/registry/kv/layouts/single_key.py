@@ -58,11 +58,7 @@ class SingleKeyLayout(Layout):
         name = f"{self._folder(instance.service)}{instance.address}"
         return {name.encode(): self._value(instance)}
 
-    def locate(self, key: bytes) -> Location | None:
-        try:
-            name = key.decode()
-        except UnicodeDecodeError:
-            return None
+    def _locate(self, name: str) -> Location | None:
         if not name.startswith(self._root):
             return None
         service, slash, id = name[len(self._root) :].rpartition("/")

@@ -76,11 +76,8 @@ class Tree(Layout):
             self.info_key(service=instance.service): values.encode(blank),
         }
 
-    def locate(self, key: bytes) -> Location | None:
-        try:
-            parts = key.decode().split("/")
-        except UnicodeDecodeError:
-            return None
+    def _locate(self, name: str) -> Location | None:
+        parts = name.split("/")
         if parts[:2] != ["", "registry"] or "" in parts[2:]:
             return None
         match parts[2:]:
