@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import mooring
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
-from mooring.registry.json_values import Malformed, check_config
+from mooring.registry.json_values import Malformed, check_config, decode_info
 from mooring.registry.kv.layouts import CARRIES, File, Layout, layout_of
 from mooring.store import Entry, everything
 
@@ -258,9 +258,9 @@ class TestTree:
         with pytest.raises(Malformed, match="is not UTF-8"):
             self.layout.decode_config(b'{"zone":"\xff"}')
         place = self.layout.locate(self.layout.info_key(group="Common"))
-        assert place is not None
+        assert place == ("Common", "", "", "info")
         with pytest.raises(Malformed, match="is not UTF-8"):
-            self.layout.decode_info(place, b'{"displayName":"\xff"}')
+            decode_info(b'{"displayName":"\xff"}', group="Common")
 
     def test_an_id_with_a_port_without_end_is_reported(self):
         id = f"10.0.0.1:{'1' * 5000}"
@@ -280,7 +280,7 @@ class TestTree:
         key = self.layout.info_key(service="Common/A")
         place = self.layout.locate(key)
         assert place is not None
-        info = self.layout.decode_info(place, '{"displayName":"验证码"}'.encode())
+        info = decode_info('{"displayName":"验证码"}'.encode(), service=place.service)
         assert info == Service("Common/A", "验证码")
 
 

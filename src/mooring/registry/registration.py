@@ -41,12 +41,7 @@ _CROWDED = 1.0
 theirs at the same moment."""
 _SEED = random.getrandbits(64)
 """The seed of the jitter of heartbeats; each process has its own."""
-_STATES_WITH_RECORD: tuple[RegistrationState, ...] = (
-    "registering",
-    "registered",
-    "suspended",
-    "draining",
-)
+_FINAL_STATES: tuple[RegistrationState, ...] = ("superseded", "removed", "closed")
 
 
 class Registration:
@@ -273,7 +268,8 @@ class Registration:
                 except (Superseded, Removed, InvalidRequest):
                     raise
                 except (Exception, asyncio.CancelledError) as error:
-                    if isinstance(error, asyncio.CancelledError) and _cancelled():
+                    task = asyncio.current_task()
+                    if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                         raise
                     # A bug must not end the registration. Nor must the cancellation of an awaited
                     # task, which looks like a cancellation of this one.
@@ -295,12 +291,7 @@ class Registration:
             if decision is not Decision.NO_UPDATE:
                 await self._send(decision)
                 continue
-            due = self._beats.next_due(moment)
-            timer = asyncio.get_running_loop().call_later(due, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
+            await _wait_for(self._wake, within=self._beats.next_due(moment))
 
     async def _send(self, decision: Decision, *, put: bool = False) -> None:
         metrics, changed = self._published.metrics, self._published.changed
@@ -339,7 +330,7 @@ class Registration:
                 log.exception("%s %s: a subscriber failed", *self._labels)
 
     def _enter(self, phase: RegistrationState, why: str = "") -> None:
-        if self._published.state == "draining" and phase in _STATES_WITH_RECORD:
+        if self._published.state == "draining" and phase not in _FINAL_STATES:
             phase = "draining"
         self._phase = phase
         self._show(self._record.suspended if phase == "registered" else "", why)
@@ -374,7 +365,7 @@ class Registration:
         `linger` seconds, in which consumers call it only if no other is usable, then deregister it.
         If the registry has no draining state, deregister it first and then wait. Takes at most
         `grace` seconds, even if the store is unavailable."""
-        if self.state in ("superseded", "removed", "closed"):
+        if self.state in _FINAL_STATES:
             return await self.aclose()
         deadline = time.monotonic() + grace
         if self._leaving is None:
@@ -387,7 +378,7 @@ class Registration:
             finally:
                 self._leaving.set()
         else:
-            await _set(self._leaving, within=grace / 2)
+            await _wait_for(self._leaving, within=grace / 2)
         left = deadline - time.monotonic()
         left = min(linger, max(left / 2, left - _WITHDRAW_WITHIN))  # the rest is for deregistering
         if left > 0:
@@ -435,9 +426,9 @@ class Registration:
         await self._tasks.aclose()
         self._end_metrics()
         if self._leaving is not None:  # it needs the record, which is closed here
-            await _set(self._leaving, within=within / 2)
+            await _wait_for(self._leaving, within=within / 2)
         try:
-            if self._phase in _STATES_WITH_RECORD:
+            if self._phase not in _FINAL_STATES:
                 async with asyncio.timeout(within / 2):
                     await self._record.withdraw()
         except (StoreError, TimeoutError) as error:
@@ -452,13 +443,7 @@ class Registration:
         await self.aclose()
 
 
-async def _set(event: asyncio.Event, *, within: float) -> None:
+async def _wait_for(event: asyncio.Event, *, within: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within):
             await event.wait()
-
-
-def _cancelled() -> bool:
-    """Whether the current task is cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

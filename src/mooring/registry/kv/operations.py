@@ -111,13 +111,12 @@ class StoreOperations(Operations):
     async def info(self, *, group: str = "", service: str = "") -> Group | Service:
         name = self.layout.info_key(group=group, service=service)
         entry = (await self.store.read(key(name))).first
-        return self._info(name, b"{}" if entry is None else entry.value)
+        return self._info(name, b"{}" if entry is None else entry.value, group, service)
 
-    def _info(self, name: bytes, value: bytes) -> Group | Service:
-        location = self.layout.locate(name)
-        assert location is not None
+    def _info(self, name: bytes, value: bytes, group: str, service: str) -> Group | Service:
         with values.located(name.decode()):
-            return self.layout.decode_info(location, value)
+            service = service and self.layout.canonical(service)
+            return values.decode_info(value, group=group, service=service)
 
     async def describe(
         self, *, group: str = "", service: str = "", set: Mapping[str, str]
@@ -125,7 +124,7 @@ class StoreOperations(Operations):
         name = self.layout.info_key(group=group, service=service)
         values.check_info(set, service=bool(service))
         fields = await self._edit(name, dict(set), config=False)
-        return self._info(name, values.encode(fields))
+        return self._info(name, values.encode(fields), group, service)
 
     async def forget(self, service: str) -> bool:
         """A store cannot check in a commit that a range is empty. So each commit also reads the

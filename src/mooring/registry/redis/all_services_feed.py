@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from mooring.errors import Closed, StoreError, Unavailable
 from mooring.mirror import Step, Steps
@@ -166,17 +166,10 @@ class AllServicesFeed:
             await steps.aclose()
 
 
-class _WatchedService(NamedTuple):
-    watch: ServiceWatch
-    held: dict[str, Instance]
-    """The instances that were reported."""
-    task: asyncio.Task[object]
-
-
 class _AllServicesSteps:
     def __init__(self, feed: AllServicesFeed, held: Mapping[ServiceAndId, Instance]) -> None:
         self._feed = feed
-        self._services: dict[str, _WatchedService] = {}
+        self._services: dict[str, tuple[ServiceWatch, asyncio.Task[object]]] = {}
         self._changes: list[tuple[ServiceAndId, Instance | None]] = []
         """Changes that were not reported yet."""
         self._wake = asyncio.Event()
@@ -197,7 +190,7 @@ class _AllServicesSteps:
     def _watch(self, name: str, held: dict[str, Instance]) -> ServiceWatch:
         watch = ServiceWatch(self._feed.feed(name), held, self._pace)
         task = self._tasks.start(self._follow(name, watch, held), name=f"watch of {name}")
-        self._services[name] = _WatchedService(watch, held, task)
+        self._services[name] = watch, task
         return watch
 
     def _pace(self, pause: float) -> float:
@@ -210,8 +203,8 @@ class _AllServicesSteps:
         for name in names - self._services.keys():
             self._watch(name, {}).read_soon()
         for name in self._services.keys() - names:
-            watch, held, task = self._services[name]
-            if not held and not watch.feed.visible and name not in self._reading:
+            watch, task = self._services[name]
+            if not watch.held and not watch.feed.visible and name not in self._reading:
                 task.cancel()
                 watch.close()
                 del self._services[name]
@@ -266,5 +259,5 @@ class _AllServicesSteps:
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
-        for service in self._services.values():
-            service.watch.close()
+        for watch, _ in self._services.values():
+            watch.close()

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 from redis import exceptions as driver
-from redis.asyncio import Redis
 
 from mooring.errors import StoreError
 from mooring.registry.redis.connection import Connection
@@ -117,7 +116,8 @@ class ChangeChannels:
                     self._subscribed = set()
                     await connection.disconnect(nowait=True)
                     if self._connection.cluster:
-                        await _close(client)
+                        with contextlib.suppress(driver.RedisError, OSError):
+                            await client.aclose()
             except (*LOST, StoreError) as error:
                 log.debug("changes at %s: %s", self._connection.where, error)
             await asyncio.sleep(backoff.next())
@@ -199,8 +199,3 @@ class ChangeChannels:
         self._closed = True
         self._wake.set()
         await self._tasks.aclose()
-
-
-async def _close(client: Redis) -> None:
-    with contextlib.suppress(driver.RedisError, OSError):
-        await client.aclose()

@@ -268,7 +268,7 @@ class RedisRegistry(Registry):
     ) -> Mapping[str, JSON]:
         values.check_config(service, set)
         keys = self.keys.of(service)
-        return await self._edit(keys.config, id, set, unset, notify=(keys.changes, service))
+        return await self._edit(keys.config, id, set, unset, service=service)
 
     async def _edit(
         self,
@@ -277,11 +277,11 @@ class RedisRegistry(Registry):
         set: Mapping[str, JSON],
         unset: tuple[str, ...] = (),
         *,
-        notify: tuple[str, str] = ("", ""),
+        service: str = "",
     ) -> dict[str, JSON]:
-        """Change some fields of a value and keep the others, even under concurrent writes. `notify`
-        is the channel and the service of overrides; empty for a description."""
-        channel, service = notify
+        """Change some fields of a value and keep the others, even under concurrent writes.
+        `service`: the value holds overrides, and followers of the service are notified."""
+        channel = self.keys.of(service).changes if service else ""
         where = f"{key} {quoted(field)}"
         while True:
             before = await self._field(key, field)

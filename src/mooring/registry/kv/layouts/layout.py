@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
-from mooring.model import NO_CONFIG, Config, Group, Instance, Service
+from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.contract import Problem
 from mooring.store.contract import Entry, Range, prefix
 
@@ -169,10 +169,6 @@ class Layout(ABC):
 
     def info_key(self, *, group: str = "", service: str = "") -> bytes:
         """The key of the description of a group or a service."""
-        raise self._lacks("descriptions")
-
-    def decode_info(self, location: Location, value: bytes) -> Group | Service:
-        """Raises `Malformed`."""
         raise self._lacks("descriptions")
 
     def cannot_carry(self, instance: Instance) -> list[str]:

@@ -19,10 +19,8 @@ from mooring.model import (
     NO_CONFIG,
     NO_STATUS,
     Config,
-    Group,
     Instance,
     RecordedMetadata,
-    Service,
     State,
     Time,
 )
@@ -129,9 +127,6 @@ class Tree(Layout):
             return f"{_folder(service)}info".encode()
         check_name("group", group)
         return f"{ROOT}{group}/info".encode()
-
-    def decode_info(self, location: Location, value: bytes) -> Group | Service:
-        return values.decode_info(value, group=location.group, service=location.service)
 
 
 def _folder(service: str) -> str:
