@@ -28,12 +28,7 @@ from mooring.store.url import REDIS, parse
 
 if TYPE_CHECKING:
     from mooring.registry.redis.registry import RedisRegistry
-    from mooring.registry.redis.server_info import (
-        AccessTrial,
-        Sentinels,
-        ServerInfo,
-        SlotCoverage,
-    )
+    from mooring.registry.redis.server_info import AccessTrial, Sentinels, ServerInfo, SlotCoverage
 
 SLOW = 0.1
 """Seconds of a round trip above which a store is called slow."""
