@@ -264,7 +264,7 @@ async def test_what_cannot_be_sent_is_refused_to_who_asked_and_to_nobody_else(st
         ]
         told = await asyncio.gather(*good, *bad, return_exceptions=True)
         assert [type(each) for each in told[5:]] == [InvalidRequest] * 3
-        assert all("is not UTF-8" in str(each) for each in told[5:])
+        assert all("is not valid UTF-8" in str(each) for each in told[5:])
         assert not any(isinstance(each, Exception) for each in told[:5])
 
 

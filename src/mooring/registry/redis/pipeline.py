@@ -107,7 +107,7 @@ def _packed(command: tuple[Argument, ...], what: str) -> bytes:
     except UnicodeEncodeError as error:
         surrogate = error.object[error.start]
         raise InvalidRequest(
-            f"{what}: {quoted(surrogate)} is not UTF-8: it cannot be sent"
+            f"{what}: {quoted(surrogate)} is not valid UTF-8 and cannot be sent"
         ) from error
 
 
