@@ -16,7 +16,7 @@ from mooring.server import event_stream as streaming
 from mooring.server.event_stream import (
     ChangeLog,
     EventStream,
-    Subscription,
+    EventSubscription,
     TooManyListeners,
     TooManyPerToken,
 )
@@ -110,14 +110,14 @@ async def settled(fleet: Fleet) -> None:
         await asyncio.sleep(0)
 
 
-ALL = Subscription()
+ALL = EventSubscription()
 
 
 class Heard:
     """Somebody who listens, and understands."""
 
     def __init__(
-        self, stream: EventStream, ask: Subscription = ALL, last: str = "", **named: Any
+        self, stream: EventStream, ask: EventSubscription = ALL, last: str = "", **named: Any
     ) -> None:
         self.listener = stream.open(ask, last, **named)
         self._frames = self.listener.frames()
@@ -173,7 +173,7 @@ async def test_what_is_said_is_encoded_once_and_shared(stream: EventStream, flee
 async def test_scopes_share_the_words_of_a_service_and_see_their_own_alone(
     stream: EventStream, fleet: Fleet
 ):
-    everything, scoped = Heard(stream), Heard(stream, Subscription(frozenset({"a"})))
+    everything, scoped = Heard(stream), Heard(stream, EventSubscription(frozenset({"a"})))
     await everything.next()
     await scoped.next()
     fleet.change("a/one")
@@ -187,7 +187,7 @@ async def test_scopes_share_the_words_of_a_service_and_see_their_own_alone(
 
 
 async def test_what_others_do_wakes_nobody_outside(stream: EventStream, fleet: Fleet):
-    scoped = Heard(stream, Subscription(frozenset({"a"})))
+    scoped = Heard(stream, EventSubscription(frozenset({"a"})))
     await scoped.next()
     fleet.change("b/two")
     stream.advance()
@@ -204,7 +204,7 @@ async def test_what_is_gone_is_named(stream: EventStream, fleet: Fleet):
     fleet.change("billing", "1")
     fleet.change("billing", "2")
     stream.advance()
-    heard = Heard(stream, Subscription(service="billing"))
+    heard = Heard(stream, EventSubscription(service="billing"))
     await heard.next()
     fleet.remove("orders")
     fleet.remove("billing", "2")
@@ -217,7 +217,7 @@ async def test_what_is_gone_is_named(stream: EventStream, fleet: Fleet):
 async def test_instances_are_told_of_the_service_that_was_asked_for(
     stream: EventStream, fleet: Fleet
 ):
-    heard = Heard(stream, Subscription(service="orders"))
+    heard = Heard(stream, EventSubscription(service="orders"))
     await heard.next()
     fleet.change("orders", "1", 7)
     fleet.change("billing", "1", 8)
@@ -228,14 +228,14 @@ async def test_instances_are_told_of_the_service_that_was_asked_for(
 
 
 async def test_only_the_kinds_that_were_asked_for(stream: EventStream, fleet: Fleet):
-    heard = Heard(stream, Subscription(kinds=frozenset({"problems"})))
+    heard = Heard(stream, EventSubscription(kinds=frozenset({"problems"})))
     assert set(await heard.next()) == {"hello", "problems"}
 
 
 async def test_who_is_slow_hears_of_each_thing_once_as_it_is_now(stream: EventStream, fleet: Fleet):
     slow, quick = (
-        Heard(stream, Subscription(service="orders")),
-        Heard(stream, Subscription(service="orders")),
+        Heard(stream, EventSubscription(service="orders")),
+        Heard(stream, EventSubscription(service="orders")),
     )
     await slow.next()
     await quick.next()
@@ -347,19 +347,19 @@ async def test_health_and_problems_are_told_when_they_change(
 async def test_there_is_room_for_so_many(stream: EventStream):
     listening = [Heard(stream) for _ in range(3)]
     with pytest.raises(TooManyListeners):
-        stream.open(Subscription())
+        stream.open(EventSubscription())
     await listening[0].next()
     await listening[0]._frames.aclose()  # type: ignore[attr-defined]
     assert stream.clients == 2
     del listening[1]  # one that never began
     assert stream.clients == 1
-    stream.open(Subscription())
+    stream.open(EventSubscription())
 
 
 async def test_one_token_has_so_much_of_it(fleet: Fleet):
     async with EventStream(fleet, max_listeners=20, max_per_token=2) as stream:
         listening = [
-            Heard(stream, ask, token="a") for ask in (ALL, Subscription(frozenset({"shop"})))
+            Heard(stream, ask, token="a") for ask in (ALL, EventSubscription(frozenset({"shop"})))
         ]
         with pytest.raises(TooManyPerToken):
             stream.open(ALL, token="a")
@@ -420,12 +420,12 @@ async def test_leaving_ends_all(fleet: Fleet):
     with pytest.raises(StopAsyncIteration):
         await heard.next()
     with pytest.raises(TooManyListeners):
-        stream.open(Subscription())
+        stream.open(EventSubscription())
 
 
 async def test_it_ticks_by_itself(fleet: Fleet):
     async with EventStream(fleet, tick=0.01) as stream:
-        heard = Heard(stream, Subscription(kinds=frozenset({"services"})))
+        heard = Heard(stream, EventSubscription(kinds=frozenset({"services"})))
         await heard.next()
         fleet.change("orders")
         assert "services" in await heard.next()

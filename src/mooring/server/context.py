@@ -63,8 +63,8 @@ def readiness_probes(hub: Hub, *, apart: bool, store: bool) -> Iterator[Readines
             "the store", hub.store.url, lambda: hub.store.read(key(_PROBE_KEY), keys_only=True)
         )
     if apart:
-        registry = hub.registry
-        yield ReadinessProbe("the registry", registry.url, lambda: registry.info(group="mooring"))
+        url = hub.registry.url
+        yield ReadinessProbe("the registry", url, lambda: hub.registry.info(group="mooring"))
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class ChangeLog(Generic[K]):
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class EventSubscription:
     """What a listener receives. Equal subscriptions share their encoded frames."""
 
     groups: frozenset[str] | None = None
@@ -175,7 +175,7 @@ class EventStream:
         self._instances: ChangeLog[tuple[str, str]] = ChangeLog()
         self._dirty: set[tuple[str, str]] = set()
         self._scopes: dict[frozenset[str] | None, _ScopeState] = {}
-        self._frames: dict[tuple[Subscription, int], bytes] = {}
+        self._frames: dict[tuple[EventSubscription, int], bytes] = {}
         self._encoded: dict[tuple[str, str], bytes | None] = {}
         self._wake, self._advanced = asyncio.Event(), asyncio.Event()
         self._health_checked = float("-inf")
@@ -240,10 +240,10 @@ class EventStream:
             if not scope.listeners:
                 del self._scopes[groups]
                 continue
-            changed |= self._update(Subscription(groups), scope, position)
+            changed |= self._update(EventSubscription(groups), scope, position)
         return changed
 
-    def _update(self, subscription: Subscription, scope: _ScopeState, position: int) -> bool:
+    def _update(self, subscription: EventSubscription, scope: _ScopeState, position: int) -> bool:
         health = self._source.health(subscription.sees)
         problems = visible_problems(self._source.problems(), subscription.sees)
         health_value = {**msgspec.to_builtins(health), "timestamp": None}
@@ -261,7 +261,7 @@ class EventStream:
 
     def open(
         self,
-        subscription: Subscription,
+        subscription: EventSubscription,
         last: str = "",
         *,
         token: str = "",
@@ -317,7 +317,7 @@ class EventStream:
         return int(text) if int(text) <= self._position else None
 
     def hello(
-        self, subscription: Subscription, *, reset: str = "", resumed: int | None = None
+        self, subscription: EventSubscription, *, reset: str = "", resumed: int | None = None
     ) -> bytes:
         """The first frame, with health and problems unless the listener resumes. Its id is then the
         resumed position: the listener has not received the events after it yet."""
@@ -332,7 +332,7 @@ class EventStream:
         event_id = self.event_id(self._position if resumed is None else resumed)
         return b"".join([b"retry: 2000\n", *blocks[:-1], event_id, blocks[-1]])
 
-    def frame(self, subscription: Subscription, position: int) -> bytes:
+    def frame(self, subscription: EventSubscription, position: int) -> bytes:
         """The current state of everything that changed after a position; empty if the subscription
         includes none of it."""
         key = (subscription, position)
@@ -340,7 +340,7 @@ class EventStream:
             frame = self._frames[key] = self._compose(subscription, position)
         return frame
 
-    def _compose(self, subscription: Subscription, position: int) -> bytes:
+    def _compose(self, subscription: EventSubscription, position: int) -> bytes:
         service, kinds = subscription.service, subscription.kinds
         services = self._services.since(position)
         instances = self._instances.since(position) if service else []
@@ -361,7 +361,7 @@ class EventStream:
             return b""
         return b"".join([*blocks[:-1], self.event_id(self._position), blocks[-1]])
 
-    def _scope_blocks(self, subscription: Subscription, *, since: int) -> list[bytes]:
+    def _scope_blocks(self, subscription: EventSubscription, *, since: int) -> list[bytes]:
         scope = self._scopes.get(subscription.groups)
         blocks = []
         if scope is not None and "health" in subscription.kinds and scope.health_at > since:
@@ -385,7 +385,7 @@ class EventListener:
     def __init__(
         self,
         stream: EventStream,
-        subscription: Subscription,
+        subscription: EventSubscription,
         last: str,
         authorized: Callable[[], bool],
         token: str,

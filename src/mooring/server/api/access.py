@@ -11,7 +11,7 @@ import msgspec
 from mooring import durations
 from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import quoted
-from mooring.server.api.endpoint import ApiCall, Endpoints
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.audit import AuditEntry
 from mooring.server.auth.authorization import ROLES, Need, Role, need
 from mooring.server.auth.tokens import Token, Tokens, utcnow
@@ -19,7 +19,7 @@ from mooring.server.http.request import PageQuery, next_link, paginate
 from mooring.server.http.response import HTTPError, Response, rfc3339
 from mooring.tenants.keys import MAX_ID
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 NEVER = "never"
 UNSCOPED_ADMIN = need("admin", "everything")
@@ -65,7 +65,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Its lifetime (`30d`, `12h`), or `never`."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class CallerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The caller and its permissions."""
 
     name: str
@@ -80,13 +80,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     expires: str | None
 
 
-@endpoints.add("GET", "/admin/whoami", Need(frozenset(ROLES)), answers={200: Identity})
+@endpoints.add("GET", "/admin/whoami", Need(frozenset(ROLES)), answers={200: CallerIdentity})
 async def whoami(call: ApiCall) -> Response:
     """Get the caller's name, role and scope."""
     caller = call.principal
     token = _token(call.server.tokens, caller.token)
     return Response(
-        Identity(
+        CallerIdentity(
             name=caller.name,
             role=caller.role,
             groups=None if caller.groups is None else sorted(caller.groups),

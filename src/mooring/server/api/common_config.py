@@ -10,7 +10,7 @@ import msgspec
 
 from mooring.errors import NotConfigured
 from mooring.masking import cleartext_secrets_of, is_hidden, masked_field
-from mooring.server.api.endpoint import NO_STORE, UNMASKED, ApiCall, Endpoints, UnmaskQuery
+from mooring.server.api.endpoint import NO_STORE, UNMASKED, ApiCall, EndpointList, UnmaskQuery
 from mooring.server.api.tenants import (
     Precondition,
     PublishQuery,
@@ -31,7 +31,7 @@ from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 READ_AREA = need("viewer", "everything")
 CHANGE_AREA = need("operator", "everything")

@@ -10,7 +10,7 @@ import msgspec
 from mooring.formatting import quoted
 from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON, Service
-from mooring.server.api.endpoint import UNMASKED, ApiCall, Endpoints, UnmaskQuery
+from mooring.server.api.endpoint import UNMASKED, ApiCall, EndpointList, UnmaskQuery
 from mooring.server.api.operations import (
     OPERATE_SERVICE,
     ReasonQuery,
@@ -23,7 +23,7 @@ from mooring.server.http.response import HTTPError, Response
 from mooring.tenants.diff import unmask
 from mooring.tenants.redirect_guard import Redirect, redirect_in_value
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 MAX_CHANGES = 100
 """Values in one change: the audit entry contains all of them."""

@@ -15,14 +15,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from mooring.server.api.endpoint import ApiCall, Endpoints
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import OPEN, ROLES, Need, need
 from mooring.server.auth.sessions import CODE_LASTS
 from mooring.server.auth.tokens import utcnow
 from mooring.server.http.response import HTTPError, Response, digest, rfc3339
 
-endpoints = Endpoints()
-endpoints_when_off = Endpoints()
+endpoints = EndpointList()
+endpoints_when_off = EndpointList()
 """The endpoints of a server without a console."""
 
 MEDIA = {

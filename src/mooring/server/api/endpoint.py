@@ -1,6 +1,6 @@
-"""Endpoints of the API: how a module declares them, and what a handler receives.
+"""EndpointList of the API: how a module declares them, and what a handler receives.
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 @endpoints.add("GET", "/admin/locks", need("viewer", "everything"), answers={200: list[LockInfo]})
 async def list_locks(call: ApiCall) -> Response:
@@ -131,7 +131,7 @@ class ApiEndpoint:
     media: str = "application/json"
     """The media type of its response."""
     audited: bool = True
-    """Whether calls are written to the audit; see `Endpoints.add`."""
+    """Whether calls are written to the audit; see `EndpointList.add`."""
 
     @property
     def parameters(self) -> list[str]:
@@ -139,7 +139,7 @@ class ApiEndpoint:
         return parameters(self.path)
 
 
-class Endpoints(list[ApiEndpoint]):
+class EndpointList(list[ApiEndpoint]):
     """The endpoints of a module."""
 
     def add(

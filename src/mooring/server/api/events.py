@@ -13,19 +13,19 @@ import msgspec
 
 from mooring.formatting import quoted
 from mooring.names import is_service
-from mooring.server.api.endpoint import ApiCall, Endpoints
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import READING
 from mooring.server.event_stream import (
     KINDS,
     MAX_PER_TOKEN,
+    EventSubscription,
     StreamKind,
-    Subscription,
     TooManyListeners,
     TooManyPerToken,
 )
 from mooring.server.http.response import HTTPError, Response
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 MEDIA = "text/event-stream"
 
@@ -41,13 +41,13 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def events(call: ApiCall) -> Response:
     """Stream changes as server-sent events."""
     query, caller = call.query, call.principal
-    subscription = Subscription(caller.groups, _service(call, query.service), _kinds(query.kind))
+    service, kinds = _service(call, query.service), _kinds(query.kind)
     stream = call.server.stream
     if call.request.method == "HEAD":
         return Response(b"", media=MEDIA)
     try:
         listener = stream.open(
-            subscription,
+            EventSubscription(caller.groups, service, kinds),
             call.request.headers.get("last-event-id", "")[:100],
             token=caller.token,
             acts=caller.role != "viewer",

@@ -8,13 +8,13 @@ import msgspec
 
 from mooring.formatting import quoted
 from mooring.locks.inspect import Contender, LockInfo, find_lock, release
-from mooring.server.api.endpoint import NO_STORE, ApiCall, Endpoints, not_found
+from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList, not_found
 from mooring.server.auth.authorization import need
 from mooring.server.http.request import PageQuery, paginate
 from mooring.server.http.response import HTTPError, Response, digest, encode
 from mooring.store.contract import Store
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 READ_LOCKS = need("viewer", "everything")
 
@@ -49,7 +49,7 @@ class LockSummary(msgspec.Struct, frozen=True, kw_only=True):
     """In order."""
 
 
-class LeaseTime(msgspec.Struct, frozen=True, kw_only=True):
+class LockLease(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float
     """Seconds that the lease lives after each renewal."""
     remaining: float
@@ -57,7 +57,7 @@ class LeaseTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockDetail(LockSummary, frozen=True, kw_only=True):
-    leases: dict[str, LeaseTime]
+    leases: dict[str, LockLease]
     """The times of the holders' leases. A holder that does not renew its lease loses the lock."""
 
 
@@ -92,10 +92,10 @@ async def get_lock(call: ApiCall) -> Response:
     """Get a lock with its holders, its waiters in order, and the remaining lease times."""
     store = call.server.store
     lock = await _lock(store, call.path["name"])
-    leases: dict[str, LeaseTime] = {}
+    leases: dict[str, LockLease] = {}
     for holder in lock.holders[:_MAX_LEASES]:
         if (lease := await store.remaining(holder.lease)) is not None:
-            leases[f"{holder.lease:x}"] = LeaseTime(ttl=lease.ttl, remaining=lease.remaining)
+            leases[f"{holder.lease:x}"] = LockLease(ttl=lease.ttl, remaining=lease.remaining)
     summary = _summary(lock)
     detail = LockDetail(
         name=summary.name, holders=summary.holders, waiting=summary.waiting, leases=leases

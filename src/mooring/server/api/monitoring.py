@@ -17,7 +17,7 @@ from mooring import __version__
 from mooring.addresses import join
 from mooring.model import Instance
 from mooring.names import split_service
-from mooring.server.api.endpoint import ApiCall, Endpoints
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import OPEN, READING
 from mooring.server.context import ServerContext
 from mooring.server.http.response import HTTPError, Response
@@ -25,7 +25,7 @@ from mooring.server.live.problems import SEVERITIES, visible_problems
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import UNOBSERVED, Observed, metadata_shown, percentile
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 _TEXT = "text/plain; charset=utf-8"
 _UNCACHED = {"Cache-Control": "no-store"}

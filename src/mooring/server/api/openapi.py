@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from mooring import __version__
-from mooring.server.api.endpoint import ApiCall, ApiEndpoint, Endpoints
+from mooring.server.api.endpoint import ApiCall, ApiEndpoint, EndpointList
 from mooring.server.auth.authorization import ROLES, Need
 from mooring.server.http.response import ErrorBody, Response, encode
 from mooring.server.http.routing import SAFE
@@ -46,9 +46,9 @@ PARAMETERS: Mapping[str, Schema] = {
 BODILESS = (204, 303)
 
 
-def openapi_endpoints(described: Iterable[ApiEndpoint]) -> Endpoints:
+def openapi_endpoints(described: Iterable[ApiEndpoint]) -> EndpointList:
     """The endpoint of a document that describes these endpoints and itself."""
-    endpoints = Endpoints()
+    endpoints = EndpointList()
     documents: dict[str, bytes] = {}  # by the name of the session cookie
 
     @endpoints.add(

@@ -14,13 +14,13 @@ from mooring.formatting import quoted
 from mooring.masking import masked_fields
 from mooring.messages import Parameter, message
 from mooring.model import JSON, Instance
-from mooring.server.api.endpoint import ApiCall, Endpoints, not_found
+from mooring.server.api.endpoint import ApiCall, EndpointList, not_found
 from mooring.server.api.registry import INSTANCE, SERVICE, known_of
 from mooring.server.auth.authorization import READING, need
 from mooring.server.http.request import PageQuery, paginate
 from mooring.server.http.response import HTTPError, Response, rfc3339
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 OPERATE_SERVICE = need("operator", "group")
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from mooring.messages import Message
 from mooring.model import Time, now
 from mooring.names import split_service
-from mooring.server.api.endpoint import ApiCall, Endpoints
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import READING, Principal
 from mooring.server.http.response import Response, digest, encode, rfc3339
 from mooring.server.live.history import TimelineEvent
@@ -20,7 +20,7 @@ from mooring.server.live.services import RenderedPage
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import HealthCounts, HealthSummary, Observed, health, percentile
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 MAX_EVENTS = 50
 MAX_EVENTS_PER_SERVICE = 20

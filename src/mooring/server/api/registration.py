@@ -19,13 +19,13 @@ from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
 from mooring.messages import message
 from mooring.model import Instance, State
-from mooring.server.api.endpoint import ApiCall, Endpoints
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import DISCOVERING, need
 from mooring.server.http.request import PageQuery, paginate
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.live.summary import metadata_shown
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 REGISTER = need("service", "group")
 

@@ -19,7 +19,7 @@ from mooring.formatting import quoted
 from mooring.messages import Message
 from mooring.model import Instance, now
 from mooring.names import split_service
-from mooring.server.api.endpoint import ApiCall, Endpoints, not_found
+from mooring.server.api.endpoint import ApiCall, EndpointList, not_found
 from mooring.server.api.overview import EventInfo
 from mooring.server.auth.authorization import DISCOVERING, READING, need
 from mooring.server.http.request import PageQuery, paginate
@@ -42,7 +42,7 @@ from mooring.server.live.summary import (
     state_shown,
 )
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 READ_SERVICE = need("viewer", "group")
 

@@ -17,7 +17,7 @@ from mooring.errors import StoreError
 from mooring.hub import Hub
 from mooring.locks.inspect import LockInfo
 from mooring.model import Instance
-from mooring.server.api.endpoint import ApiCall, Endpoints
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.api.tenants import TenantSummary, read_tenants
 from mooring.server.auth.authorization import READING
 from mooring.server.http.response import HTTPError, Response
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 MAX_AGE = 2.0
 """Seconds for which tenants and locks are cached, because people search while they type."""

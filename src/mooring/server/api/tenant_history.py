@@ -11,7 +11,7 @@ from mooring.errors import NotConfigured
 from mooring.formatting import quoted
 from mooring.masking import masked
 from mooring.server.api.common_config import AREA, CHANGE_AREA, READ_AREA
-from mooring.server.api.endpoint import NO_STORE, ApiCall, Endpoints
+from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList
 from mooring.server.api.tenants import (
     PUBLISH_TENANT,
     READ_TENANT,
@@ -37,7 +37,7 @@ from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 
 class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):

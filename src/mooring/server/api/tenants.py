@@ -16,7 +16,7 @@ import msgspec
 
 from mooring.errors import NotConfigured, Taken
 from mooring.messages import Message
-from mooring.server.api.endpoint import NO_STORE, UNMASKED, ApiCall, Endpoints, UnmaskQuery
+from mooring.server.api.endpoint import NO_STORE, UNMASKED, ApiCall, EndpointList, UnmaskQuery
 from mooring.server.auth.authorization import READING, need
 from mooring.server.http.request import PageQuery, paginate
 from mooring.server.http.response import HTTPError, Response, etag_matches
@@ -42,7 +42,7 @@ from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_document
 from mooring.tenants.secrets import Keyring
 
-endpoints = Endpoints()
+endpoints = EndpointList()
 
 READ_TENANT = need("viewer", "tenant")
 PUBLISH_TENANT = need("operator", "tenant")
