@@ -509,7 +509,7 @@ class TestWhoSaysNothing:
             server.check()
 
     async def test_they_are_cut_off(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(listening, "PATIENCE", 0.5)
+        monkeypatch.setattr(listening, "HEAD_TIMEOUT", 0.5)
         async with Admin("memory://", folder=tmp_path) as admin:
             host, port = admin.url.removeprefix("http://").split(":")
             for begun in (b"", b"GET /healthz HTTP/1.1\r\n", b"POST /login HTTP/1.1\r\nHost: loc"):
@@ -522,7 +522,7 @@ class TestWhoSaysNothing:
     async def test_so_are_those_who_say_it_letter_by_letter(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(listening, "PATIENCE", 0.5)
+        monkeypatch.setattr(listening, "HEAD_TIMEOUT", 0.5)
         async with Admin("memory://", folder=tmp_path) as admin:
             host, port = admin.url.removeprefix("http://").split(":")
             loop = asyncio.get_running_loop()
