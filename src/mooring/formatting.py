@@ -1,4 +1,4 @@
-"""Values and errors as text for people: one line, no Python reprs."""
+"""Values and errors as one line of text, without Python reprs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 LONGEST = 200
-"""Characters of a value that a message shows."""
+"""Characters of a value in a message."""
 
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _KINDS: dict[type, str] = {
@@ -21,7 +21,8 @@ _KINDS: dict[type, str] = {
 
 
 def printable(text: str) -> str:
-    """Text of unknown origin, made safe for a terminal and for one line."""
+    """Text of unknown origin, with everything escaped that could affect a terminal or start a new
+    line."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
@@ -34,15 +35,15 @@ def _visible(letter: str) -> str:
 
 
 def readable(key: bytes) -> str:
-    """A key for a message: text, with escapes for what is not."""
+    """A key for a message, with escapes for bytes that are not printable text."""
     if key == b"\0":
-        return "all keys"  # the start of the range of everything
+        return "all keys"  # the start of the range of all keys
     return printable(key.decode(errors="surrogateescape"))
 
 
 def quoted(value: object, longest: int = LONGEST) -> str:
-    """A value of unknown origin for a message: text in quotes, numbers as they are, anything else
-    by its kind."""
+    """A value of unknown origin for a message: text in quotes, numbers as they are, other values
+    by their type."""
     if isinstance(value, bytes | bytearray):
         value = value[: 4 * longest + 4].decode(errors="surrogateescape")
     if isinstance(value, str):
@@ -51,7 +52,7 @@ def quoted(value: object, longest: int = LONGEST) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and value.bit_length() > 3 * longest:
-        return "a very large number"  # Python may even refuse to write it
+        return "a very large number"  # Python may refuse to convert it
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, type):
@@ -61,12 +62,12 @@ def quoted(value: object, longest: int = LONGEST) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Why a call of the system failed. Libraries add addresses to its text in Python's notation."""
-    import socket  # both are slow to load, and only an error needs them
+    """Why a system call failed. The text of the exception may contain Python reprs of addresses."""
+    import socket  # both are slow to load, and only needed here
     import ssl
 
     if error.errno is None or isinstance(error, socket.gaierror | ssl.SSLError):
-        return error.strerror or str(error)  # their numbers are not those of the system
+        return error.strerror or str(error)  # their numbers are not system error codes
     return os.strerror(error.errno)
 
 
@@ -95,7 +96,7 @@ _TYPE_NAMES = {
     "object": "an object",
     "str": "text",
 }
-_PLACE = re.compile(r" - at `(?:key in )?\$?([^`]*)`$")
+_PATH = re.compile(r" - at `(?:key in )?\$?([^`]*)`$")
 _PATTERNS = (
     (re.compile(r"Expected `([^`]+)`, got `([^`]+)`"), "must be {0}, not {1}"),
     (re.compile(r"Expected `str` of length (<=|>=|==) (\d+)"), "must have {2} characters"),
@@ -109,37 +110,43 @@ _PATTERNS = (
 )
 _NOT_ALLOWED = re.compile(r"Invalid enum value (.*)")
 _QUOTED = re.compile(r"'([^']*)'")
-_COMPARED = {"<=": "at most", ">=": "at least", "==": "exactly", "<": "less than", ">": "more than"}
+_COMPARISONS = {
+    "<=": "at most",
+    ">=": "at least",
+    "==": "exactly",
+    "<": "less than",
+    ">": "more than",
+}
 
 
 def in_words(error: Exception, what: str, *, joint: str = ": ") -> str:
-    """A sentence about a value that msgspec rejected. `what` names the whole value, and `joint`
-    joins it to the place within it."""
+    """Why msgspec rejected a value. `what` names the whole value, and `joint` connects it with the
+    path within it."""
     if isinstance(error, UnicodeDecodeError):
         return f"{what} is not UTF-8"
     if isinstance(error, RecursionError):
         return f"{what} is nested too deeply"
     text = str(error)
-    if found := _PLACE.search(text):
-        inner = found[1].lstrip(".")
-        what, text = f"{what}{joint}{inner}" if inner else what, text[: found.start()]
-    if found := _NOT_ALLOWED.fullmatch(text):
-        return f"{what} {quoted(ast.literal_eval(found[1]))} is not an allowed value"
+    if match := _PATH.search(text):
+        path = match[1].lstrip(".")
+        what, text = f"{what}{joint}{path}" if path else what, text[: match.start()]
+    if match := _NOT_ALLOWED.fullmatch(text):
+        return f"{what} {quoted(ast.literal_eval(match[1]))} is not an allowed value"
     for pattern, words in _PATTERNS:
-        if found := pattern.fullmatch(text):
-            parts = [printable(_kinds(part)) for part in found.groups()]
-            compared = " ".join(_COMPARED.get(part, part) for part in found.groups())
+        if match := pattern.fullmatch(text):
+            parts = [printable(_type_names(part)) for part in match.groups()]
+            comparison = " ".join(_COMPARISONS.get(part, part) for part in match.groups())
             while len(parts) < 2:
                 parts.append("")
-            return f"{what} {words.format(*parts, compared)}"
+            return f"{what} {words.format(*parts, comparison)}"
     return f"{what}: {text[:1].lower()}{printable(text[1:])}".replace("`", "")
 
 
 def yaml_in_words(error: Exception) -> str:
-    """Why a text is not YAML, in one line. What it holds is left out, for it may be a password."""
+    """Why a text is not YAML, in one line, without its content, which may be a password."""
     if mark := getattr(error, "problem_mark", None):
-        told = getattr(error, "problem", None) or "malformed"
-        return f"{_QUOTED.sub(_unless_said, told)}{yaml_place(mark)}"
+        problem = getattr(error, "problem", None) or "malformed"
+        return f"{_QUOTED.sub(_without_words, problem)}{yaml_place(mark)}"
     return describe(error)
 
 
@@ -147,13 +154,13 @@ def yaml_place(mark: Any) -> str:
     return f", line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _unless_said(quoted: re.Match[str]) -> str:
-    """A sign or a <token> of YAML as it is; a word may be the file's."""
+def _without_words(quoted: re.Match[str]) -> str:
+    """A quoted character or `<token>` of YAML as it is; anything else may be from the file."""
     return quoted[0] if len(quoted[1]) <= 1 or quoted[1].startswith("<") else "…"
 
 
-def _kinds(expected: str) -> str:
-    """Names of msgspec's types as words; anything else as it is."""
+def _type_names(expected: str) -> str:
+    """The names of msgspec's types as words; anything else as it is."""
     names = expected.split(" | ")
     if not all(name in _TYPE_NAMES for name in names):
         return expected

@@ -1,25 +1,25 @@
-"""What of a value people are not shown: fields whose names call it secret, and secrets within a
-text, such as the password in a URL or a private key in PEM.
+"""Masks secrets before values are shown: fields with secret names, and secrets in texts, such as
+the password in a URL or a private key in PEM.
 
-What is sealed in the history is less (`is_secret`): there a value that is hidden without need could
-not be brought back by who has no key, and here it costs nothing. Everything is linear in what it
-looks at, for anybody may have written it.
+The history encrypts fewer fields (`is_secret`): a value that is encrypted needlessly could not be
+restored without the key, while masking one costs nothing. All functions run in linear time, because
+the input may come from an attacker.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
-from mooring.model import JSON, walk
+from mooring.model import JSON
 
 MASK = "••••••"
 
-DEEPEST = 100
-"""Maps and lists within one another that are looked into: whoever goes through them all calls
-itself at each, and somewhere there is an end to that."""
+_MAX_DEPTH = 100
+"""Nested maps and lists that are searched. The limit bounds the recursion."""
 
 _SECRET = re.compile(
     r"passw(or)?d|passphrase|pwd|secret|token|credential|(private|api|access|encryption)[_-]?key",
@@ -41,29 +41,28 @@ _PRIVATE_KEY = re.compile(  # in PEM, in the format of SSH2, or in that of PuTTY
 _SPACE = re.compile(r"\s")
 _END_OF_AUTHORITY = re.compile(r"[/?#]")
 _PORT = re.compile(r"\d{1,5}[/?#]")
-_OF_A_DRIVER = re.compile(r"([^\s:/@]++:)(\S+)(?=@(?:\w{0,20}\(|/))")  # u:pw@tcp(host:3306)/name
-_ASSIGNS = re.compile(r"(?<![\w.-])([\w.-]++)\s*+=\s*+")
+_DRIVER_DSN = re.compile(r"([^\s:/@]++:)(\S+)(?=@(?:\w{0,20}\(|/))")  # u:pw@tcp(host:3306)/name
+_ASSIGNMENT = re.compile(r"(?<![\w.-])([\w.-]++)\s*+=\s*+")
 _QUOTED = re.compile(r"\"([^\"]++)\"|'([^']++)'")
 _WORD = re.compile(r"([^\s;&]++)")
 _LISTED = re.compile(r"([^;]++)")  # as in `a=b c;d=e`
 
 
 def is_secret(field: str) -> bool:
-    """Whether a field's name says that its value is a secret, which lies sealed in the history."""
+    """Whether the name of a field says that its value is a secret, which the history encrypts."""
     return _SECRET.search(field) is not None and _HARMLESS.search(field) is None
 
 
 def is_hidden(field: str) -> bool:
-    """Whether a field's name says that its value must not be shown: it is a secret, or may well
-    have one in it."""
+    """Whether the name of a field says that its value is, or may contain, a secret."""
     return is_secret(field) or (
         _HIDDEN.search(field) is not None and _HARMLESS.search(field) is None
     )
 
 
 def is_split_key(value: object) -> bool:
-    """Whether an element of a list or map begins a private key and does not end it: the others may
-    be the rest of its lines."""
+    """Whether an element of a list or map begins a private key without ending it, so that the other
+    elements may be its next lines."""
     if isinstance(value, Mapping):
         return any(map(_begins_key, (*value, *value.values())))
     return isinstance(value, list) and any(map(_begins_key, value))
@@ -81,121 +80,129 @@ def _may_be_line(value: JSON) -> bool:
     return isinstance(value, str | dict | list) and value != ""
 
 
-def holds_mask(value: JSON) -> bool:
-    """Whether a value was masked for people: written back, it would overwrite the secret."""
-    return any(
-        MASK in "".join(path[-1:]) or (isinstance(inner, str) and MASK in inner)
-        for path, inner in walk(value)
-    )
+def _items(value: dict[str, Any] | list[Any]) -> Iterable[tuple[str, Any]]:
+    return value.items() if isinstance(value, dict) else (("", inner) for inner in value)
 
 
-def holds_secret(value: JSON) -> bool:
-    """Whether `masked` hides something within a value."""
-    return any(
-        any(is_hidden(name) or masked_name(name) != name for name in path[-1:])
-        or (isinstance(inner, str) and bool(_secrets(inner) or holds_secret(_structure(inner))))
-        or (isinstance(inner, dict | list) and len(path) >= DEEPEST)
-        for path, inner in walk(value)
-    )
+def holds_mask(value: JSON, depth: int = _MAX_DEPTH) -> bool:
+    """Whether a value was masked. Writing it would overwrite the secret."""
+    if isinstance(value, dict | list):
+        return depth > 0 and any(
+            MASK in name or holds_mask(inner, depth - 1) for name, inner in _items(value)
+        )
+    return isinstance(value, str) and MASK in value
 
 
-def cleartext_secrets(value: JSON, place: str = "", deep: int = DEEPEST) -> Iterator[str]:
-    """The fields whose secrets are in clear text and not masked, by their names with dots. A list
-    is one field."""
+def holds_secret(value: JSON, depth: int = _MAX_DEPTH) -> bool:
+    """Whether a value contains anything to mask."""
+    if isinstance(value, dict | list):
+        return depth <= 0 or any(
+            is_hidden(name) or _masked_name(name) != name or holds_secret(inner, depth - 1)
+            for name, inner in _items(value)
+        )
+    if not isinstance(value, str):
+        return False
+    return bool(_secrets(value)) or holds_secret(_parsed(value), depth)
+
+
+def cleartext_secrets(value: JSON, path: str = "", depth: int = _MAX_DEPTH) -> Iterator[str]:
+    """The dotted paths of fields with secrets in clear text, which are not masked. A list counts as
+    one field."""
     if not isinstance(value, dict):
-        if place and _is_clear(value, deep):
-            yield place
+        if path and _is_cleartext(value, depth):
+            yield path
         return
     if is_split_key(value):
-        yield from (place,) if place else map(masked_name, value)
+        yield from (path,) if path else map(_masked_name, value)
         return
     for name, inner in value.items():
-        shown = masked_name(name)
-        field = f"{place}.{shown}" if place else shown
+        shown = _masked_name(name)
+        field = f"{path}.{shown}" if path else shown
         if shown != name:
             yield field
         elif is_hidden(name):
             if inner not in (None, "", MASK):
                 yield field
-        elif deep > 0:
-            yield from cleartext_secrets(inner, field, deep - 1)
+        elif depth > 0:
+            yield from cleartext_secrets(inner, field, depth - 1)
 
 
 def cleartext_secrets_of(name: str, value: JSON) -> tuple[str, ...]:
-    """The same for a value with a name of its own; an empty field stands for all of it."""
+    """The same for the value of the field `name`; an empty path stands for the whole value."""
     if isinstance(value, dict) and not is_hidden(name):
         return tuple(cleartext_secrets(value))
     return ("",) if any(cleartext_secrets({name or "value": value})) else ()
 
 
-def _is_clear(value: JSON, deep: int) -> bool:
+def _is_cleartext(value: JSON, depth: int) -> bool:
     if isinstance(value, list):
-        return deep <= 0 or any(
-            _is_clear(inner, deep - 1) or any(cleartext_secrets(inner, "", deep - 1))
+        return depth <= 0 or any(
+            _is_cleartext(inner, depth - 1) or any(cleartext_secrets(inner, "", depth - 1))
             for inner in value
         )
     if not isinstance(value, str):
         return False
-    structure = _structure(value)
-    return any(each != MASK for each in _secrets(value)) or (
-        structure is not None
-        and (any(cleartext_secrets(structure)) or _is_clear(structure, deep - 1))
+    if any(secret != MASK for secret in _secrets(value)):
+        return True
+    parsed = _parsed(value)
+    return parsed is not None and (
+        any(cleartext_secrets(parsed)) or _is_cleartext(parsed, depth - 1)
     )
 
 
-def masked(value: JSON, deep: int = DEEPEST) -> JSON:
-    """A value for people: whatever its names call secret is hidden, and so are the secrets within
-    its texts, and what lies so deep that nobody looks there."""
-    if isinstance(value, dict | list) and deep <= 0:
+def masked(value: JSON, depth: int = _MAX_DEPTH) -> JSON:
+    """A value with masks for fields with secret names, for secrets within its texts, and for what
+    is nested too deeply to search."""
+    if isinstance(value, dict | list) and depth <= 0:
         return MASK
     if isinstance(value, dict):
-        return masked_fields(value, deep - 1)
+        return masked_fields(value, depth - 1)
     if isinstance(value, list):
         split = is_split_key(value)
-        return [MASK if split and _may_be_line(each) else masked(each, deep - 1) for each in value]
+        return [
+            MASK if split and _may_be_line(inner) else masked(inner, depth - 1) for inner in value
+        ]
     return masked_text(value) if isinstance(value, str) else value
 
 
-def masked_fields(fields: Mapping[str, JSON], deep: int = DEEPEST) -> dict[str, JSON]:
-    """The fields of a map for people."""
+def masked_fields(fields: Mapping[str, JSON], depth: int = _MAX_DEPTH) -> dict[str, JSON]:
     if any(map(_begins_key, fields)):
         return {MASK: MASK}
     split = is_split_key(fields)
     return {
-        masked_name(name): MASK
+        _masked_name(name): MASK
         if split and _may_be_line(inner)
-        else masked_field(name, inner, deep)
+        else masked_field(name, inner, depth)
         for name, inner in fields.items()
     }
 
 
-def masked_field(name: str, value: JSON, deep: int = DEEPEST) -> JSON:
-    return MASK if is_hidden(name) and value not in (None, "") else masked(value, deep)
+def masked_field(name: str, value: JSON, depth: int = _MAX_DEPTH) -> JSON:
+    return MASK if is_hidden(name) and value not in (None, "") else masked(value, depth)
 
 
-def masked_name(name: str) -> str:
-    """The name of a field without a private key in it."""
+def _masked_name(name: str) -> str:
     return _PRIVATE_KEY.sub(MASK, name) if _may_hold_key(name) else name
 
 
 def masked_text(text: str) -> str:
-    """A text without the passwords in its URLs, and without what it assigns to a name that says
-    that it is secret. It may be JSON."""
-    if holds_secret(told := _structure(text)):
-        return msgspec.json.encode(masked(told)).decode()
+    """A text, which may be JSON, without the passwords of its URLs and without the values that it
+    assigns to secret names."""
+    if holds_secret(parsed := _parsed(text)):
+        return msgspec.json.encode(masked(parsed)).decode()
     return _split(text)[0]
 
 
-def _structure(text: str) -> JSON:
-    """What is in a text that is JSON; otherwise None."""
+def _parsed(text: str) -> JSON:
+    """The value of a text that is a JSON object or array; otherwise None."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        told: JSON = msgspec.json.decode(text)
-        msgspec.json.encode(told)
+        value: JSON = msgspec.json.decode(text)
+        msgspec.json.encode(value)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
-    return told
+    return value
 
 
 def _secrets(text: str) -> list[str]:
@@ -203,28 +210,28 @@ def _secrets(text: str) -> list[str]:
 
 
 def _split(text: str) -> tuple[str, list[str]]:
-    """A text with masks for its secrets, and these."""
-    found: list[str] = []
+    """A text with its secrets masked, and the secrets."""
+    secrets: list[str] = []
     if _may_hold_key(text):
-        found += ((key[1] or key[3] or "").strip() for key in _PRIVATE_KEY.finditer(text))
+        secrets += ((key[1] or key[3] or "").strip() for key in _PRIVATE_KEY.finditer(text))
         text = _PRIVATE_KEY.sub(MASK, text)
     if "://" in text and "@" in text:
         first, *rest = text.split("://")
-        text = "://".join([first, *(_without_password(each, found) for each in rest)])
-    if "@" in text and (driver := _OF_A_DRIVER.match(text)):
-        found.append(driver[2])
-        text = f"{driver[1]}{MASK}{text[driver.end() :]}"
+        text = "://".join([first, *(_without_password(url, secrets) for url in rest)])
+    if "@" in text and (dsn := _DRIVER_DSN.match(text)):
+        secrets.append(dsn[2])
+        text = f"{dsn[1]}{MASK}{text[dsn.end() :]}"
     if "=" in text:
-        text = _without_assigned(text, found)
-    return text, found
+        text = _without_assigned(text, secrets)
+    return text, secrets
 
 
 def _may_hold_key(text: str) -> bool:
     return "----" in text or "-user-key-file-" in text.lower()
 
 
-def _without_password(rest: str, found: list[str]) -> str:
-    """What follows the `://` of a URL, up to that of the next one."""
+def _without_password(rest: str, secrets: list[str]) -> str:
+    """The text between the `://` of a URL and that of the next one, with the password masked."""
     if "@" not in rest:
         return rest
     end = _position(_SPACE, rest)
@@ -235,32 +242,32 @@ def _without_password(rest: str, found: list[str]) -> str:
         host, colon, port = authority.partition(":")
         if "@" not in path or not colon or "[" in host or _PORT.match(port + path):
             return rest
-        authority, path = url, ""  # there is a slash in the password
-    told, _, host = authority.rpartition("@")
-    user, _, password = told.partition(":")
+        authority, path = url, ""  # the password contains a slash
+    userinfo, _, host = authority.rpartition("@")
+    user, _, password = userinfo.partition(":")
     if not password:
         return rest
-    found.append(password)
+    secrets.append(password)
     return f"{user}:{MASK}@{host}{path}{more}"
 
 
-def _position(of: re.Pattern[str], text: str) -> int:
-    return found.start() if (found := of.search(text)) else len(text)
+def _position(pattern: re.Pattern[str], text: str) -> int:
+    return match.start() if (match := pattern.search(text)) else len(text)
 
 
-def _without_assigned(text: str, found: list[str]) -> str:
+def _without_assigned(text: str, secrets: list[str]) -> str:
     unquoted = _LISTED if ";" in text else _WORD
     pieces: list[str] = []
-    start = at = 0
-    while name := _ASSIGNS.search(text, at):
-        at = name.end()
+    start = position = 0
+    while name := _ASSIGNMENT.search(text, position):
+        position = name.end()
         if not is_hidden(name[1]):
             continue
-        value = _QUOTED.match(text, at) or unquoted.match(text, at)
+        value = _QUOTED.match(text, position) or unquoted.match(text, position)
         if value is None:
             continue
         group = value.lastindex or 0
-        found.append(value[group])
+        secrets.append(value[group])
         pieces += (text[start : value.start(group)], MASK)
-        start, at = value.end(group), value.end()
+        start, position = value.end(group), value.end()
     return "".join([*pieces, text[start:]])

@@ -1,8 +1,8 @@
-"""Messages as data: a kind with parameters, and the one table of their English texts.
+"""Messages as data: a kind with parameters, and the table of their English texts.
 
-A console in another language makes its own text of the same kind and parameters. Parameters come
-from instances, operators and libraries: a value that is not a plain name is shown in quotes, with
-its own quotes escaped, so that it cannot look like a sentence of the server.
+The console translates messages by kind and parameters. Parameters come from instances, operators
+and libraries. A value that is not a plain name is quoted and escaped, so that it cannot pass for a
+message of the server.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mooring.formatting import printable
 Parameter: TypeAlias = str | int | float | list[str]
 
 TEXTS: Mapping[str, str] = {
-    # What happened.
+    # Events.
     "registered": "registered at {address}, version {version}",
     "registered_before": "registered at {address}, before this server started",
-    "gone_drained": "gone: it had drained",
-    "gone_down": "gone: it had reported that it is down",
-    "gone_left": "gone: it deregistered",
-    "gone_removed": "gone: an operator deregistered it",
-    "gone_lost": "gone: its heartbeats stopped, so it counts as lost",
+    "gone_drained": "left after draining",
+    "gone_down": "left after reporting that it is down",
+    "gone_left": "left: it deregistered",
+    "gone_removed": "left: an operator deregistered it",
+    "gone_lost": "lost: its heartbeats stopped",
     "restarted": "its process restarted",
     "moved": "moved from {before} to {after}",
     "version_changed": "version {before} → {after}",
@@ -52,7 +52,7 @@ TEXTS: Mapping[str, str] = {
     "weight_reset_by": "weight reset to its own by {by}[, reason: {reason}]",
     "deregistered_by": "deregistered by {by}[, reason: {reason}]",
     "deregistered_itself": "it deregistered over HTTP",
-    # What is wrong with an instance, and why it is or is not called.
+    # Reasons: what is wrong with an instance, and why it is or is not called.
     "check_failing": "check failing: {detail}",
     "unhealthy": "it reports itself unhealthy",
     "missing": "missing from the registry",
@@ -67,9 +67,9 @@ TEXTS: Mapping[str, str] = {
     "no_tag": "it has no {name}, and {wanted} is required",
     "outside_zone": "its zone is {zone}, not {wanted}",
     "unknown_zone": "its zone is not known, and {wanted} is required",
-    "condition_failed": "the caller's condition fails on it: {error}",
+    "condition_failed": "the caller's condition raised an error: {error}",
     "condition_unmet": "it does not meet the caller's condition",
-    "draining_last_resort": "it is draining, and no other is usable",
+    "draining_last_resort": "it is draining, but no other instance is usable",
     "no_connection": "no connection",
     "ejected": "ejected: calls to it failed",
     "other_zone": "it is in {zone}, and there are instances in {wanted}",
@@ -78,10 +78,10 @@ TEXTS: Mapping[str, str] = {
         "only {usable}% of what {zone} can carry is usable: {share}% of the calls spill over to "
         "other zones"
     ),
-    "panic": "called all the same: only {healthy} of {total} are healthy (panic threshold)",
-    "slow_start": "slow start: its weight counts {weight} for now",
+    "panic": "called anyway: only {healthy} of {total} are healthy (panic threshold)",
+    "slow_start": "slow start: its effective weight is {weight}",
     "retained": "kept from the last known list: {detail}",
-    # Warnings of a publish.
+    # Warnings after a publish.
     "publish_split": (
         "too large for one transaction, written in {count}; readers may have seen it in between"
     ),
@@ -116,10 +116,10 @@ TEXTS: Mapping[str, str] = {
     "problem_draining_one": "{service}: {ids} is still draining",
     "problem_disabled": "{service}: {count} of {total} instances are disabled ({ids})",
     "problem_disabled_one": "{service}: {ids} is disabled",
-    # What to do about them.
+    # Hints: what to do about a problem.
     "hint_stale": "Check that the store answers: `mooring doctor`.",
     "hint_store_alarm": (
-        "Free space and disarm the alarm; `mooring doctor` shows it too. Reads go on meanwhile, "
+        "Free space and disarm the alarm; `mooring doctor` shows it too. Reads still work, "
         "but new instances, configuration and tokens may be refused."
     ),
     "hint_no_instances": (
@@ -127,8 +127,8 @@ TEXTS: Mapping[str, str] = {
         "or DELETE it in the API."
     ),
     "hint_absent": (
-        "This server did not see how it went. Start an instance, or, if the service is retired, "
-        "press Forget on its page, or DELETE it in the API."
+        "This server did not see its instances leave. Start an instance, or, if the service is "
+        "retired, press Forget on its page, or DELETE it in the API."
     ),
     "hint_emptied": (
         "Nothing, if that was intended: this note stays for an hour, and Forget on its page "
@@ -136,7 +136,7 @@ TEXTS: Mapping[str, str] = {
     ),
     "hint_none_callable": (
         "See what is wrong with each: `mooring explain {service}`. Meanwhile callers try all that "
-        "are enabled and up (panic threshold), and fail if none is."
+        "are enabled and up (panic threshold), and fail if there is none."
     ),
     "hint_brake": (
         "A network fault is more likely than that many failures at once: check whether the "
@@ -148,17 +148,17 @@ TEXTS: Mapping[str, str] = {
     "hint_draining": "It was asked to stop: see what it still waits for, or end the process.",
     "hint_disabled": "An operator disabled it: enable it once the fault is repaired.",
 }
-"""The English text of each kind. `{name}` is a parameter; `[…]` is left out if the parameters in it
-are empty. The placeholders declare the parameters of the kind."""
+"""The English text of each kind. `{name}` is a parameter; `[…]` is omitted if its parameters are
+empty. The placeholders declare the parameters of the kind."""
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 _NAME = re.compile(r"[\w.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](:\d+)?")
-"""A value that is shown as it is: one word without quotes, brackets or separators."""
+"""A value that is shown without quotes: one word without quotes, brackets or separators."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A text for people, as data. Make one with `message`."""
+    """A text and the data it is made of. Create one with `message`."""
 
     kind: str
     params: dict[str, Parameter]
@@ -170,13 +170,13 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def message(kind: str, /, **params: Parameter) -> Message:
-    """A message of a known kind with exactly the parameters that its text names."""
+    """Create a message of a known kind, with exactly the parameters that its text names."""
     return Message(kind, params, _render(TEXTS[kind], params))
 
 
 def joined(messages: Iterable[Message]) -> str:
     """Several messages in one line."""
-    return "; ".join(each.text for each in messages)
+    return "; ".join(message.text for message in messages)
 
 
 def parameters(template: str) -> frozenset[str]:
@@ -186,14 +186,14 @@ def parameters(template: str) -> frozenset[str]:
 
 def _render(template: str, params: Mapping[str, Parameter]) -> str:
     if params.keys() != parameters(template):
-        raise ValueError(f"the parameters {', '.join(sorted(params))} do not fit: {template}")
+        raise ValueError(f"the parameters {', '.join(sorted(params))} do not match: {template}")
 
     def optional(section: re.Match[str]) -> str:
         names = parameters(section[1])
         return section[1] if any(params[name] not in ("", []) for name in names) else ""
 
     return _PLACEHOLDER.sub(
-        lambda found: _shown(params[found[1]]), _OPTIONAL.sub(optional, template)
+        lambda match: _shown(params[match[1]]), _OPTIONAL.sub(optional, template)
     )
 
 

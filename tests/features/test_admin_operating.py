@@ -172,7 +172,7 @@ async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
         assert answer.status_code == 204
         await eventually(lambda: _known(admin) == 0)
         told_of = [event.text for event in admin.fleet.timeline("Common/echo")]
-        assert "gone: an operator deregistered it" in told_of
+        assert "left: an operator deregistered it" in told_of
         error(await admin.delete(ECHO, as_="viewer"), 403)
         error(await admin.delete(ECHO, as_=await admin.token("operator", groups=["Other"])), 403)
         answer = await admin.delete(f"{ECHO}?reason=no+more")

@@ -21,7 +21,7 @@ from mooring.errors import StoreError
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.server import alerts as alerts_module
 from mooring.server.alerts import NOTICES, Alerts, NotifierElection, RedisElection, StoreElection
-from mooring.server.live.problems import CurrentProblems, Problem
+from mooring.server.live.problems import CurrentProblems, FleetProblem
 from mooring.server.settings import AlertSettings
 from mooring.store import Delete, Put, prefix
 from tests.unit.test_fleet_problems import Seen
@@ -94,16 +94,18 @@ class Wrong(CurrentProblems):
 
     def __init__(self) -> None:
         super().__init__(Seen())
-        self.now: list[Problem] = []
+        self.now: list[FleetProblem] = []
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[FleetProblem]:
         self.updated_at = time.monotonic()
         return self.now
 
 
-def problem(service: str, severity: Any = "critical") -> Problem:
+def problem(service: str, severity: Any = "critical") -> FleetProblem:
     text = f"{service} has no instance"
-    return Problem(f"no_instances:{service}", severity, "no_instances", service, "", None, text, "")
+    return FleetProblem(
+        f"no_instances:{service}", severity, "no_instances", service, "", None, text, ""
+    )
 
 
 class Alone(NotifierElection):

@@ -10,12 +10,12 @@ from hypothesis import strategies as some
 
 from mooring.errors import InvalidRequest
 from mooring.server.alerts import AlertState
-from mooring.server.live.problems import Problem
+from mooring.server.live.problems import FleetProblem
 from mooring.server.settings import parse_alerts
 
 
-def problem(name: str, text: str = "") -> Problem:
-    return Problem(f"unhealthy:{name}", "warning", "unhealthy", name, "", None, text, "")
+def problem(name: str, text: str = "") -> FleetProblem:
+    return FleetProblem(f"unhealthy:{name}", "warning", "unhealthy", name, "", None, text, "")
 
 
 A, B = problem("a"), problem("b")

@@ -20,7 +20,7 @@ from mooring.server.event_stream import (
     TooManyListeners,
     TooManyPerToken,
 )
-from mooring.server.live.problems import Problem
+from mooring.server.live.problems import FleetProblem
 
 
 @given(some.lists(some.sets(some.sampled_from("abcdef"), max_size=4), max_size=20), some.data())
@@ -50,7 +50,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.services: dict[str, dict[str, int]] = {}
-        self.wrong: list[Problem] = []
+        self.wrong: list[FleetProblem] = []
         self.shown: Counter[str] = Counter()
         self._callback: Callable[[Collection[tuple[str, str]]], None] = lambda _: None
 
@@ -85,7 +85,7 @@ class Fleet:
     def health(self, sees: Callable[[str], bool]) -> object:
         return {"totalServices": sum(map(sees, self.services)), "timestamp": str(id(object()))}
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[FleetProblem]:
         return self.wrong
 
 
@@ -288,7 +288,7 @@ async def test_who_comes_back_when_nobody_listened_hears_what_is_told_whole(
         await before.next()
         await before._frames.aclose()  # type: ignore[attr-defined]
         stream.advance()
-        fleet.wrong = [Problem("stale:", "critical", "stale", "", "", None, "it is away", "")]
+        fleet.wrong = [FleetProblem("stale:", "critical", "stale", "", "", None, "it is away", "")]
         stream.advance()
         again = Heard(stream, last=before.last)
         assert (await again.next())["hello"]["resumed"] is True
@@ -331,7 +331,7 @@ async def test_health_and_problems_are_told_when_they_change(
         await settled(fleet)
         heard = Heard(stream)
         await heard.next()
-        fleet.wrong = [Problem("stale:", "critical", "stale", "", "", None, "it is away", "")]
+        fleet.wrong = [FleetProblem("stale:", "critical", "stale", "", "", None, "it is away", "")]
         stream.advance()
         assert [each["text"] for each in (await heard.next())["problems"]] == ["it is away"]
         position = stream.position

@@ -342,7 +342,7 @@ async def test_a_service_whose_last_instance_left_in_order_was_not_lost(hub: Hub
     await eventually(lambda: a.emptied is not None and b.emptied is not None)
     assert (a.lost, b.lost) == (False, False)
     assert fleet.timeline("a")[-1].text == "its last instance deregistered"
-    assert fleet.timeline("a")[-2].text == "gone: it had drained"
+    assert fleet.timeline("a")[-2].text == "left after draining"
 
 
 async def test_a_service_whose_last_instance_fell_silent_was_lost(hub: Hub, fleet: Fleet):
@@ -353,7 +353,7 @@ async def test_a_service_whose_last_instance_fell_silent_was_lost(hub: Hub, flee
     await eventually(lambda: known.emptied is not None, within=30)
     assert known.lost
     assert fleet.timeline("a")[-1].text == "its last instance was lost"
-    assert fleet.timeline("a")[-2].text == "gone: its heartbeats stopped, so it counts as lost"
+    assert fleet.timeline("a")[-2].text == "lost: its heartbeats stopped"
 
 
 async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fleet):
@@ -368,7 +368,7 @@ async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fl
     assert known is not None
     await eventually(lambda: known.emptied is not None)
     assert not known.lost
-    assert fleet.timeline("a")[-2].text == "gone: an operator deregistered it"
+    assert fleet.timeline("a")[-2].text == "left: an operator deregistered it"
 
 
 @pytest.mark.parametrize("names_first", [False, True])

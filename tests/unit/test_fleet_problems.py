@@ -14,7 +14,13 @@ from mooring.messages import TEXTS, message
 from mooring.model import Instance, Status, Time
 from mooring.server.http.response import rfc3339
 from mooring.server.live.history import TimelineEvent
-from mooring.server.live.problems import KINDS, GracePeriods, Problem, problems, visible_problems
+from mooring.server.live.problems import (
+    KINDS,
+    FleetProblem,
+    GracePeriods,
+    problems,
+    visible_problems,
+)
 from mooring.server.live.services import KnownService
 from mooring.server.live.summary import Observed
 
@@ -79,7 +85,7 @@ def of(*services: KnownService, **named: Any) -> Seen:
     return Seen({each.name: each for each in services}, **named)
 
 
-def only(found: list[Problem]) -> Problem:
+def only(found: list[FleetProblem]) -> FleetProblem:
     (problem,) = found
     return problem
 

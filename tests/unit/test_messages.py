@@ -30,9 +30,9 @@ def test_the_chinese_table_has_the_same_kinds_with_the_same_parameters():
 
 def test_a_message_takes_exactly_the_parameters_of_its_text():
     assert message("moved", before="h:1", after="h:2").text == "moved from h:1 to h:2"
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         message("moved", before="h:1")
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         message("restarted", extra=1)
     with pytest.raises(KeyError):
         message("unknown")

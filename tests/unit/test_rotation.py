@@ -199,7 +199,7 @@ def test_those_that_drain_are_called_if_no_other_is_usable():
     rotation = rotation_of(one(1, state="draining"))
     assert called(rotation) == [1]
     assert rotation.available == 1
-    assert "called: it is draining, and no other is usable" in str(rotation.explain()[0])
+    assert "called: it is draining, but no other instance is usable" in str(rotation.explain()[0])
     rotation.put(one(2, enabled=False), 1.0)
     assert called(rotation) == [1]
     rotation.put(one(3, healthy=False), 2.0)  # a successor that is not ready yet
@@ -345,7 +345,7 @@ def test_a_condition_that_raises_leaves_out_that_one_alone():
     selector = Selector(where=lambda i: 1 // (i.port - 1) >= 0)
     rotation = rotation_of(one(1), one(2), selector=selector)
     assert called(rotation) == [2]
-    assert 'condition fails on it: "integer division or modulo by zero"' in str(
+    assert 'condition raised an error: "integer division or modulo by zero"' in str(
         rotation.explain()[0]
     )
 

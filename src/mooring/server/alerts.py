@@ -35,7 +35,7 @@ from mooring.model import now
 from mooring.registry.contract import LeaderLease
 from mooring.server.auth.signed_records import ROOT
 from mooring.server.http.response import encode, rfc3339
-from mooring.server.live.problems import SEVERITIES, CurrentProblems, Problem
+from mooring.server.live.problems import SEVERITIES, CurrentProblems, FleetProblem
 from mooring.server.settings import AlertSettings
 from mooring.store import Put, key
 from mooring.tasks import Backoff, Tasks, cleanup, in_thread
@@ -62,8 +62,8 @@ _REPORTED = f"{ROOT}alerts/notified".encode()
 class Notification:
     """The problems to report."""
 
-    firing: tuple[Problem, ...] = ()
-    resolved: tuple[Problem, ...] = ()
+    firing: tuple[FleetProblem, ...] = ()
+    resolved: tuple[FleetProblem, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.firing or self.resolved)
@@ -80,11 +80,11 @@ class AlertState:
         """When each current problem began."""
         self._gone: dict[str, float] = {}
         """When each reported problem was first absent."""
-        self._reported: dict[str, Problem] = {}
+        self._reported: dict[str, FleetProblem] = {}
         self._stored: frozenset[str] = frozenset()
         """The keys of the reported problems that a successor can read."""
 
-    def update(self, problems: Iterable[Problem], now: float) -> Notification:
+    def update(self, problems: Iterable[FleetProblem], now: float) -> Notification:
         """What to report, given the current problems. Repeated until `mark_sent` is called."""
         current = {problem.key: problem for problem in problems}
         self._since = {key: self._since.get(key, now) for key in current}
@@ -106,11 +106,11 @@ class AlertState:
         for problem in notification.resolved:
             self._reported.pop(problem.key, None)
 
-    def reported(self) -> tuple[Problem, ...]:
+    def reported(self) -> tuple[FleetProblem, ...]:
         """The problems that were reported and not yet resolved."""
         return tuple(self._reported.values())
 
-    def mark_stored(self, problems: Iterable[Problem]) -> None:
+    def mark_stored(self, problems: Iterable[FleetProblem]) -> None:
         self._stored = frozenset(problem.key for problem in problems)
 
     def hand_over(self) -> None:
@@ -120,7 +120,7 @@ class AlertState:
             self._reported.pop(name, None)
         self._stored = frozenset()
 
-    def take_over(self, problems: Iterable[Problem]) -> None:
+    def take_over(self, problems: Iterable[FleetProblem]) -> None:
         """Continue with the problems that another server reported."""
         stored = {problem.key: problem for problem in problems}
         self._stored = frozenset(stored)
@@ -138,8 +138,8 @@ class AlertPayload(msgspec.Struct, frozen=True):
     source: str
     """The host name of the server."""
     time: str
-    firing: tuple[Problem, ...]
-    resolved: tuple[Problem, ...]
+    firing: tuple[FleetProblem, ...]
+    resolved: tuple[FleetProblem, ...]
     """As they were reported."""
 
 
@@ -423,7 +423,7 @@ class Alerts:
         self._saved = not self._state.reported()
         try:
             saved = await self._election.load_reported()
-            reported = msgspec.json.decode(saved, type=list[Problem]) if saved else []
+            reported = msgspec.json.decode(saved, type=list[FleetProblem]) if saved else []
         except (StoreError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.debug("the reported problems cannot be read and are reported again: %s", error)
             return

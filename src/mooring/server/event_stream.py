@@ -23,7 +23,7 @@ from prometheus_client import Counter
 from mooring.model import now
 from mooring.names import split_service
 from mooring.server.http.response import encode
-from mooring.server.live.problems import CurrentProblems, Problem, visible_problems
+from mooring.server.live.problems import CurrentProblems, FleetProblem, visible_problems
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import HealthCounts, HealthSummary, health
 from mooring.tasks import Tasks
@@ -105,7 +105,7 @@ class EventSource(Protocol):
     def service(self, name: str, /) -> object | None: ...
     def instance(self, service: str, id: str, /) -> object | None: ...
     def health(self, sees: Callable[[str], bool], /) -> object: ...
-    def problems(self) -> list[Problem]: ...
+    def problems(self) -> list[FleetProblem]: ...
 
 
 class FleetSource:

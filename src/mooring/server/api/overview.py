@@ -15,7 +15,7 @@ from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import READING, Principal
 from mooring.server.http.response import Response, digest, encode, rfc3339
 from mooring.server.live.history import TimelineEvent
-from mooring.server.live.problems import Problem, visible_problems
+from mooring.server.live.problems import FleetProblem, visible_problems
 from mooring.server.live.services import RenderedPage
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import HealthCounts, HealthSummary, Observed, health, percentile
@@ -64,7 +64,7 @@ class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Whether the data may be outdated."""
     error: str
     health: HealthSummary
-    problems: Sequence[Problem]
+    problems: Sequence[FleetProblem]
     """Most severe first."""
     groups: Sequence[GroupCounts]
     heartbeat_lag: HeartbeatLag
@@ -73,7 +73,7 @@ class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 def overview(
-    fleet: Fleet, problems: Iterable[Problem], principal: Principal, moment: Time
+    fleet: Fleet, problems: Iterable[FleetProblem], principal: Principal, moment: Time
 ) -> Overview:
     """The overview of the services that a principal may access."""
     counts: dict[str, HealthCounts] = {}

@@ -65,7 +65,7 @@ _Worst = tuple[ProblemKind, Time | None, str]
 """The worst problem of an instance: its kind, since when, and a detail."""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class FleetProblem(msgspec.Struct, frozen=True):
     key: str
     """Stays the same while the problem lasts."""
     severity: Severity
@@ -116,36 +116,38 @@ def problems(
     stale_since: Time | None = None,
     alarms: Sequence[str] = (),
     alarms_since: Time | None = None,
-) -> list[Problem]:
+) -> list[FleetProblem]:
     """All problems, the worst first. `alarms` are those of the store."""
     grace = grace or GracePeriods()
-    found: list[Problem] = []
+    result: list[FleetProblem] = []
     if fleet.stale:
         error = fleet.error or "no answer"
-        found.append(_problem("stale", "", since=stale_since, params={"error": error}))
+        result.append(_problem("stale", "", since=stale_since, params={"error": error}))
     if alarms:
         alarm = "; ".join(alarms)
-        found.append(_problem("store_alarm", "", since=alarms_since, params={"alarm": alarm}))
+        result.append(_problem("store_alarm", "", since=alarms_since, params={"alarm": alarm}))
     for name in fleet.names():
         known = fleet.service(name)
         if known is not None:
-            found += service_problems(fleet, known, now, grace)
-    return sorted(found, key=_rank)
+            result += service_problems(fleet, known, now, grace)
+    return sorted(result, key=_rank)
 
 
-def visible_problems(problems: Iterable[Problem], sees: Callable[[str], bool]) -> list[Problem]:
+def visible_problems(
+    problems: Iterable[FleetProblem], sees: Callable[[str], bool]
+) -> list[FleetProblem]:
     """The problems of the services that a caller may see, and those of the whole fleet."""
     return [problem for problem in problems if not problem.service or sees(problem.service)]
 
 
-def _rank(problem: Problem) -> tuple[int, int, str, str]:
+def _rank(problem: FleetProblem) -> tuple[int, int, str, str]:
     severity = SEVERITIES.index(problem.severity)
     return severity, _RANK[problem.kind], *split_service(problem.service or "-")
 
 
 def service_problems(
     fleet: FleetState, known: KnownService, now: Time, grace: GracePeriods
-) -> Iterator[Problem]:
+) -> Iterator[FleetProblem]:
     """The problems of one service. Each instance counts only for its worst problem."""
     name, instances = known.name, known.instances
     times = _EventTimes(fleet, name)
@@ -203,7 +205,9 @@ def _worst_problem(
     return None if instance.enabled else ("disabled", times.last(id, "enabled"), "")
 
 
-def _empty(known: KnownService, since: Time, now: Time, grace: GracePeriods) -> Iterator[Problem]:
+def _empty(
+    known: KnownService, since: Time, now: Time, grace: GracePeriods
+) -> Iterator[FleetProblem]:
     long_ago = (now - since).total_seconds() > grace.emptied
     if known.lost:
         problem = _problem("no_instances", known.name, since=since)
@@ -214,7 +218,7 @@ def _empty(known: KnownService, since: Time, now: Time, grace: GracePeriods) -> 
 
 def _instance_problem(
     kind: ProblemKind, service: str, affected: Sequence[tuple[str, Time | None, str]], total: int
-) -> Problem:
+) -> FleetProblem:
     ids = [id for id, _, _ in affected]
     times = [since for _, since, _ in affected if since is not None]
     return _problem(
@@ -238,10 +242,10 @@ def _problem(
     id: str = "",
     since: Time | None = None,
     params: dict[str, Parameter] | None = None,
-) -> Problem:
+) -> FleetProblem:
     params = params or {}
     with_service = {"service": service, **params}
-    return Problem(
+    return FleetProblem(
         key=f"{kind}:{service}",
         severity=KINDS[kind],
         kind=kind,
@@ -320,9 +324,9 @@ class CurrentProblems:
         self.updated_at = float("-inf")
         """When the problems were last determined, by the clock."""
         self._stale_since: Time | None = None
-        self._problems: list[Problem] = []
+        self._problems: list[FleetProblem] = []
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[FleetProblem]:
         """The worst first, at most a second old."""
         moment = self._clock()
         if moment - self.updated_at >= _REUSE:
@@ -330,7 +334,7 @@ class CurrentProblems:
             self._problems = self._determine()
         return self._problems
 
-    def _determine(self) -> list[Problem]:
+    def _determine(self) -> list[FleetProblem]:
         moment = now()
         if not self._fleet.stale:
             self._stale_since = None

@@ -212,23 +212,23 @@ def check_shown(observed: Observed) -> CheckResult | None:
 
 def reasons(instance: Instance, observed: Observed) -> list[Message]:
     """What is wrong with an instance."""
-    found = []
+    result = []
     if observed.check_failure:
-        found.append(message("check_failing", detail=observed.check_failure))
+        result.append(message("check_failing", detail=observed.check_failure))
     if not instance.status.healthy:
-        found.append(message("unhealthy"))
+        result.append(message("unhealthy"))
     if observed.missing:
-        found.append(message("missing"))
+        result.append(message("missing"))
     elif observed.late:
-        found.append(message("heartbeat_late", seconds=round(observed.silence or 0)))
+        result.append(message("heartbeat_late", seconds=round(observed.silence or 0)))
     if instance.status.state != "up":
-        found.append(message(STATES[instance.status.state]))
+        result.append(message(STATES[instance.status.state]))
     if not instance.enabled:
         by_operator = instance.config.enabled is False
-        found.append(message("disabled_by_operator" if by_operator else "disabled_by_itself"))
+        result.append(message("disabled_by_operator" if by_operator else "disabled_by_itself"))
     if not instance.weight:
-        found.append(message("no_weight"))
-    return found
+        result.append(message("no_weight"))
+    return result
 
 
 def numbers(metrics: Mapping[str, JSON]) -> Iterator[tuple[str, float]]:
