@@ -32,7 +32,7 @@ from bench.measure import (
 from bench.population import SERVICE, instance, populate, puts
 from bench.processes import ProcessFailed, script
 from bench.wrk import Loaded
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Store
 from mooring.testing.servers import free_port
 

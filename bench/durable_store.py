@@ -15,7 +15,7 @@ from statistics import median
 
 from bench.load import KEYS, VALUE, Load, in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, per_second
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Put, Store
 
 IN_FLIGHT = 64
@@ -26,7 +26,7 @@ _VALUE = VALUE.encode()
 
 _START = """
 import asyncio, os, sys, time
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import key
 
 def resident():

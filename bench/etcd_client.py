@@ -9,7 +9,7 @@ from statistics import median
 from bench.bare_etcd import METADATA, TIMEOUT, bare, fresh_etcd
 from bench.load import KEYS, VALUE, Load, in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, milliseconds, per_second, ratio
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Put, Store, key
 from mooring.store.etcd.proto import Methods, PutRequest, RangeRequest
 

@@ -10,7 +10,7 @@ from statistics import median
 from bench.bare_etcd import fresh_etcd
 from bench.load import VALUE
 from bench.measure import Line, Plan, Section, interleaved, per_second, ratio
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import MAX_OPERATIONS, Put, Range, Store, prefix
 
 SIZES = {"1 k keys": 1_000, "10 k keys": 10_000, "100 k keys": 100_000}

@@ -18,7 +18,7 @@ from bench.admin import process
 from bench.durable_store import scratch_folder
 from bench.measure import Line, Plan, Section, Target, interleaved, milliseconds
 from bench.population import instance, puts
-from mooring.hub import open_store
+from mooring.backends import open_store
 
 SERVICES = 1_000
 PAINT = 1000.0

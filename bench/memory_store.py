@@ -19,7 +19,7 @@ from bench.measure import (
     rate,
     ratio,
 )
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Put, Range, Store, between, key, prefix
 
 SIZES = {"1 k keys": 1_000, "100 k keys": 100_000, "1 M keys": 1_000_000}

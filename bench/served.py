@@ -15,7 +15,7 @@ from statistics import median
 from bench.durable_store import scratch_folder
 from bench.load import KEYS, VALUE, Load, in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, milliseconds, per_second, ratio
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Put, Store, key
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.servers import free_port

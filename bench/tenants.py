@@ -24,7 +24,7 @@ from bench.measure import (
 from bench.processes import script
 from bench.tenantry import KEYS, SERVICES, entries, parts, populate
 from mooring.asgi import Message, Receive, Scope, Send, TenantMiddleware
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Entry
 from mooring.tenants.model import encode
 from mooring.tenants.read.parser import SnapshotParser

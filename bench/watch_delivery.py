@@ -13,7 +13,7 @@ from statistics import median
 from bench.bare_etcd import METADATA, TIMEOUT, bare, fresh_etcd
 from bench.load import VALUE
 from bench.measure import Line, Plan, Section, Target, in_rounds, milliseconds, ratio
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Store, prefix
 from mooring.store.etcd.proto import Methods, PutRequest, WatchCreateRequest, WatchRequest
 

@@ -15,7 +15,7 @@ import trustme
 from hypothesis import settings
 
 from mooring import durations
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup

@@ -8,7 +8,8 @@ import uvloop
 
 from bench.load import KEYS, VALUE, Order, measure, order
 from bench.population import here
-from mooring.hub import connect, open_store
+from mooring.backends import open_store
+from mooring.hub import connect
 from mooring.store import Put, key
 
 

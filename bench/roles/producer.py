@@ -17,7 +17,7 @@ import uvloop
 
 from bench.population import LAYOUT, instance, populate, puts
 from bench.processes import tell
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Delete, Put, Store, key
 
 _PER_TICK = 10  # changes that are sent together

@@ -1,4 +1,4 @@
-"""`connect(url)`: the one place that puts the parts together."""
+"""`connect(url)` and the `Hub`, which composes stores, registries and features."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import msgspec
-
+from mooring.backends import missing_tenants, no_store, open_redis, open_store, store_addresses
 from mooring.discovery.last_known_good import HOLD, Empty
 from mooring.discovery.resilience import blames
-from mooring.errors import Closed, InvalidRequest, MissingExtra
+from mooring.errors import Closed
 from mooring.heartbeat.scheduler import Collecting
 from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
@@ -26,13 +25,11 @@ from mooring.session import Session
 from mooring.settings.registry import RegistrySettings
 from mooring.settings.registry import parse as parse_settings
 from mooring.store import Entry, Range, Store
-from mooring.store.namespace import Namespaced
-from mooring.store.url import REDIS, StoreURL, parse
+from mooring.store.url import REDIS, parse
 from mooring.tasks import cleanup
 from mooring.tenants.keys import KEEP, KEEP_FOR, TenantKeys
 
-# What a hub makes is imported when it is first made: no program uses all of it, and each waits for
-# what it loads.
+# Features are imported when they are first used, since no program needs all of them.
 if TYPE_CHECKING:
     from mooring.discovery.eligibility import Explanation
     from mooring.discovery.resilience import Resilience
@@ -45,164 +42,20 @@ if TYPE_CHECKING:
     from mooring.locks.queue import Queue
     from mooring.registry.contract import Registry
     from mooring.registry.registration import Registration
-    from mooring.store.embedded.engine import Engine
-    from mooring.store.embedded.store import EngineRunner
     from mooring.tenants.publish.publisher import Publisher
     from mooring.tenants.read.provider import Provider
     from mooring.tenants.secrets import Keyring
 
-_CLOSE_WITHIN = 30.0  # seconds; each of its parts has a bound of its own, which is less
-
-
-def open_store(url: str | StoreURL) -> Store:
-    """The store that a URL names (see `mooring.store.url`). It connects when it is first used.
-
-    Must be called in a running event loop.
-    """
-    where = parse(url) if isinstance(url, str) else url
-    if where.scheme in REDIS:
-        raise no_store(where)
-    store = _OPENERS[where.scheme](where)
-    prefix = where.options.get("namespace")
-    return store if prefix is None else Namespaced(store, prefix.encode())
-
-
-def _addresses(url: StoreURL) -> tuple[str, ...]:
-    """Where a store is, and below which prefix; the same for every way to write its URL."""
-    if url.scheme == "sqlite":
-        places = [str(url.file.absolute())]
-    elif url.scheme == "memory":
-        places = [f"memory://{url.location}"]
-    else:
-        places = sorted({host.lower() for host in url.hosts(2379)})
-    prefix = url.options.get("namespace")
-    return tuple(f"{place} {prefix}" if prefix else place for place in places)
-
-
-def no_store(url: StoreURL) -> InvalidRequest:
-    """What to say to who wants more of Redis than a registry."""
-    return InvalidRequest(
-        f"{url} keeps a registry and nothing else: locks, tenants and keys of your own need a "
-        f'store. Use both: connect("etcd://…", registry="{url.scheme}://…"), or --store and '
-        "--registry"
-    )
-
-
-def open_runner(url: StoreURL) -> EngineRunner:
-    """The engine behind an embedded store, to be shared with it; release it after use.
-
-    Only for `memory://` and `sqlite://`: see `EMBEDDED`.
-    """
-    if url.scheme == "memory":
-        from mooring.store.embedded.store import memory_runner
-
-        return memory_runner(url.location, lambda: _engine(url))
-    from mooring.store.embedded.durable import durable_runner
-
-    return durable_runner(url.file, lambda: _engine(url))
-
-
-def _open_embedded(url: StoreURL) -> Store:
-    from mooring.store.embedded.store import EmbeddedStore
-
-    return EmbeddedStore(open_runner(url), url=str(url))
-
-
-def _engine(url: StoreURL) -> Engine:
-    from mooring.store.embedded.engine import HISTORY, HISTORY_AGE, HISTORY_BYTES, QUOTA, Engine
-
-    return Engine(
-        history=url.option("history", HISTORY),
-        history_age=url.option("history_age", HISTORY_AGE),
-        history_bytes=url.option("history_bytes", HISTORY_BYTES),
-        quota=url.option("quota", QUOTA),
-    )
-
-
-def _open_etcd(url: StoreURL) -> Store:
-    try:
-        from mooring.settings.connections import TLS, EtcdConnectionSettings
-        from mooring.store.etcd.store import EtcdStore
-    except ImportError as error:
-        raise MissingExtra(f"{url.scheme}://", "etcd") from error
-    tls = TLS(url.path("ca"), url.path("cert"), url.path("key"), url.options.get("server_name"))
-    settings = EtcdConnectionSettings(
-        endpoints=url.hosts(2379),
-        tls=tls if url.scheme == "etcds" else None,
-        user=url.user,
-        password=url.password,
-        password_file=url.path("password_file"),
-        timeout=url.option("timeout", 5.0),
-    )
-    return EtcdStore(settings, url=str(url))
-
-
-_OPENERS: Mapping[str, Callable[[StoreURL], Store]] = {
-    "memory": _open_embedded,
-    "sqlite": _open_embedded,
-    "etcd": _open_etcd,
-    "etcds": _open_etcd,
-}
-
-
-def missing_tenants(error: ImportError) -> ImportError:
-    """What to raise where tenants cannot be imported: the extra's name, or a mistake of ours."""
-    if (error.name or "").partition(".")[0] not in ("immutables", "cryptography"):
-        return error
-    return MissingExtra("the configuration of tenants", "tenants")
-
-
-def _open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
-    try:
-        from mooring.registry.redis.connection import Connection
-        from mooring.registry.redis.layout import RedisKeys
-        from mooring.registry.redis.registry import RedisRegistry
-        from mooring.settings.connections import TLS, RedisConnectionSettings
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("redis", "hiredis"):
-            raise  # a mistake of ours
-        raise MissingExtra(f"{url.scheme}://", "redis") from error
-    kind = {"redis+cluster": "cluster", "redis+sentinel": "sentinel"}.get(url.scheme, "single")
-    encrypted = url.scheme == "rediss" or url.options.get("tls") == "on"
-    tls = TLS(url.path("ca"), url.path("cert"), url.path("key")) if encrypted else None
-    if tls is not None:
-        tls.context()
-    segments = list(url.segments)
-    told = settings.redis
-    where = RedisConnectionSettings(
-        hosts=url.hosts(26379 if kind == "sentinel" else 6379),
-        kind=kind,  # type: ignore[arg-type]
-        master=segments.pop(0) if kind == "sentinel" else "",
-        database=int(segments[0]) if segments else 0,
-        user=url.user,
-        password=url.password,
-        password_file=url.path("password_file"),
-        sentinel_password=url.options.get("sentinel_password", ""),
-        tls=tls,
-        timeout=url.option("timeout", told.connection_timeout),
-    )
-    keys = RedisKeys(
-        url.options.get("prefix", told.key_prefix),
-        namespace=url.options.get("namespace", told.namespace),
-        cluster=kind == "cluster",
-    )
-    if "expire" in url.options:
-        told = msgspec.structs.replace(told, consumer_timeout=url.option("expire", 0.0))
-        settings = msgspec.structs.replace(settings, redis=told)
-    return RedisRegistry(Connection(where, url=str(url)), keys, settings)
-
-
-EMBEDDED = ("memory", "sqlite")
-"""The schemes whose engine is in this process."""
+_CLOSE_TIMEOUT = 30.0  # seconds; each part has its own shorter limit
 
 
 class Hub:
-    """Everything on one store, or the registry on another. Made by `connect`; use it as an async
-    context manager.
+    """A connection to a store, and to a registry if that is elsewhere. Created by `connect`; use it
+    as an async context manager.
 
-    Leaving closes what was made with it: registrations deregister, views end. A cancellation
-    meanwhile is raised when that is done. In a forked child it is closed: connect there, and on
-    etcd only there.
+    Leaving closes everything that the hub has created: registrations deregister, views end. A
+    cancellation meanwhile is raised afterwards. In a forked child the hub is closed: connect in
+    the child, and with etcd do not connect before the fork.
     """
 
     def __init__(
@@ -222,7 +75,7 @@ class Hub:
             raise no_store(self._url)
         self._layout = layout_of(layout)
         self._settings = settings or parse_settings({})
-        self._policy = self._settings.policy  # one for all registrations
+        self._policy = self._settings.policy  # shared by all registrations
         self._collectors = tuple(collectors)
         self._cache = None if cache is None else Path(cache)
         self.tenants_namespace: str = TenantKeys(tenants_namespace or None).namespace
@@ -231,12 +84,13 @@ class Hub:
         self._registry: Registry | None = None
         self._contenders: Queue | None = None
         self._process = os.getpid()
-        handle_sigterm()  # it may be opened in another thread, which cannot
-        self._made: weakref.WeakSet[Registration | View | Provider | Queue] = weakref.WeakSet()
+        handle_sigterm()  # here, since only the main thread can, and others may open the hub
+        self._created: weakref.WeakSet[Registration | View | Provider | Queue] = weakref.WeakSet()
 
     @property
     def store(self) -> Store:
-        """The store itself, for reads, commits and watches of your own."""
+        """The store, for your own reads, commits and watches. Raises `InvalidRequest` if there is
+        only a registry on Redis."""
         self._check_open()
         if self._store is None:
             raise no_store(self._url)
@@ -250,7 +104,7 @@ class Hub:
 
     @property
     def registry(self) -> Registry:
-        """Who offers what: lists, descriptions, and the operator's word."""
+        """The registry: lists of instances, descriptions and operator overrides."""
         self._check_open()
         assert self._registry is not None
         return self._registry
@@ -258,9 +112,10 @@ class Hub:
     def register(
         self, instance: Instance, *, ttl: float | None = None, wait: float = 5.0
     ) -> Registration:
-        """Keep an instance registered for as long as it is entered. See `Registration`.
+        """Keep an instance registered while the registration is entered. See `Registration`.
 
-        `ttl` is how long it stays without a sign of life: by default what its layout says.
+        The instance expires `ttl` seconds after its last heartbeat; the default depends on the
+        layout.
         """
         from mooring.registry.registration import Registration
 
@@ -272,7 +127,7 @@ class Hub:
             metrics=self._metrics,
             wait=wait,
         )
-        self._made.add(registration)
+        self._created.add(registration)
         return registration
 
     def discover(
@@ -292,10 +147,10 @@ class Hub:
         wait: float = 5.0,
     ) -> View:
         """A live view of a service. See `View`, `mooring.discovery.balance` for the policies, and
-        `mooring.discovery.resilience` for what is done about instances that fail.
+        `mooring.discovery.resilience` for the handling of failing instances.
 
-        The last instances to leave are called for `hold` seconds more, unless another can be
-        called. With `empty="keep"` the last list stays for as long as there is none.
+        When the last instances leave, they remain callable for `hold` seconds, unless another
+        instance is callable. With `empty="keep"` they remain until another instance registers.
         """
         from mooring.discovery.disk_cache import InstanceCache
         from mooring.discovery.eligibility import Selector
@@ -315,7 +170,7 @@ class Hub:
             blame=blame,
             wait=wait,
         )
-        self._made.add(view)
+        self._created.add(view)
         return view
 
     def tenants(
@@ -327,12 +182,13 @@ class Hub:
         wait: float = 5.0,
         keyring: Keyring | None = None,
     ) -> Provider:
-        """The configuration of the tenants, live. See `Provider` and what it gives, `Tenants`.
+        """The live configuration of the tenants. See `Provider`, and `Tenants`, which it provides.
 
-        `namespace` is their key prefix: by default the hub's `tenants_namespace`.
-        `file` is where the last state is kept for a start without the store: by default in the
-        hub's cache folder, where it has one. Every `afresh` seconds everything is read anew.
-        Passwords are unsealed with the keys of the environment, unless others are given.
+        `namespace` is the key prefix of the tenants; the default is the hub's
+        `tenants_namespace`. `file` keeps the last state for a start without the store; the
+        default is a file in the hub's cache folder, if there is one. Everything is read again
+        every `afresh` seconds. Passwords are decrypted with `keyring`, by default with the keys in
+        the environment.
         """
         try:
             from mooring.tenants.read.provider import Provider
@@ -340,7 +196,7 @@ class Hub:
         except ImportError as error:
             raise missing_tenants(error) from error
         keys, store = TenantKeys(namespace or self.tenants_namespace), self.store
-        addresses = _addresses(self._url)
+        addresses = store_addresses(self._url)
         if file is None and self._cache is not None:
             scope = "\n".join((*addresses, keys.namespace))
             mark = hashlib.sha256(scope.encode()).hexdigest()[:12]
@@ -355,12 +211,12 @@ class Hub:
             afresh=afresh,
             wait=wait,
         )
-        self._made.add(provider)
+        self._created.add(provider)
         return provider
 
     @property
     def scope(self) -> str:
-        """What tells the instances of this registry from those of others, also of one store."""
+        """Identifies the registry: it differs between registries, even in the same store."""
         redis = self._settings.redis
         within = (
             f"{redis.namespace}:{redis.key_prefix}"
@@ -377,8 +233,8 @@ class Hub:
         tags: Mapping[str, str] | None = None,
         zone: str = "",
     ) -> list[Explanation]:
-        """For each instance of a service, why a caller that asks like this would or would not call
-        it."""
+        """Explain for each instance of a service why a caller with this selection would or would
+        not call it."""
         from mooring.discovery.eligibility import Selector
         from mooring.discovery.resilience import Resilience
         from mooring.discovery.rotation import explain
@@ -387,17 +243,17 @@ class Hub:
         return explain(listing.instances, Selector(version, tags or {}, zone), Resilience())
 
     def session(self, *, ttl: float = 15.0) -> Session:
-        """A lease that is kept alive; keys that hang on it vanish with this process."""
+        """A lease with keepalive. Keys attached to it are deleted when this process ends."""
         return Session(self.store, ttl=ttl)
 
     def mirror(self, range: Range) -> Mirror[bytes, Entry]:
-        """A live copy of a range."""
+        """A live copy of a key range."""
         return Mirror(RangeFeed(self.store, range))
 
     def lock(self, name: str, *, ttl: float = 10.0, timeout: float | None = None) -> Lock:
-        """A lock by name, the same as that of `etcdctl lock NAME`. See `Lock`.
+        """A lock by name, compatible with `etcdctl lock NAME`. See `Lock`.
 
-        `ttl` is how long it stays held without a sign of life of the holder.
+        A lock is released `ttl` seconds after the last heartbeat of its holder.
         """
         from mooring.locks.lock import Lock
 
@@ -406,7 +262,7 @@ class Hub:
     def rwlock(
         self, name: str, *, ttl: float = 10.0, timeout: float | None = None
     ) -> ReadWriteLock:
-        """A lock that readers share: enter its `read()` or its `write()`."""
+        """A lock that readers share: enter `read()` or `write()`."""
         from mooring.locks.lock import ReadWriteLock
 
         return ReadWriteLock(self._queue(), name, ttl=ttl, timeout=timeout)
@@ -414,13 +270,13 @@ class Hub:
     def semaphore(
         self, name: str, places: int, *, ttl: float = 10.0, timeout: float | None = None
     ) -> Semaphore:
-        """A lock that so many may hold at a time."""
+        """A lock with up to `places` holders at a time."""
         from mooring.locks.lock import Semaphore
 
         return Semaphore(self._queue(), name, places, ttl=ttl, timeout=timeout)
 
     def election(self, name: str, *, ttl: float = 10.0, timeout: float | None = None) -> Election:
-        """An election by name, the same as that of `etcdctl elect NAME`."""
+        """An election by name, compatible with `etcdctl elect NAME`."""
         from mooring.locks.election import Election
 
         return Election(self._queue(), name, ttl=ttl, timeout=timeout)
@@ -428,14 +284,14 @@ class Hub:
     def barrier(
         self, name: str, parties: int, *, ttl: float = 10.0, timeout: float | None = None
     ) -> Barrier:
-        """A barrier: its `wait` returns once so many wait."""
+        """A barrier. Its `wait` returns when `parties` callers wait."""
         from mooring.locks.barrier import Barrier
 
         return Barrier(self._queue(), name, parties, ttl=ttl, timeout=timeout)
 
     async def locks(self, prefix: str = "") -> list[LockInfo]:
-        """Who holds what and who waits, of the locks whose names start so. Without a prefix the
-        whole store is read."""
+        """The holders and waiters of all locks with a name prefix. An empty prefix reads the whole
+        store."""
         from mooring.locks.inspect import locks
 
         return await locks(self.store, prefix)
@@ -449,10 +305,11 @@ class Hub:
         keep_for: float = KEEP_FOR,
         keyring: Keyring | None = None,
     ) -> Publisher:
-        """Who writes the configuration of tenants below a namespace. See `Publisher`.
+        """Writes the configuration of tenants below a namespace. See `Publisher`.
 
-        `by` is named in the histories, of which `keep` entries stay for `keep_for` seconds. The
-        keys that seal passwords come from `MOORING_ENCRYPTION_KEY`, or from a `keyring` of yours.
+        `by` is the author in the histories. Each history keeps `keep` entries for `keep_for`
+        seconds. Passwords are encrypted with `keyring`, by default with the key in
+        `MOORING_ENCRYPTION_KEY`.
         """
         from mooring.tenants.publish.publisher import Publisher
 
@@ -471,12 +328,12 @@ class Hub:
             from mooring.locks.queue import Queue
 
             self._contenders = Queue(store)
-            self._made.add(self._contenders)
+            self._created.add(self._contenders)
         return self._contenders
 
     async def __aenter__(self) -> Self:
         self._process = os.getpid()
-        async with AsyncExitStack() as opened:  # closed again where something of it cannot be
+        async with AsyncExitStack() as opened:  # closes everything if a step fails
             if self._url.scheme not in REDIS:
                 self._store = open_store(self._url)
                 opened.push_async_callback(self._store.aclose)
@@ -488,28 +345,28 @@ class Hub:
         return self
 
     def _open_registry(self, opened: AsyncExitStack) -> Registry:
-        where = self._registry_url
-        if where.scheme in REDIS:
-            return _open_redis(where, self._settings)
+        url = self._registry_url
+        if url.scheme in REDIS:
+            return open_redis(url, self._settings)
         from mooring.registry.kv.registry import StoreRegistry
 
-        if where is self._url:
+        if url is self._url:
             assert self._store is not None
             return StoreRegistry(self._store, self._layout)
-        store = open_store(where)
+        store = open_store(url)
         opened.push_async_callback(store.aclose)
         return StoreRegistry(store, self._layout)
 
     async def __aexit__(self, *_: object) -> None:
         if self._registry is not None and self._process == os.getpid():
-            await cleanup(self._close(), within=_CLOSE_WITHIN)
+            await cleanup(self._close(), within=_CLOSE_TIMEOUT)
 
     async def _close(self) -> None:
-        """Close all, each whatever becomes of the others. What needs the store takes 3 s if that
-        is silent, at the same time."""
-        made = [made.aclose() for made in list(self._made)]
+        """Close everything concurrently, even if a part fails. If the store does not answer, this
+        takes about 3 s."""
+        closing = [resource.aclose() for resource in list(self._created)]
         try:
-            for error in await asyncio.gather(*made, return_exceptions=True):
+            for error in await asyncio.gather(*closing, return_exceptions=True):
                 if error is not None:
                     raise error
         finally:
@@ -527,19 +384,19 @@ def connect(
     cache: str | Path | None = None,
     tenants_namespace: str = "",
 ) -> Hub:
-    """A hub on the store that `url` names. Raises `InvalidURL` at once for one that cannot be.
+    """Connect to the store that `url` names. Raises `InvalidURL` for an invalid URL.
 
         async with mooring.connect("etcd://127.0.0.1:2379") as hub: ...
 
-    `registry` is where the registry is, if elsewhere: `redis://…` beside a store for the rest. With
-    Redis alone there is a registry and nothing else.
+    `registry` is the URL of a registry outside the store, such as `redis://…`. With Redis alone,
+    only the registry is available.
 
-    Entering does not wait for the store to be up: what needs it says so. `layout` is how instances
-    lie in the store: `tree`, `hprose`, `plain:ROOT/` or `endpoints:ROOT/`. `settings` are those of
-    heartbeats and metrics (`mooring.heartbeat.load`), `collectors` metrics of your own. In the
-    folder `cache` the last known instances are kept for a start without the store.
+    Entering does not wait for the store: operations that need it report its errors. `layout` is
+    the key layout of the instances: `tree`, `hprose`, `plain:ROOT/` or `endpoints:ROOT/`.
+    `settings` control heartbeats and metrics (`mooring.heartbeat.load`), and `collectors` add your
+    own metrics. The folder `cache` keeps the last known instances for a start without the store.
 
-    `tenants_namespace` is the key prefix of the tenants: by default the environment variable
+    `tenants_namespace` is the key prefix of the tenants; the default is the environment variable
     `MOORING_TENANTS_NAMESPACE`, or `jxt`.
     """
     return Hub(

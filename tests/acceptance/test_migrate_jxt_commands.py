@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import NotConfigured
-from mooring.hub import open_store
 from mooring.store import Delete, Put, Store, prefix
 from mooring.store.contract import key
 from mooring.tenants.publish.publisher import Publisher

@@ -22,7 +22,7 @@ import grpc.aio
 import pytest
 
 import mooring.sync
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Put, key, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.cli.io import connect as connecting
-from mooring.hub import open_store
 from mooring.store import Put, prefix
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.commands import Command, mooring_command

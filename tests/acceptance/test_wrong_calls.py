@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.cli import app
-from mooring.hub import open_store
 from mooring.store import Put
 from tests.acceptance.commands import mooring_command
 from tests.wording import PYTHONS

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
+from mooring.backends import open_store
 from mooring.errors import Conflict, InvalidRequest, StoreError
-from mooring.hub import open_store
 from mooring.store import (
     Batch,
     Check,

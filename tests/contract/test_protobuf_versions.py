@@ -16,7 +16,7 @@ from tests.backends import usual
 SCRIPT = """
 import asyncio, sys
 import google.protobuf
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Put, Query, absent, key, prefix
 
 async def main():

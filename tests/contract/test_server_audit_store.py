@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.server.auth import audit_store
 from mooring.server.auth.audit import Audit, AuditEntry
 from mooring.server.auth.audit_store import AuditStore, surplus

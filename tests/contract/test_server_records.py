@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import Conflict
-from mooring.hub import open_store
 from mooring.server.auth.signed_records import ServerKey, SignedRecords, is_key_of, seal, unseal
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from tests.backends import USUAL, usual

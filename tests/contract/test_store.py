@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import (
     Closed,
     Compacted,
@@ -16,7 +17,6 @@ from mooring.errors import (
     LeaseNotFound,
     TooLarge,
 )
-from mooring.hub import open_store
 from mooring.store import (
     MAX_OPERATIONS,
     Batch,

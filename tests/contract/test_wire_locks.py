@@ -13,8 +13,8 @@ import pytest
 
 import mooring
 from mooring import Hub
+from mooring.backends import open_store
 from mooring.etcd_server.locking import ServerLocks
-from mooring.hub import open_store
 from mooring.store import Store, prefix
 from mooring.store.etcd import proto
 from mooring.store.etcd.proto import Methods

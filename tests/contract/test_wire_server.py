@@ -25,13 +25,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from mooring.backends import open_store
 from mooring.connection_limit import ConnectionLimit
 from mooring.errors import AccessDenied, InvalidRequest, OutOfSpace, StoreError, Unavailable
 from mooring.etcd_server import auth
 from mooring.etcd_server import connections as sockets
 from mooring.etcd_server.connections import SWEEP
 from mooring.etcd_server.server import EtcdAPIServer, ServerTLS
-from mooring.hub import open_store
 from mooring.store import Put, key, prefix
 from mooring.store.embedded.durable import durable_runner
 from mooring.store.embedded.engine import Engine

@@ -8,8 +8,8 @@ import random
 import sys
 import time
 
+from mooring.backends import open_store
 from mooring.errors import NotConfigured, Taken
-from mooring.hub import open_store
 from mooring.model import JSON
 from mooring.tenants.document import Document, parse
 from mooring.tenants.publish.publisher import Publisher

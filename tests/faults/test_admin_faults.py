@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import OutOfSpace
-from mooring.hub import open_store
 from mooring.server.auth import credential_store as sharing
 from mooring.server.auth import tokens
 from mooring.store import Delete, Put, key, prefix

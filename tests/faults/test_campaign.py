@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import StoreError
-from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
 from mooring.store import Store, key, prefix

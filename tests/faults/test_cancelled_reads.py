@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import Conflict
-from mooring.hub import open_store
 from mooring.store import Put, Query, Store, absent, prefix
 from mooring.testing.etcd import EtcdServer
 from tests.backends import usual

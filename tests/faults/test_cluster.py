@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
 from mooring.store import Delete, Entry, Put, Store, key, prefix

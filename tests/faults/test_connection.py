@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import Closed, OutcomeUnknown, Unavailable
-from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
 from mooring.store import Delete, Entry, Put, Store, Watch, key, prefix

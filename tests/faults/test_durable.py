@@ -18,8 +18,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import InUse, StoreError
-from mooring.hub import open_store
 from mooring.mirror import Mirror, RangeFeed
 from mooring.store import Delete, Entry, Put, Query, key, prefix
 from mooring.store.embedded import durable
@@ -32,7 +32,7 @@ from tests.waiting import PATIENCE, eventually
 
 WRITER = """
 import asyncio, itertools, sys
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Delete, Put, key
 
 async def main(path, start):
@@ -188,7 +188,7 @@ async def test_a_second_process_is_told_who_owns_it(tmp_path: Path):
     path = tmp_path / "store"
     script = f"""
 import asyncio
-from mooring.hub import open_store
+from mooring.backends import open_store
 async def main():
     open_store("sqlite://{path}")
 asyncio.run(main())

@@ -17,9 +17,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import Conflict, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
 from mooring.etcd_server.server import EtcdAPIServer
-from mooring.hub import open_store
 from mooring.store import Committed, Delete, Put, Query, Store, absent, key, prefix
 from mooring.store.embedded import sqlite_file as journal
 from mooring.store.embedded.durable import durable_runner

@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.mirror import Mirror
 from mooring.model import Instance
 from mooring.registry.contract import Registry

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import Conflict, OutOfSpace, StoreError
-from mooring.hub import open_store
 from mooring.store import Committed, Put, Query, Store, absent, exists, key, prefix
 from mooring.store.embedded import sqlite_file as journal
 from tests.faults.conftest import SteppedClock
@@ -73,7 +73,7 @@ async def test_a_full_disk_refuses_writes_and_heals(
 READ_ONLY = """
 import asyncio, os, stat, sys
 from mooring.errors import OutOfSpace
-from mooring.hub import open_store
+from mooring.backends import open_store
 from mooring.store import Put, key
 
 async def main(path, *locked):

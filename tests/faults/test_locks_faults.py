@@ -18,8 +18,9 @@ import pytest
 
 import mooring
 import mooring.sync
+from mooring.backends import open_store
 from mooring.errors import Closed, LockLost, LockTimeout, OutcomeUnknown, Unavailable
-from mooring.hub import Hub, open_store
+from mooring.hub import Hub
 from mooring.locks.lease_pool import LeasePool
 from mooring.locks.lock import Lock
 from mooring.store import Store, key, prefix

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import NotConfigured, StoreError, Taken
-from mooring.hub import open_store
 from mooring.migrate.jxt.bridge import Bridge
 from mooring.migrate.jxt.migration import Migration
 from mooring.store import Delete, Put, Store, prefix

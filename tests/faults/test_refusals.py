@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, Unavailable
-from mooring.hub import connect, open_store
+from mooring.hub import connect
 from mooring.mirror import Mirror, RangeFeed
 from mooring.session import Session
 from mooring.store import Delete, Put, Query, key, prefix

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import StoreError
-from mooring.hub import open_store
 from mooring.store import Delete, Put, Store
 from mooring.tenants.cooperative import SlicedWork
 from mooring.tenants.keys import TenantKeys

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import mooring
+from mooring.backends import open_store
 from mooring.errors import Unavailable
-from mooring.hub import open_store
 from mooring.store import Delete, Put, Store
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.read.disk_cache import TenantCache

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import MooringError, NotConfigured, Taken, Unavailable
-from mooring.hub import Hub, open_store
+from mooring.hub import Hub
 from mooring.store import Entry, Put, Query, Store, prefix
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import Tenant

@@ -15,11 +15,11 @@ import grpc.aio
 import pytest
 
 import mooring
+from mooring.backends import open_store
 from mooring.errors import Unavailable
 from mooring.etcd_server.server import EtcdAPIServer
 from mooring.grpc import serve_and_register
 from mooring.grpc.aio import channel
-from mooring.hub import open_store
 from mooring.model import Instance
 from mooring.server.health_checks.checkers import GRPCChecker, Target
 from mooring.store import Put, prefix

@@ -265,11 +265,13 @@ async def test_a_service_is_found_though_the_registry_was_away_at_the_first_requ
     ):
         proxy.refuse()
         first = asyncio.ensure_future(using.get(ECHO))
-        await eventually(lambda: bool(far._made))  # a view waits for its first list
+        await eventually(lambda: bool(far._created))  # a view waits for its first list
         proxy.heal()
         assert (await first).text == str(backend.port)
         assert view_of(using).service == "Common/Echo"
-        opened = [view for view in far._made if isinstance(view, View) and not view._mirror.closed]
+        opened = [
+            view for view in far._created if isinstance(view, View) and not view._mirror.closed
+        ]
         assert opened == [view_of(using)]
 
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import Closed
-from mooring.hub import open_store
 from mooring.mirror import Change, Mirror, RangeFeed, Step, Steps, Update, merge
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from mooring.testing.etcd import EtcdServer

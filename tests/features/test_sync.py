@@ -23,7 +23,8 @@ from mooring.mirror import Update
 from mooring.model import Instance
 from mooring.registry.contract import Listing
 from mooring.store import Entry, Put, prefix
-from mooring.sync.portal import Caller, LoopThread, Portal
+from mooring.sync.loop_thread import LoopThread
+from mooring.sync.portal import Caller, Portal
 from tests.waiting import until
 
 ECHO = Instance("Common/Echo", "10.0.0.1", 80)
@@ -224,7 +225,7 @@ def test_a_timeout_cancels_the_call(hub: mooring.sync.Hub):
 
 
 def test_a_call_that_is_cancelled_before_it_begins_is_over(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mooring.sync.portal._GIVE_UP", 3600)
+    monkeypatch.setattr("mooring.sync.portal._CANCEL_TIMEOUT", 3600)
     began: list[str] = []
 
     async def work() -> None:
@@ -300,7 +301,7 @@ def test_what_was_entered_too_late_is_left_again():
 
 
 def test_what_was_done_long_after_its_caller_left_is_undone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mooring.sync.portal._GIVE_UP", 0.05)
+    monkeypatch.setattr("mooring.sync.portal._CANCEL_TIMEOUT", 0.05)
     undone = threading.Event()
     events: list[asyncio.Event] = []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import (
     AccessDenied,
     Closed,
@@ -17,7 +18,6 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
-from mooring.hub import open_store
 from mooring.registry.kv.commit_batches import CommitBatches
 from mooring.store import Put, absent, everything, key
 from tests.waiting import eventually

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.backends import open_store
 from mooring.errors import InvalidRequest
-from mooring.hub import open_store
 from mooring.store import Entry, Put, everything, prefix
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES
 from mooring.store.export_import import batches_of, line_of, pages, puts_of

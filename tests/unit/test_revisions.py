@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import AccessDenied, Unavailable
-from mooring.hub import open_store
 from mooring.registry.kv.shared_lease import Revisions
 from mooring.store import Put, Range, Snapshot, Store
 from tests.waiting import eventually

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from mooring.backends import open_store
 from mooring.errors import AccessDenied, InvalidRequest, OutcomeUnknown, OutOfSpace, Unavailable
-from mooring.hub import open_store
 from mooring.server.auth import credential_store as sharing_module
 from mooring.server.auth import data_dir as folder_module
 from mooring.server.auth import sessions as sessions_module

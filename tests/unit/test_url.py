@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mooring.backends import open_store
 from mooring.errors import InvalidURL
-from mooring.hub import connect, open_store
+from mooring.hub import connect
 from mooring.store.url import StoreURL, parse
 
 

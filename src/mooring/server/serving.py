@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mooring.addresses import join
+from mooring.backends import open_runner
 from mooring.durations import show
 from mooring.etcd_server.locking import ServerLocks
 from mooring.etcd_server.server import EtcdAPIServer, ServerTLS
-from mooring.hub import Hub, connect, open_runner
+from mooring.hub import Hub, connect
 from mooring.server.alerts import Alerts, RedisElection, StoreElection
 from mooring.server.api import all_endpoints
 from mooring.server.app import Application

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import msgspec
 import yaml
 
+from mooring.backends import EMBEDDED, no_store
 from mooring.connection_limit import LOOPBACK, PER_ADDRESS, ConnectionLimit
 from mooring.errors import InvalidRequest
 from mooring.formatting import in_words, quoted, yaml_in_words
-from mooring.hub import EMBEDDED, no_store
 from mooring.names import nearest
 from mooring.server.auth.csrf import parse_host
 from mooring.server.auth.data_dir import data_folder, expanded

@@ -4,15 +4,15 @@
         with hub.register(mooring.Instance("echo", port=8080)):
             with hub.discover("mail") as mail, mail.pick() as instance: ...
 
-One event loop in a daemon thread (`portal`) runs the async API, and stand-ins (`proxy`) wait for
-its results. They may be used from many threads at once. `__all__` names the types that have a
-stand-in; every other object that such a stand-in returns is wrapped in the same way. A type checker
-reads `__init__.pyi`, which `tools/blocking_types.py` writes.
+One event loop in a daemon thread (`portal`) runs the async API, and proxies (`proxy`) wait for its
+results. Proxies are thread-safe. `__all__` names the types that have a proxy; other objects that a
+proxy returns are wrapped in the same way. Type checkers read `__init__.pyi`, which
+`tools/blocking_types.py` generates.
 
-Callbacks (`subscribe`, `where=`, `blame=`) are called on the loop's thread: they must not block,
-and a blocking call from one raises `InvalidRequest`. When a caller is interrupted, the call it
-waited for is cancelled. After a fork everything is `Closed` in the child; the parent is not
-affected. Hubs that are still open when the interpreter exits are closed then, within a few seconds.
+Callbacks (`subscribe`, `where=`, `blame=`) run in the thread of the loop: they must not block, and
+a blocking call from one raises `InvalidRequest`. If a caller is interrupted, its call is cancelled.
+After a fork everything is `Closed` in the child; the parent is not affected. Hubs that are still
+open when the interpreter exits are closed then, within a few seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TYPES = (
     "View",
     "Watch",
 )
-"""The types of `mooring` that are not plain data. Their twins have the same names here."""
+"""The types of `mooring` that are not plain data. Their proxies have the same names here."""
 
 __all__ = [*_TYPES, "connect", "timeout", "until_stopped"]
 

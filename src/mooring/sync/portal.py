@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import contextlib
 import functools
@@ -16,44 +15,48 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from contextvars import ContextVar, copy_context
+from typing import Any, Generic, Protocol, TypeVar
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.locks.held import CALLING_THREAD
-from mooring.registry.shutdown import LINGER, SIGNAL_CHECK, close_all, close_on_sigterm, listening
+from mooring.registry.shutdown import LINGER, SIGNAL_CHECK, close_on_sigterm, listening
+from mooring.sync.loop_thread import END_TIMEOUT, LoopThread, loop_thread
 from mooring.tasks import Tasks
-
-if TYPE_CHECKING:
-    import mooring.sync
-
 
 log = logging.getLogger(__name__)
 
 
+class Drainable(Protocol):
+    """A blocking `Registration`."""
+
+    def drain(self, *, grace: float, linger: float) -> object: ...
+
+
 def until_stopped(
-    *registrations: mooring.sync.Registration,
+    *registrations: Drainable,
     grace: float = 10.0,
     linger: float = LINGER,
     signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
 ) -> signal.Signals:
-    """Wait for a signal, then drain, as `mooring.until_stopped` does: mark the registrations
-    draining, keep them so for `linger` seconds, and deregister them. Then stop the server. It
-    takes two thirds of `grace` seconds at most. Another signal has the effect that it had before.
+    """Wait for a signal, then drain the registrations, as `mooring.until_stopped` does: mark them
+    as draining, wait `linger` seconds, and deregister them. Stop the server afterwards. Draining
+    takes at most two thirds of `grace` seconds. A second signal has its previous effect.
 
-    Only in the main thread, since Python handles signals in no other.
+    Only for the main thread, since Python handles signals there.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise InvalidRequest("signals reach the main thread only: call until_stopped there")
+        raise InvalidRequest("signals reach only the main thread: call until_stopped there")
     received: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
-    with listening(signals, received.put):  # a handler may interrupt its `get`
+    with listening(signals, received.put):  # `put` may interrupt `get`
         first = next_item(received)
     log.info("%s: leaving the registry, then stopping", first.name)
     if registrations:
         within = grace * 2 / 3
         with ThreadPoolExecutor(len(registrations), "mooring drain") as pool:
             for draining in [
-                pool.submit(each.drain, grace=within, linger=linger) for each in registrations
+                pool.submit(registration.drain, grace=within, linger=linger)
+                for registration in registrations
             ]:
                 draining.result()
     return first
@@ -61,23 +64,22 @@ def until_stopped(
 
 T = TypeVar("T")
 
-_GIVE_UP = 5.0  # seconds that an interrupted caller waits for the end of what it cancelled
-_END = 2.0  # seconds for what still runs to end when the loop does
+_CANCEL_TIMEOUT = 5.0  # seconds that an interrupted caller waits for the cancelled work
 
 _deadline: ContextVar[float | None] = ContextVar("deadline of blocking calls", default=None)
 
 
 @contextlib.contextmanager
 def timeout(seconds: float) -> Iterator[None]:
-    """Bound every blocking call of this thread within: what is not done by then is cancelled and
-    raises `TimeoutError`. May be nested; the earliest counts."""
+    """Limit the blocking calls of this thread in the block: a call that is not done in time is
+    cancelled and raises `TimeoutError`. May be nested; the earliest deadline applies."""
     ends, outer = time.monotonic() + seconds, _deadline.get()
     with _until(ends if outer is None else min(ends, outer)):
         yield
 
 
 def cleaning() -> contextlib.AbstractContextManager[None]:
-    """Calls within are cleanup: they have their own bounds, and no deadline cuts them short."""
+    """Lift the deadline for cleanup calls, which have their own limits."""
     return _until(None)
 
 
@@ -93,8 +95,8 @@ def _until(deadline: float | None) -> Iterator[None]:
 class Portal:
     """Opens and closes one resource (a hub) on the loop, and runs calls to it there.
 
-    Where nobody calls `close`, the interpreter's end does, for a few seconds at most. In a forked
-    child the portal is closed: the loop's thread stayed with the parent.
+    A portal that is still open when the interpreter exits is closed then, within a few seconds. In
+    a forked child the portal is closed: the thread of the loop stays in the parent.
     """
 
     def __init__(
@@ -105,34 +107,34 @@ class Portal:
     ) -> None:
         self.name = name
         self._enter, self._leave = enter, leave
-        self._calls: _Calls | None = None
-        self._outliving: _Calls | None = None
-        self._changing = threading.RLock()
-        self._under_way = self._unwanted = False
+        self._calls: _CallTasks | None = None
+        self._outliving: _CallTasks | None = None
+        self._change_lock = threading.RLock()
+        self._changing = self._close_requested = False
         _portals.add(self)
 
     @property
     def running(self) -> bool:
-        """Whether it can be called from this process."""
+        """Whether this process can call it."""
         return self._calls is not None and self._calls.process == os.getpid()
 
     @property
     def was_running(self) -> bool:
-        """Whether it was opened in this process, and what `outlives` it can be called."""
+        """Whether it was opened in this process, so that calls with `outlives` work."""
         calls = self._outliving
         return calls is not None and calls.process == os.getpid() and not calls.thread.ended
 
     def open(self) -> None:
-        """Enter the resource, where that was not done yet. Raises what entering raises, and
-        `Closed` where a signal handler closed it meanwhile."""
-        with self._change() as mine:
-            if not mine:
-                raise Closed(f"{self.name} is being opened or closed by what this interrupted")
+        """Enter the resource, unless it is entered already. Raises what entering raises, and
+        `Closed` if a signal handler closes it meanwhile."""
+        with self._change() as allowed:
+            if not allowed:
+                raise Closed(f"{self.name}: this signal handler interrupted its opening or closing")
             if self.running:
                 return
             if self._calls is not None:
                 raise self._forked()
-            self._calls, self._outliving = _Calls(loop_thread()), _Calls(loop_thread())
+            self._calls, self._outliving = _CallTasks(loop_thread()), _CallTasks(loop_thread())
             try:
                 self.call(self._enter, undo=self._leave)
             except BaseException:
@@ -140,41 +142,42 @@ class Portal:
                 raise
             _open.add(self)
             close_on_sigterm(self, self._calls.thread.loop)
-            if self._unwanted:
-                self._leave_it()
+            if self._close_requested:
+                self._leave_resource()
                 raise Closed(f"{self.name} was closed while it was opened")
 
     def close(self, *, within: float | None = None) -> None:
-        """Leave the resource. Calls that are under way raise `Closed`. Idempotent. Raises
-        `TimeoutError` where leaving is not done `within` so many seconds.
+        """Leave the resource. Running calls raise `Closed`. Idempotent. Raises `TimeoutError` if
+        leaving takes longer than `within` seconds.
 
-        In a signal handler that interrupted `open` or `close` it returns at once: they see to it.
+        In a signal handler that interrupted `open` or `close`, it returns at once, and the
+        interrupted call closes the resource.
         """
-        with self._change(within) as mine:
-            if not mine:
-                self._unwanted = True
+        with self._change(within) as allowed:
+            if not allowed:
+                self._close_requested = True
             elif self.running:
-                self._leave_it(within)
+                self._leave_resource(within)
 
     @contextlib.contextmanager
     def _change(self, within: float | None = None) -> Iterator[bool]:
-        """One thread at a time opens or closes. Whether it is not at that already: a signal handler
-        may come in between, and must not wait for what it interrupted."""
-        if not self._changing.acquire(timeout=-1 if within is None else within):
-            raise TimeoutError("another thread is at it")
+        """Let one thread at a time open or close. Yields False in a signal handler that interrupted
+        an opening or closing, which it must not wait for."""
+        if not self._change_lock.acquire(timeout=-1 if within is None else within):
+            raise TimeoutError("another thread is opening or closing it")
         try:
-            if self._under_way:
+            if self._changing:
                 yield False
                 return
             try:
-                self._under_way, self._unwanted = True, False
+                self._changing, self._close_requested = True, False
                 yield True
             finally:
-                self._under_way = False
+                self._changing = False
         finally:
-            self._changing.release()
+            self._change_lock.release()
 
-    def _leave_it(self, within: float | None = None) -> None:
+    def _leave_resource(self, within: float | None = None) -> None:
         try:
             with _until(None if within is None else time.monotonic() + within):
                 self.call(self._leave)
@@ -182,7 +185,7 @@ class Portal:
             self._end()
 
     async def aclose(self) -> None:
-        """On the loop: leave the resource, whatever a thread does with it."""
+        """Leave the resource, on the loop, regardless of other threads."""
         await self._leave()
 
     def _end(self) -> None:
@@ -190,7 +193,7 @@ class Portal:
         calls, self._calls = self._calls, None
         assert calls is not None
         ended = asyncio.run_coroutine_threadsafe(calls.aclose(), calls.thread.loop)
-        concurrent.futures.wait([ended], timeout=_END)
+        concurrent.futures.wait([ended], timeout=END_TIMEOUT)
 
     def call(
         self,
@@ -200,16 +203,16 @@ class Portal:
         caller: Caller | None = None,
         outlives: bool = False,
     ) -> T:
-        """Run a coroutine function on the loop, to its end; its result or error.
+        """Run a coroutine function on the loop, and return its result or raise its error.
 
-        A caller that is interrupted (Ctrl-C, a deadline) cancels the work. Work that was done all
-        the same is undone by `undo`, where that is given. The caller waits a few seconds for the
-        end of that, and it goes on without the caller.
+        An interrupted caller (Ctrl-C, a deadline) cancels the work. If the work completes
+        nevertheless, `undo` is called. The caller waits a few seconds for that; it continues in
+        the background.
 
-        Closing cancels what is under way, and nothing is begun afterwards. What `outlives` that is
-        neither: for what is over at once, or has bounds of its own.
+        Closing cancels running calls, and later calls raise `Closed`. Calls with `outlives` are
+        exempt: they are short, or have their own limits.
         """
-        calls = self._reach(self._outliving if outlives else self._calls)
+        calls = self._require(self._outliving if outlives else self._calls)
         caller = caller or Caller()
         call = _Call(self.name, work, caller, undo)
         context = copy_context()
@@ -217,28 +220,28 @@ class Portal:
         try:
             calls.thread.post(calls.begin, call, context=context)
             caller.wait()
-            return call.answer.result()
+            return call.result.result()
         except BaseException:
             if not call.failed:
                 calls.thread.post(call.abandon, context=context)
-                concurrent.futures.wait([call.over], timeout=_GIVE_UP)
+                concurrent.futures.wait([call.abandoned], timeout=_CANCEL_TIMEOUT)
             raise
 
     def post(self, work: Callable[[], object]) -> None:
-        """Run a plain function on the loop, and do not wait for it. Nothing where it is closed."""
+        """Run a plain function on the loop without waiting for it. Does nothing if closed."""
         calls = self._calls
         if calls is not None and calls.process == os.getpid():
             calls.thread.post(work)
 
-    def _reach(self, calls: _Calls | None) -> _Calls:
+    def _require(self, calls: _CallTasks | None) -> _CallTasks:
         if calls is None or calls.thread.ended:
             raise Closed(f"{self.name} is not open: use `with mooring.sync.connect(…) as hub`")
         if calls.process != os.getpid():
             raise self._forked()
         if calls.thread.is_current:
             raise InvalidRequest(
-                f"{self.name}: a blocking call on the loop's own thread would wait for itself "
-                "for ever: callbacks hand such work to another thread"
+                f"{self.name}: a blocking call in a callback would wait for itself for ever: "
+                "make it in another thread"
             )
         return calls
 
@@ -246,72 +249,8 @@ class Portal:
         return Closed(f"{self.name} was opened before a fork: connect again in this process")
 
 
-class LoopThread:
-    """An event loop in a daemon thread, from its first use until the interpreter ends.
-
-    There is one in a process, and it is not closed before: gRPC tells a loop of its calls' ends
-    after they are over, and that loop being closed would be an error in another one.
-    """
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.ended = False
-        """Whether the interpreter ends, and nothing is run here any more."""
-        ready: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(ready,), name="mooring", daemon=True
-        )
-        self._thread.start()
-        self.loop = ready.result()
-        atexit.register(self._at_exit)
-
-    @property
-    def is_current(self) -> bool:
-        return threading.current_thread() is self._thread
-
-    def post(
-        self, work: Callable[..., object], *args: object, context: Context | None = None
-    ) -> None:
-        """Call something on the loop. Nothing where the interpreter ends."""
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(work, *args, context=context)
-
-    def _run(self, ready: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
-        loop = asyncio.new_event_loop()
-        loop.call_soon(ready.set_result, loop)
-        loop.run_forever()
-        # Not as `asyncio.run` does, which waits without end for threads of the loop's executor.
-        rest = asyncio.all_tasks(loop)
-        for task in rest:
-            task.cancel()
-        if rest:
-            loop.run_until_complete(asyncio.wait(rest, timeout=_END))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-
-    def _at_exit(self) -> None:
-        if self.process == os.getpid():
-            close_all("the end of the process")
-            self.ended = True
-            self.post(self.loop.stop)
-            self._thread.join(2 * _END)
-
-
-_current: LoopThread | None = None
-_starting = threading.Lock()
-
-
-def loop_thread() -> LoopThread:
-    """The one of this process, started where it does not run."""
-    global _current
-    with _starting:
-        if _current is None:
-            _current = LoopThread()
-        return _current
-
-
-class _Calls:
-    """The calls of one portal while it is open. Its methods run on the loop."""
+class _CallTasks:
+    """The calls of one open portal. Its methods run on the loop."""
 
     def __init__(self, thread: LoopThread) -> None:
         self.thread, self.process = thread, thread.process
@@ -330,28 +269,29 @@ class _Calls:
 
 
 class Caller:
-    """A thread that waits for an answer, and meanwhile does what is asked of it."""
+    """A thread that waits for the result of a call, and runs functions for the loop meanwhile."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def wait(self) -> None:
-        """Wait for the answer. Raises `TimeoutError` when this thread's time is over."""
-        while (asked := next_item(self._inbox)) is not None:
-            asked()
+        """Wait for the result. Raises `TimeoutError` at the deadline of this thread."""
+        while (function := next_item(self._inbox)) is not None:
+            function()
 
-    def answered(self) -> None:
+    def notify(self) -> None:
+        """Wake the thread: the result is there."""
         self._inbox.put(None)
 
     async def do(self, function: Callable[..., T], *args: object) -> T:
-        """On the loop: let the waiting thread call a function; its result or error."""
+        """Call a function in the waiting thread. Returns its result or raises its error."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
         def here() -> None:
             try:
                 settle = functools.partial(done.set_result, function(*args))
-            except Exception as error:  # noqa: BLE001 - handed on whole, to who asked for it
+            except Exception as error:  # noqa: BLE001 - raised on the loop
                 settle = functools.partial(done.set_exception, error)
             loop.call_soon_threadsafe(lambda: done.done() or settle())
 
@@ -360,7 +300,7 @@ class Caller:
 
 
 class _Call(Generic[T]):
-    """One function on its way through a portal."""
+    """One call through a portal."""
 
     def __init__(
         self,
@@ -369,23 +309,23 @@ class _Call(Generic[T]):
         caller: Caller,
         undo: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        self.answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self.over: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Done when nothing of it is left, after `abandon`."""
+        self.result: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.abandoned: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when an abandoned call has ended and is undone."""
         self._name, self._work, self._caller, self._undo = name, work, caller, undo
         self._tasks: Tasks
         self._task: asyncio.Task[object] | None = None
 
     @property
     def failed(self) -> bool:
-        return self.answer.done() and self.answer.exception() is not None
+        return self.result.done() and self.result.exception() is not None
 
-    # What follows runs on the loop.
+    # The methods below run on the loop.
 
     def refuse(self) -> None:
-        """It is closed."""
-        self.answer.set_exception(Closed(f"{self._name} was closed during the call"))
-        self._caller.answered()
+        """The portal is closed."""
+        self.result.set_exception(Closed(f"{self._name} was closed during the call"))
+        self._caller.notify()
 
     def begin(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -393,12 +333,12 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self._ended)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: it ends, and what it did nevertheless is undone."""
+        """Cancel the call, since its caller has gone, and undo it if it completes nevertheless."""
         if self._task is None:
-            self.over.set_result(None)
+            self.abandoned.set_result(None)
         else:
             self._task.cancel()
-            self._task.add_done_callback(self._clear_up)
+            self._task.add_done_callback(self._undo_result)
 
     async def _run(self) -> None:
         try:
@@ -406,34 +346,38 @@ class _Call(Generic[T]):
         except asyncio.CancelledError:
             self.refuse()
             raise
-        except BaseException as error:  # noqa: BLE001 - handed on whole, to who waits for it
-            self.answer.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            self.result.set_exception(error)
         else:
-            self.answer.set_result(result)
-        self._caller.answered()
+            self.result.set_result(result)
+        self._caller.notify()
 
     def _ended(self, _: object) -> None:
-        if not self.answer.done():  # cancelled before its first step
+        if not self.result.done():  # cancelled before its first step
             self.refuse()
 
-    def _clear_up(self, _: object) -> None:
+    def _undo_result(self, _: object) -> None:
         if self._undo is None or self.failed:
-            self.over.set_result(None)
+            self.abandoned.set_result(None)
             return
-        undoing = self._tasks.start(self._undone(self._undo), name=f"undoing of {self._name}")
-        undoing.add_done_callback(lambda _: self.over.set_result(None))
+        undoing = self._tasks.start(
+            self._run_undo(self._undo), name=f"undoing a call of {self._name}"
+        )
+        undoing.add_done_callback(lambda _: self.abandoned.set_result(None))
 
-    async def _undone(self, undo: Callable[[], Awaitable[object]]) -> None:
+    async def _run_undo(self, undo: Callable[[], Awaitable[object]]) -> None:
         try:
             await undo()
-        except Exception as error:  # noqa: BLE001 - who is interrupted hears of that alone
-            log.warning("%s: what was done too late is not undone: %s", self._name, error)
+        except Exception as error:  # noqa: BLE001 - the caller gets its interruption only
+            log.warning(
+                "%s: a call that completed too late could not be undone: %s", self._name, error
+            )
 
 
 def next_item(items: queue.SimpleQueue[T]) -> T:
-    """Wait for an item. Raises `TimeoutError` when this thread's time is over.
+    """Wait for an item. Raises `TimeoutError` at the deadline of this thread.
 
-    Handles signals meanwhile, including those that do not wake the main thread.
+    Signal handlers run meanwhile, even for signals that do not wake the main thread.
     """
     in_main = threading.current_thread() is threading.main_thread()
     ends = _deadline.get()
@@ -444,29 +388,22 @@ def next_item(items: queue.SimpleQueue[T]) -> T:
         with contextlib.suppress(queue.Empty):
             return items.get(timeout=left)
         if ends is not None and time.monotonic() >= ends:
-            raise TimeoutError("the time for this blocking call is over")
+            raise TimeoutError("the deadline of this blocking call has passed")
 
 
 _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 _open: set[Portal] = set()
-"""Also if nothing else refers to them: they are closed when the process ends."""
-_inherited: list[object] = []
+"""Strong references, so that open portals are closed when the process ends."""
+_inherited: list[Portal] = []
 
 
-def _begin_anew() -> None:
-    """In a forked child: there is no loop, and what the parent's holds is never let go.
-
-    To collect its tasks and connections would run their cleanup, on sockets that the parent goes
-    on using.
-    """
-    global _current, _starting
-    _inherited.append(_current)
+def _reset_after_fork() -> None:
+    """Close all portals in a forked child, but keep references to them, as to the loop."""
     _inherited.extend(_portals)
     _open.clear()
-    _current, _starting = None, threading.Lock()
     for portal in tuple(_portals):
-        # It may have been held by a thread that is not here.
-        portal._changing, portal._under_way = threading.RLock(), False
+        # A thread of the parent may hold the lock.
+        portal._change_lock, portal._changing = threading.RLock(), False
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,16 +1,16 @@
-"""Blocking stand-ins for the objects of the async API, made from them by one rule.
+"""Blocking proxies for the objects of the async API, created by one set of rules.
 
-| of the async API | blocking |
+| async API | blocking |
 |---|---|
 | coroutine function, plain method | method that runs on the loop and waits |
 | property, attribute | read on the loop |
-| `async with` | `with`; or `open()` and `close()` where a block does not fit |
+| `async with` | `with`, or `open()` and `close()` |
 | `async for` | `for` |
-| an object of the API | its stand-in |
-| a live mapping, a generator | a copy as of now |
-| a function that is given, and awaited there | plain function, called in the waiting thread |
-| a function (what ends a subscription) | function that runs on the loop and waits |
-| data: structs, tuples, dataclasses, errors; what is made for many threads | as it is |
+| object of the API | its proxy |
+| live mapping, generator | a copy |
+| argument: a function that the API awaits | plain function, called in the waiting thread |
+| returned function (to end a subscription) | function that runs on the loop and waits |
+| data: structs, tuples, dataclasses, errors; thread-safe objects | unchanged |
 """
 
 from __future__ import annotations
@@ -41,35 +41,37 @@ T = TypeVar("T")
 
 _DATA = (msgspec.Struct, tuple, BaseException, enum.Enum, type)
 _SHARED = frozenset({"mooring.tenants.read.tenants.Tenants"})
-"""Types that any thread may read without waiting: they have no stand-ins."""
+"""Thread-safe types that need no proxy."""
 _FUNCTIONS = (FunctionType, MethodType, BuiltinMethodType, functools.partial)
 
 
 class Blocking:
-    """A stand-in: `_target` lives on the portal's loop, and is touched there alone."""
+    """A proxy. Only the portal's loop touches `_target`."""
 
     __slots__ = ("__weakref__", "_owns", "_portal", "_target")
 
     _portal: Portal
     _target: Any
     _owns: bool
-    """Whether it is what the portal opens and closes."""
+    """Whether the target is the resource that the portal opens and closes."""
 
     def __init__(self, portal: Portal, target: object, *, owns: bool = False) -> None:
         self._portal, self._target, self._owns = portal, target, owns
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
-            raise AttributeError(f"{self} has no {quoted(name)}: what is private stays on its loop")
+            raise AttributeError(
+                f"{self} has no {quoted(name)}: private attributes stay on the loop"
+            )
         target = self._target
         if isinstance(
             inspect.getattr_static(type(target), name, None),
             (FunctionType, staticmethod, classmethod),
         ):
             function = getattr(target, name)
-            told = not self._owns and not inspect.iscoroutinefunction(function)
-            return _function(self._portal, function, outlives=told)
-        return _look(self, lambda: getattr(target, name))
+            outlives = not self._owns and not inspect.iscoroutinefunction(function)
+            return _function(self._portal, function, outlives=outlives)
+        return _read(self, lambda: getattr(target, name))
 
     def __dir__(self) -> list[str]:
         return [name for name in dir(self._target) if not name.startswith("_")]
@@ -85,7 +87,7 @@ class Blocking:
 
 
 def run(proxy: Blocking, work: Callable[[], Any], **options: Any) -> Any:
-    """Run a function on the loop of a stand-in, and wait; what it gives, fit for other threads."""
+    """Run a function on the loop of a proxy, and wait for its wrapped result."""
     portal, target = proxy._portal, proxy._target
 
     async def on_loop() -> object:
@@ -97,8 +99,8 @@ def run(proxy: Blocking, work: Callable[[], Any], **options: Any) -> Any:
     return portal.call(on_loop, **options)
 
 
-def _look(proxy: Blocking, work: Callable[[], Any]) -> Any:
-    """The same for what is there to be seen, also when its hub is closed: a lock is lost then."""
+def _read(proxy: Blocking, work: Callable[[], Any]) -> Any:
+    """Like `run`, for reading state. Works on a closed hub too: its locks are lost."""
     return run(proxy, work, outlives=not proxy._owns)
 
 
@@ -107,13 +109,13 @@ def within(proxy: object, work: Callable[[Any], Awaitable[T]]) -> T: ...
 @overload
 def within(proxy: object, work: Callable[[Any], T]) -> T: ...
 def within(proxy: object, work: Callable[[Any], object]) -> object:
-    """Hand the object behind a stand-in to a function that runs on its loop, and wait."""
+    """Call a function on the loop with the object behind a proxy, and wait."""
     assert isinstance(proxy, Blocking)
     return run(proxy, lambda: work(proxy._target))
 
 
 def behind(proxy: object) -> tuple[Portal, Any]:
-    """The portal of a stand-in, and the object behind it: to be touched on that loop alone."""
+    """The portal of a proxy, and the object behind it, which only that loop may touch."""
     assert isinstance(proxy, Blocking)
     return proxy._portal, proxy._target
 
@@ -124,12 +126,12 @@ def _function(
     def call(*args: object, **kwargs: object) -> object:
         caller = Caller()
         awaited = _awaited(getattr(function, "__func__", function))
-        plain = [_given(portal, value) for value in args]
-        named = {name: _given(portal, value) for name, value in kwargs.items()}
+        plain = [_unwrap(portal, value) for value in args]
+        named = {name: _unwrap(portal, value) for name, value in kwargs.items()}
         if awaited:
             bound = inspect.signature(function).bind(*plain, **named)
             for name in awaited & bound.arguments.keys():
-                bound.arguments[name] = _lent(portal, caller, bound.arguments[name])
+                bound.arguments[name] = _in_caller(portal, caller, bound.arguments[name])
             plain, named = list(bound.args), bound.kwargs
 
         made: object = None
@@ -139,11 +141,11 @@ def _function(
             result = function(*plain, **named)
             if inspect.isawaitable(result):
                 result = await result
-                made = None if awaited else result  # what callers' functions give is theirs
+                made = None if awaited else result  # results of the caller's functions are its own
             return wrap(portal, result)
 
         async def undo() -> None:
-            """Close what nobody has: a lock that was got as its caller gave up."""
+            """Close a result without an owner: a lock acquired after its caller was interrupted."""
             if is_ours(type(made)) and (aclose := getattr(made, "aclose", None)) is not None:
                 await aclose()
 
@@ -152,8 +154,8 @@ def _function(
     return functools.update_wrapper(call, function)
 
 
-def _given(portal: Portal, value: object) -> object:
-    """What the loop gets for an argument."""
+def _unwrap(portal: Portal, value: object) -> object:
+    """An argument in the form that the loop gets."""
     if not isinstance(value, Blocking):
         return value
     if value._portal is not portal:
@@ -163,17 +165,17 @@ def _given(portal: Portal, value: object) -> object:
 
 @functools.cache
 def _awaited(function: Callable[..., object]) -> frozenset[str]:
-    """The parameters that take a function which the async API awaits."""
+    """The parameters that take a function that the async API awaits."""
     notes = getattr(function, "__annotations__", {})
     return frozenset(
         name for name, note in notes.items() if name != "return" and "], Awaitable[" in str(note)
     )
 
 
-def _lent(
+def _in_caller(
     portal: Portal, caller: Caller, function: Callable[..., object]
 ) -> Callable[..., Awaitable[object]]:
-    """A blocking function, for the async API to await: it runs in the thread that calls."""
+    """A blocking function in a form that the async API can await: runs in the calling thread."""
 
     async def on_loop(*args: object) -> object:
         return await caller.do(function, *(wrap(portal, value) for value in args))
@@ -182,21 +184,19 @@ def _lent(
 
 
 def wrap(portal: Portal, value: object) -> object:
-    """What another thread gets for a value of the loop's. Must be called on the loop."""
+    """A value of the loop in the form that other threads get. Must be called on the loop."""
     kind = type(value)
-    if (way := _ways.get(kind)) is None:
-        way = _ways[kind] = _way(kind)
-    return way(portal, value)
+    if (wrapper := _wrappers.get(kind)) is None:
+        wrapper = _wrappers[kind] = _wrapper(kind)
+    return wrapper(portal, value)
 
 
-Way = Callable[[Portal, Any], object]
-
-_ways: dict[type[Any], Way] = {}
+_wrappers: dict[type[Any], Callable[[Portal, Any], object]] = {}
 _blocking: dict[type[Any], type[Blocking]] = {}
 
 
-def _way(kind: type[Any]) -> Way:
-    """How values of a type leave the loop."""
+def _wrapper(kind: type[Any]) -> Callable[[Portal, Any], object]:
+    """The function that wraps values of a type."""
     if kind in (list, tuple, set, frozenset):
         return lambda portal, values: kind(wrap(portal, value) for value in values)
     if issubclass(kind, GeneratorType):
@@ -211,8 +211,7 @@ def _way(kind: type[Any]) -> Way:
 
 
 def is_data(kind: type) -> bool:
-    """Whether objects of a type are nobody's: they never change, or are made to be read by many,
-    and any thread may have them."""
+    """Whether any thread may use objects of a type, because they are immutable or thread-safe."""
     shared = f"{kind.__module__}.{kind.__qualname__}" in _SHARED
     return shared or issubclass(kind, _DATA) or dataclasses.is_dataclass(kind)
 
@@ -222,14 +221,14 @@ def is_ours(kind: type) -> bool:
 
 
 def is_async(kind: type) -> bool:
-    known = ("__aenter__", "__aiter__", "__anext__")
-    return issubclass(kind, asyncio.Event) or any(hasattr(kind, name) for name in known)
+    methods = ("__aenter__", "__aiter__", "__anext__")
+    return issubclass(kind, asyncio.Event) or any(hasattr(kind, name) for name in methods)
 
 
 def blocking(kind: type[Any]) -> type[Blocking]:
-    """The type of the stand-ins for a type: those for its subtypes are subtypes of it."""
+    """The proxy type for a type. Subtypes have proxy types that are subtypes."""
     if kind not in _blocking:
-        _blocking.setdefault(kind, _make_blocking(kind))  # two threads get the same one
+        _blocking.setdefault(kind, _make_blocking(kind))  # concurrent threads get the same type
     return _blocking[kind]
 
 
@@ -272,7 +271,7 @@ def _exit(
     trace: TracebackType | None = None,
 ) -> bool | None:
     if not self._portal.was_running:
-        return None  # inherited by a forked child, which leaves it alone, or the interpreter ends
+        return None  # in a forked child, or when the interpreter is exiting
     if self._owns:
         self._portal.close()
         return None
@@ -303,11 +302,11 @@ def _aiter(self: Blocking) -> Iterator[object]:
 
 
 def _iter(self: Blocking) -> Iterator[object]:
-    return iter(_look(self, lambda: list(self._target)))
+    return iter(_read(self, lambda: list(self._target)))
 
 
 def _special(name: str) -> Callable[..., object]:
     def special(self: Blocking, *args: object) -> object:
-        return _look(self, lambda: getattr(self._target, name)(*args))
+        return _read(self, lambda: getattr(self._target, name)(*args))
 
     return special

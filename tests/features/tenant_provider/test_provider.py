@@ -14,8 +14,8 @@ import pytest
 
 import mooring
 import mooring.sync
+from mooring.backends import open_store
 from mooring.errors import Closed, InvalidRequest, NotConfigured, Unavailable
-from mooring.hub import open_store
 from mooring.store import Delete, Put, Store, key, prefix
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import Resolver

@@ -16,13 +16,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from mooring.backends import open_store
 from mooring.cli.io.connect import url_or_local
 from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import show_json
 from mooring.durations import show
 from mooring.errors import StoreError
 from mooring.formatting import quoted
-from mooring.hub import connect, open_store
+from mooring.hub import connect
 from mooring.store import Delete, Member, Put, Status, Store, key
 from mooring.store.url import REDIS, parse
 

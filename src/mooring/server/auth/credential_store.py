@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Self, TypeVar
 
+from mooring.backends import open_store
 from mooring.errors import AccessDenied, InvalidRequest, StoreError
-from mooring.hub import open_store
 from mooring.server.auth.audit import Audit
 from mooring.server.auth.audit_store import AuditStore
 from mooring.server.auth.data_dir import SERVER_KEY, SERVER_KEY_VARIABLE, DataDir
