@@ -162,7 +162,7 @@ def test_what_is_got_as_its_time_ends_is_given_back(hub: mooring.sync.Hub, way: 
     class Late(Caller):
         """One whose time is over in the instant before the answer."""
 
-        def answered(self) -> None: ...
+        def notify(self) -> None: ...
 
     acquire = ACQUIRE[way](hub)
     with pytest.MonkeyPatch.context() as patch:
