@@ -13,7 +13,8 @@ _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
 def parse(text: str) -> float:
-    """The seconds of a text of numbers with units (ms, s, m, h, d). Zero needs no unit."""
+    """The seconds of a text: numbers with a unit (ms, s, m, h, d), one after another. Zero needs no
+    unit. Raises `InvalidRequest`."""
     if text == "0":
         return 0.0
     if not _WHOLE.fullmatch(text):

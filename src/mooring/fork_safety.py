@@ -28,6 +28,9 @@ C = TypeVar("C")
 _channels: weakref.WeakSet[object] = weakref.WeakSet()
 """The channels and servers of this process. gRPC runs while one exists, even if it is closed or
 stopped."""
+_calls: weakref.WeakSet[object] = weakref.WeakSet()
+"""Blocking calls in flight. gRPC cancels a call that is freed, and a child would reset the parent's
+stream on the shared connection."""
 _running = False
 """Whether gRPC may run in this process."""
 _inherited: list[object] = []
@@ -42,6 +45,12 @@ def tracked(channel: C) -> C:
     _channels.add(channel)
     _running = True
     return channel
+
+
+def kept_in_children(call: C) -> C:
+    """Keep a call in children that are forked meanwhile, and return it."""
+    _calls.add(call)
+    return call
 
 
 def check_process() -> None:
@@ -80,10 +89,11 @@ def _in_child() -> None:
         return
     import ctypes
 
-    for channel in _channels:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
-        _inherited.append(channel)
+    _inherited.extend(_channels)
+    for kept in (*_channels, *_calls):  # even when the interpreter ends
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     _channels.clear()
+    _calls.clear()
     _running = False
 
 

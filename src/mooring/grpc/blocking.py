@@ -16,7 +16,7 @@ import mooring.sync
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import Closed, InvalidRequest
-from mooring.fork_safety import check_process, tracked
+from mooring.fork_safety import check_process, kept_in_children, tracked
 from mooring.formatting import quoted
 from mooring.grpc.methods import (
     NOTICED_WITHIN,
@@ -35,12 +35,7 @@ from mooring.grpc.options import (
     service_of,
 )
 from mooring.grpc.resolver import TargetResolver
-from mooring.grpc.swappable_channel import (
-    FailedCall,
-    Route,
-    SwappableChannel,
-    kept_in_children,
-)
+from mooring.grpc.swappable_channel import FailedCall, Route, SwappableChannel
 from mooring.hub import Hub
 from mooring.sync.proxy import Blocking, behind
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any, Self, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 import grpc
 import grpc.aio
@@ -89,22 +89,30 @@ def serve_and_register(
     )
 
 
-class Serving:
-    """Made by `serve_and_register`; use it as an async context manager."""
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+class _RegisteredServer(Generic[S, R]):
+    """A server `S` with its registrations `R`."""
 
     def __init__(
         self,
-        server: grpc.aio.Server,
-        hub: Hub,
+        server: S,
+        hub: Any,
         instances: Sequence[Instance],
         health: Health,
         grace: float,
         linger: float,
     ) -> None:
         self.server, self.health = server, health
-        self.registrations: tuple[Registration, ...] = ()
+        self.registrations: tuple[R, ...] = ()
         self._hub, self._instances = hub, instances
         self._grace, self._linger = grace, linger
+
+
+class Serving(_RegisteredServer[grpc.aio.Server, Registration]):
+    """Made by `serve_and_register`; use it as an async context manager."""
 
     async def __aenter__(self) -> Self:
         self.health.serve(self.server)
@@ -142,22 +150,8 @@ class Serving:
         await stop(self.server, self._grace)
 
 
-class BlockingServing:
+class BlockingServing(_RegisteredServer[grpc.Server, "mooring.sync.Registration"]):
     """Made by `serve_and_register` with a hub of `mooring.sync`; use it as a context manager."""
-
-    def __init__(
-        self,
-        server: grpc.Server,
-        hub: Any,
-        instances: Sequence[Instance],
-        health: Health,
-        grace: float,
-        linger: float,
-    ) -> None:
-        self.server, self.health = server, health
-        self.registrations: tuple[mooring.sync.Registration, ...] = ()
-        self._hub, self._instances = hub, instances
-        self._grace, self._linger = grace, linger
 
     def __enter__(self) -> Self:
         self.health.serve(self.server)

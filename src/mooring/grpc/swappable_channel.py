@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 from weakref import WeakSet
 
 import grpc
@@ -82,7 +81,6 @@ _UNSUBSCRIBE_DELAY = 0.3
 """Seconds in which gRPC's thread notices that it has no more listeners. It would fail on a closed
 channel."""
 
-C = TypeVar("C")
 Listener = Callable[[grpc.ChannelConnectivity], None]
 
 
@@ -162,7 +160,6 @@ class SwappableChannel:
         self._listeners: list[Listener] = []
         self._resolved = self.closed = False
         self._reason = "the registry has not answered yet"
-        _in_this_process.add(self)
 
     @property
     def inherited(self) -> bool:
@@ -325,34 +322,6 @@ class SwappableChannel:
         for route in routes:
             assert route is not None
             route.close()
-
-
-_in_this_process: WeakSet[SwappableChannel] = WeakSet()
-_inherited: list[SwappableChannel] = []
-_calls: WeakSet[Any] = WeakSet()
-
-
-def kept_in_children(call: C) -> C:
-    """The same call. A forked child never frees it."""
-    _calls.add(call)
-    return call
-
-
-def _keep_channels() -> None:
-    """In a forked child: keep the parent's channels, since gRPC would close the parent's
-    connections with them.
-
-    Calls get a reference that even the end of the interpreter does not drop: gRPC cancels a call
-    that is freed, and the child would reset the parent's stream on the shared connection.
-    """
-    _inherited.extend(_in_this_process)
-    _in_this_process.clear()
-    for call in tuple(_calls):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
-    _calls.clear()
-
-
-os.register_at_fork(after_in_child=_keep_channels)
 
 
 def _in_thread(work: Callable[[], object]) -> None:
