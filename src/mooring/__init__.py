@@ -19,172 +19,137 @@ elif not os.environ.get(_FORK_VARIABLE):
         grpc_fork_handlers = "grpc was imported before mooring"
 
 if TYPE_CHECKING:
-    from mooring.discovery.eligibility import Explanation
-    from mooring.discovery.resilience import Resilience, RetryBudget
-    from mooring.discovery.view import Pick, View
-    from mooring.errors import (
-        AccessDenied,
-        CannotResume,
-        Closed,
-        Compacted,
-        Conflict,
-        FutureRevision,
-        InUse,
-        InvalidName,
-        InvalidRequest,
-        InvalidURL,
-        LeaseNotFound,
-        LockError,
-        LockLost,
-        LockTimeout,
-        MigrationError,
-        MissingExtra,
-        MooringError,
-        NoInstance,
-        NotConfigured,
-        NotHeld,
-        OutcomeUnknown,
-        OutOfSpace,
-        Reentered,
-        RegistryError,
-        Removed,
-        SessionLost,
-        StaleToken,
-        StoreError,
-        Superseded,
-        Taken,
-        TenantError,
-        TooLarge,
-        Unavailable,
-        Undecipherable,
-    )
-    from mooring.hub import Hub, connect
-    from mooring.locks.barrier import Barrier
-    from mooring.locks.election import Campaign, Election, Leader, Leaders, Leadership
-    from mooring.locks.held import Held
-    from mooring.locks.inspect import Contender, LockInfo
-    from mooring.locks.lock import Lock, ReadWriteLock, Semaphore
-    from mooring.mirror import Mirror
-    from mooring.model import Config, Group, Instance, Service, Status
-    from mooring.registry.contract import Registry
-    from mooring.registry.registration import Registration
-    from mooring.registry.shutdown import until_stopped
-    from mooring.session import Session
-    from mooring.store.contract import Store, Watch
-    from mooring.tenants.publish.publisher import Publisher
+    from mooring.discovery.eligibility import Explanation as Explanation
+    from mooring.discovery.resilience import Resilience as Resilience
+    from mooring.discovery.resilience import RetryBudget as RetryBudget
+    from mooring.discovery.view import Pick as Pick
+    from mooring.discovery.view import View as View
+    from mooring.errors import AccessDenied as AccessDenied
+    from mooring.errors import CannotResume as CannotResume
+    from mooring.errors import Closed as Closed
+    from mooring.errors import Compacted as Compacted
+    from mooring.errors import Conflict as Conflict
+    from mooring.errors import FutureRevision as FutureRevision
+    from mooring.errors import InUse as InUse
+    from mooring.errors import InvalidName as InvalidName
+    from mooring.errors import InvalidRequest as InvalidRequest
+    from mooring.errors import InvalidURL as InvalidURL
+    from mooring.errors import LeaseNotFound as LeaseNotFound
+    from mooring.errors import LockError as LockError
+    from mooring.errors import LockLost as LockLost
+    from mooring.errors import LockTimeout as LockTimeout
+    from mooring.errors import MigrationError as MigrationError
+    from mooring.errors import MissingExtra as MissingExtra
+    from mooring.errors import MooringError as MooringError
+    from mooring.errors import NoInstance as NoInstance
+    from mooring.errors import NotConfigured as NotConfigured
+    from mooring.errors import NotHeld as NotHeld
+    from mooring.errors import OutcomeUnknown as OutcomeUnknown
+    from mooring.errors import OutOfSpace as OutOfSpace
+    from mooring.errors import Reentered as Reentered
+    from mooring.errors import RegistryError as RegistryError
+    from mooring.errors import Removed as Removed
+    from mooring.errors import SessionLost as SessionLost
+    from mooring.errors import StaleToken as StaleToken
+    from mooring.errors import StoreError as StoreError
+    from mooring.errors import Superseded as Superseded
+    from mooring.errors import Taken as Taken
+    from mooring.errors import TenantError as TenantError
+    from mooring.errors import TooLarge as TooLarge
+    from mooring.errors import Unavailable as Unavailable
+    from mooring.errors import Undecipherable as Undecipherable
+    from mooring.hub import Hub as Hub
+    from mooring.hub import connect as connect
+    from mooring.locks.barrier import Barrier as Barrier
+    from mooring.locks.election import Campaign as Campaign
+    from mooring.locks.election import Election as Election
+    from mooring.locks.election import Leader as Leader
+    from mooring.locks.election import Leaders as Leaders
+    from mooring.locks.election import Leadership as Leadership
+    from mooring.locks.held import Held as Held
+    from mooring.locks.inspect import Contender as Contender
+    from mooring.locks.inspect import LockInfo as LockInfo
+    from mooring.locks.lock import Lock as Lock
+    from mooring.locks.lock import ReadWriteLock as ReadWriteLock
+    from mooring.locks.lock import Semaphore as Semaphore
+    from mooring.mirror import Mirror as Mirror
+    from mooring.model import Config as Config
+    from mooring.model import Group as Group
+    from mooring.model import Instance as Instance
+    from mooring.model import Service as Service
+    from mooring.model import Status as Status
+    from mooring.registry.contract import Registry as Registry
+    from mooring.registry.registration import Registration as Registration
+    from mooring.registry.shutdown import until_stopped as until_stopped
+    from mooring.session import Session as Session
+    from mooring.store.contract import Store as Store
+    from mooring.store.contract import Watch as Watch
+    from mooring.tenants.publish.publisher import Publisher as Publisher
     from mooring.tenants.read.provider import Provider as Provider
 
-__all__ = [
-    "AccessDenied",
-    "Barrier",
-    "Campaign",
-    "CannotResume",
-    "Closed",
-    "Compacted",
-    "Config",
-    "Conflict",
-    "Contender",
-    "Election",
-    "Explanation",
-    "FutureRevision",
-    "Group",
-    "Held",
-    "Hub",
-    "InUse",
-    "Instance",
-    "InvalidName",
-    "InvalidRequest",
-    "InvalidURL",
-    "Leader",
-    "Leaders",
-    "Leadership",
-    "LeaseNotFound",
-    "Lock",
-    "LockError",
-    "LockInfo",
-    "LockLost",
-    "LockTimeout",
-    "MigrationError",
-    "Mirror",
-    "MissingExtra",
-    "MooringError",
-    "NoInstance",
-    "NotConfigured",
-    "NotHeld",
-    "OutOfSpace",
-    "OutcomeUnknown",
-    "Pick",
-    "Publisher",
-    "ReadWriteLock",
-    "Reentered",
-    "Registration",
-    "Registry",
-    "RegistryError",
-    "Removed",
-    "Resilience",
-    "RetryBudget",
-    "Semaphore",
-    "Service",
-    "Session",
-    "SessionLost",
-    "StaleToken",
-    "Status",
-    "Store",
-    "StoreError",
-    "Superseded",
-    "Taken",
-    "TenantError",
-    "TooLarge",
-    "Unavailable",
-    "Undecipherable",
-    "View",
-    "Watch",
-    "__version__",
-    "connect",
-    "until_stopped",
-]
-
-
-_MODULES = {
-    "Resilience": "mooring.discovery.resilience",
-    "RetryBudget": "mooring.discovery.resilience",
-    "Explanation": "mooring.discovery.eligibility",
-    "Pick": "mooring.discovery.view",
-    "View": "mooring.discovery.view",
-    "Hub": "mooring.hub",
-    "connect": "mooring.hub",
-    "Barrier": "mooring.locks.barrier",
-    "Campaign": "mooring.locks.election",
-    "Election": "mooring.locks.election",
-    "Leader": "mooring.locks.election",
-    "Leaders": "mooring.locks.election",
-    "Leadership": "mooring.locks.election",
-    "Held": "mooring.locks.held",
-    "Contender": "mooring.locks.inspect",
-    "LockInfo": "mooring.locks.inspect",
-    "Lock": "mooring.locks.lock",
-    "ReadWriteLock": "mooring.locks.lock",
-    "Semaphore": "mooring.locks.lock",
-    "Mirror": "mooring.mirror",
-    "Config": "mooring.model",
-    "Group": "mooring.model",
-    "Instance": "mooring.model",
-    "Service": "mooring.model",
-    "Status": "mooring.model",
-    "Registry": "mooring.registry.contract",
-    "Registration": "mooring.registry.registration",
-    "until_stopped": "mooring.registry.shutdown",
-    "Session": "mooring.session",
-    "Store": "mooring.store.contract",
-    "Watch": "mooring.store.contract",
-    "Publisher": "mooring.tenants.publish.publisher",
-    "Provider": "mooring.tenants.read.provider",
+_NAMES = {
+    "mooring.discovery.eligibility": ("Explanation",),
+    "mooring.discovery.resilience": ("Resilience", "RetryBudget"),
+    "mooring.discovery.view": ("Pick", "View"),
+    "mooring.errors": (
+        "AccessDenied",
+        "CannotResume",
+        "Closed",
+        "Compacted",
+        "Conflict",
+        "FutureRevision",
+        "InUse",
+        "InvalidName",
+        "InvalidRequest",
+        "InvalidURL",
+        "LeaseNotFound",
+        "LockError",
+        "LockLost",
+        "LockTimeout",
+        "MigrationError",
+        "MissingExtra",
+        "MooringError",
+        "NoInstance",
+        "NotConfigured",
+        "NotHeld",
+        "OutcomeUnknown",
+        "OutOfSpace",
+        "Reentered",
+        "RegistryError",
+        "Removed",
+        "SessionLost",
+        "StaleToken",
+        "StoreError",
+        "Superseded",
+        "Taken",
+        "TenantError",
+        "TooLarge",
+        "Unavailable",
+        "Undecipherable",
+    ),
+    "mooring.hub": ("Hub", "connect"),
+    "mooring.locks.barrier": ("Barrier",),
+    "mooring.locks.election": ("Campaign", "Election", "Leader", "Leaders", "Leadership"),
+    "mooring.locks.held": ("Held",),
+    "mooring.locks.inspect": ("Contender", "LockInfo"),
+    "mooring.locks.lock": ("Lock", "ReadWriteLock", "Semaphore"),
+    "mooring.mirror": ("Mirror",),
+    "mooring.model": ("Config", "Group", "Instance", "Service", "Status"),
+    "mooring.registry.contract": ("Registry",),
+    "mooring.registry.registration": ("Registration",),
+    "mooring.registry.shutdown": ("until_stopped",),
+    "mooring.session": ("Session",),
+    "mooring.store.contract": ("Store", "Watch"),
+    "mooring.tenants.publish.publisher": ("Publisher",),
+    "mooring.tenants.read.provider": ("Provider",),
 }
-"""The module of each public name; names that are not listed here are errors. A module is imported
-when one of its names is first used, so a program starts without the parts that it does not use.
+"""The public names by module. A module is imported when one of its names is first used, so that a
+program starts without the parts that it does not use."""
 
-`Provider` is not in `__all__`, since it needs the extra `tenants`: a program that does not install
-it may still write `from mooring import *`."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_MODULES.keys() - {"Provider"})]
+"""Without `Provider`, which needs the extra `tenants`: `from mooring import *` works without it."""
 
 _PARTS = {
     *("discovery", "errors", "heartbeat", "hub", "locks", "mirror", "model", "registry"),
@@ -196,13 +161,12 @@ _PARTS = {
 def __getattr__(name: str) -> object:
     if name in _PARTS:
         return importlib.import_module(f"mooring.{name}")
-    if name not in __all__ and name not in _MODULES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'mooring' has no attribute '{name}'")
-    module = importlib.import_module(_MODULES.get(name, "mooring.errors"))
-    value: object = getattr(module, name)
+    value: object = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES, *_PARTS})
+    return sorted({*globals(), *_MODULES, *_PARTS})
