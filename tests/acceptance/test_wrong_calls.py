@@ -95,7 +95,7 @@ xds bootstrap --envoy --listen nix                    use the form 127.0.0.1:100
 migrate jxt verify {s} --verified {f}/text/x          cannot be
 migrate jxt verify {s} --verified {f}/folder          cannot be
 migrate jxt delete {s} --verified {f}/folder          cannot be read
-migrate jxt delete {s} --verified {f}/text            is not what `verify` writes
+migrate jxt delete {s} --verified {f}/text            was not written by `verify`
 migrate redis-v1 bridge --interval x                  write it like 10s
 """
 

@@ -238,7 +238,7 @@ class Catalogue:
             return
         hosts = resources.hosts_by_service(services)
         for name in sorted(services.keys() - hosts.keys() - (self._published or {}).keys()):
-            log.warning("Envoy cannot route calls to %s: its name is not a valid host", name)
+            log.warning("Envoy cannot route calls to %s: its host is invalid or taken", name)
         self._published, self._route_table = services, resources.route_table(services)
         for listener in self._list_listeners:
             listener.list_changed()

@@ -128,8 +128,7 @@ class UnitSync:
         taken: Mapping[str, str],
     ) -> bool:
         """Make one commit. Returns whether there was anything to do."""
-        moves = self._moves(state, cutover.phase)
-        result.strays = self._strays(state, cutover.phase)
+        moves, result.strays = self._moves(state, cutover.phase)
         to_new = [change for change in moves if change.move in ("to new", "out of new")]
         problems = [f"{one.path}: {taken[one.path]}" for one in to_new if one.path in taken]
         if to_new := [change for change in to_new if change.path not in taken]:
@@ -180,17 +179,18 @@ class UnitSync:
             require=[*indexes.checks, *self._checks(state, cutover)],
         )
 
-    def _moves(self, state: UnitState, phase: Phase = "both") -> list[PartMove]:
-        decisions = {path: state.decide(path, self._ring, phase) for path in state.paths}
-        return [
-            PartMove(path, decision.move, decision.conflict and path != SENTINEL)
-            for path, decision in decisions.items()
-            if decision.move
-        ]
-
-    def _strays(self, state: UnitState, phase: Phase) -> list[str]:
-        decisions = {path: state.decide(path, self._ring, phase) for path in state.paths}
-        return [path for path, one in decisions.items() if one.stray and not one.move]
+    def _moves(self, state: UnitState, phase: Phase) -> tuple[list[PartMove], list[str]]:
+        """The moves that are due, and the strays."""
+        moves: list[PartMove] = []
+        strays: list[str] = []
+        for path in state.paths:
+            decision = state.decide(path, self._ring, phase)
+            if decision.move:
+                conflict = decision.conflict and path != SENTINEL
+                moves.append(PartMove(path, decision.move, conflict))
+            elif decision.stray:
+                strays.append(path)
+        return moves, strays
 
     def _bases(self, state: UnitState) -> dict[str, Base]:
         """The bases, updated for parts that are in sync."""
@@ -265,9 +265,9 @@ class UnitSync:
     async def _find_taken(self, state: UnitState, known: Collection[str]) -> dict[str, str]:
         """The parts that claim names of other tenants."""
         parts = dict(state.new)
-        for change in self._moves(state):
-            if change.move == "to new" and change.path not in known:
-                parts[change.path] = state.old.parts[change.path].value
+        for path in state.paths:
+            if path not in known and state.decide(path, self._ring).move == "to new":
+                parts[path] = state.old.parts[path].value
         wanted = claims(self._keys, state.unit, parts)
         index = await self._indexes.entries({*wanted, *unnormalized_keys(self._keys, parts)})
         return {
