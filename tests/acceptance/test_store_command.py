@@ -34,7 +34,7 @@ def test_check(file: Path):
     assert (done.returncode, done.stdout) == (0, f"✓ {file} is healthy\n")
     file.with_name("text").write_text("no database at all, whatever it is called" * 10)
     assert mooring_command("store", "check", str(file.with_name("text"))).returncode == 1
-    assert "is not there" in mooring_command("store", "check", str(file / "none")).stderr
+    assert "does not exist" in mooring_command("store", "check", str(file / "none")).stderr
 
 
 def test_backup(file: Path):

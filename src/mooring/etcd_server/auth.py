@@ -83,15 +83,12 @@ class AuthService:
         self._tokens = {token: until for token, until in self._tokens.items() if until > now}
         token = secrets.token_urlsafe()
         self._tokens[token] = now + TOKEN_TTL
-        return proto.AuthenticateResponse(header=header(self._revision()), token=token)
+        return proto.AuthenticateResponse(header=header(self._runner.revision), token=token)
 
     async def auth_status(self, request: Any) -> Any:
         return proto.AuthStatusResponse(
-            header=header(self._revision()), enabled=self.enabled, authRevision=1
+            header=header(self._runner.revision), enabled=self.enabled, authRevision=1
         )
-
-    def _revision(self) -> int:
-        return self._runner.read(lambda engine: engine.confirmed)
 
 
 def _digest(password: str) -> bytes:

@@ -105,7 +105,7 @@ class LeaseService:
     async def _renew(self, lease: int) -> Any:
         """The response to one renewal. Its revision was read before, so that no client concludes
         that a lease was active at the revision that revoked it."""
-        revision = self._runner.read(lambda engine: engine.confirmed)
+        revision = self._runner.revision
         try:
             ttl = await self._runner.write(lambda engine, now: engine.renew(lease, now))
         except LeaseNotFound:

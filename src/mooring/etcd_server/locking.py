@@ -42,9 +42,9 @@ class _PlaceCalls:
 
     def __init__(self) -> None:
         self.count = 0
-        self.fresh = False
+        self.created = False
         """Whether one of them created the key; else it may have been acquired long ago."""
-        self.won = False
+        self.acquired = False
         self.changing = asyncio.Lock()
 
 
@@ -76,7 +76,7 @@ class ServerLocks:
             nonlocal waiter
             async with calls.changing:
                 waiter = await self._queue.join(start, lease, ELECTION_RULE, value)
-                calls.fresh = calls.fresh or waiter.fresh
+                calls.created = calls.created or waiter.fresh
 
         try:
             # It completes even if cancelled: else it would be unknown whether the key was created.
@@ -87,13 +87,13 @@ class ServerLocks:
                 )
             if not waiter.admitted:
                 await waiter.turn()
-            calls.won = True
+            calls.acquired = True
             return OwnedKey(waiter.key, waiter.token, lease)
         finally:
             calls.count -= 1
             if waiter is not None:
                 self._queue.forget(waiter, start)
-                if not (calls.won or calls.count or waiter.gone):
+                if not (calls.acquired or calls.count or waiter.gone):
                     await cleanup(self._abandon(calls, waiter), within=_LEAVE_WITHIN)
             if not calls.count and self._calls.get(at) is calls:
                 del self._calls[at]
@@ -101,7 +101,7 @@ class ServerLocks:
     async def _abandon(self, calls: _PlaceCalls, waiter: Waiter) -> None:
         """Delete a key, unless another call has started to use it."""
         async with calls.changing:
-            if not calls.count and calls.fresh:
+            if not calls.count and calls.created:
                 await self.release(waiter.key, waiter.token)
 
     async def release(self, name: bytes, created: int = 0) -> bool:
@@ -114,11 +114,11 @@ class ServerLocks:
             return False
         return True
 
-    async def proclaim(self, won: OwnedKey, value: bytes) -> bool:
+    async def proclaim(self, owned: OwnedKey, value: bytes) -> bool:
         """Change the value of a leader. Returns whether it still leads."""
-        put = Put(won.key, value, won.lease)
+        put = Put(owned.key, value, owned.lease)
         try:
-            await self._store.commit(put, require=[created_at(won.key, won.created)])
+            await self._store.commit(put, require=[created_at(owned.key, owned.created)])
         except Conflict:
             return False
         return True
@@ -175,49 +175,54 @@ class LockService:
 
     async def lock(self, context: grpc.aio.ServicerContext) -> None:
         request = await _only_request(context)
-        won = await _handed_on(self._locks.acquire(request.name, request.lease, b""))
-        await context.write(proto.LockResponse(header=self._header(), key=won.key))
+        owned = await _with_etcd_errors(self._locks.acquire(request.name, request.lease, b""))
+        await context.write(proto.LockResponse(header=header(self._runner.revision), key=owned.key))
 
     async def unlock(self, request: Any) -> Any:
         if not request.key:
             raise RpcAborted(NO_KEY)
-        await _handed_on(self._locks.release(request.key))
-        return proto.UnlockResponse(header=self._header())
+        await _with_etcd_errors(self._locks.release(request.key))
+        return proto.UnlockResponse(header=header(self._runner.revision))
 
     async def campaign(self, context: grpc.aio.ServicerContext) -> None:
         request = await _only_request(context)
-        won = await _handed_on(self._locks.acquire(request.name, request.lease, request.value))
-        leader = proto.LeaderKey(name=request.name, key=won.key, rev=won.created, lease=won.lease)
-        await context.write(proto.CampaignResponse(header=self._header(), leader=leader))
+        owned = await _with_etcd_errors(
+            self._locks.acquire(request.name, request.lease, request.value)
+        )
+        leader = proto.LeaderKey(
+            name=request.name, key=owned.key, rev=owned.created, lease=owned.lease
+        )
+        await context.write(
+            proto.CampaignResponse(header=header(self._runner.revision), leader=leader)
+        )
 
     async def proclaim(self, request: Any) -> Any:
-        if not await _handed_on(self._locks.proclaim(_leader(request), request.value)):
+        if not await _with_etcd_errors(self._locks.proclaim(_leader(request), request.value)):
             raise RpcAborted(NOT_LEADER)
-        return proto.ProclaimResponse(header=self._header())
+        return proto.ProclaimResponse(header=header(self._runner.revision))
 
     async def leader(self, request: Any) -> Any:
-        first = await _handed_on(self._locks.holder(request.name))
+        first = await _with_etcd_errors(self._locks.holder(request.name))
         if first is None:
             raise RpcAborted(NO_LEADER)
-        return proto.LeaderResponse(header=self._header(), kv=key_value(first))
+        return proto.LeaderResponse(header=header(self._runner.revision), kv=key_value(first))
 
     async def observe(self, context: grpc.aio.ServicerContext) -> None:
         request = await _only_request(context)
         async with self._locks.observe(request.name) as leaders:
             async for first in leaders:
-                answer = proto.LeaderResponse(header=self._header(), kv=key_value(first))
+                answer = proto.LeaderResponse(
+                    header=header(self._runner.revision), kv=key_value(first)
+                )
                 await context.write(answer)
 
     async def resign(self, request: Any) -> Any:
         leader = _leader(request)
-        await _handed_on(self._locks.release(leader.key, leader.created))
-        return proto.ResignResponse(header=self._header())
-
-    def _header(self) -> Any:
-        return header(self._runner.read(lambda engine: engine.confirmed))
+        await _with_etcd_errors(self._locks.release(leader.key, leader.created))
+        return proto.ResignResponse(header=header(self._runner.revision))
 
 
-async def _handed_on(work: Awaitable[T]) -> T:
+async def _with_etcd_errors(work: Awaitable[T]) -> T:
     try:
         return await work
     except LockLost:

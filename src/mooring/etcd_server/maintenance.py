@@ -38,7 +38,7 @@ class MaintenanceService:
 
     async def status(self, request: Any) -> Any:
         """Includes the server's time. (etcd sends it in HTTP/1.1 responses.)"""
-        revision, (size, in_use) = self._revision(), self._runner.space()
+        revision, (size, in_use) = self._runner.revision, self._runner.space()
         return proto.StatusResponse(
             header=header(revision),
             version=VERSION,
@@ -71,7 +71,7 @@ class MaintenanceService:
 
             was = await self._runner.write(change)
         alarms = [proto.AlarmMember(memberID=MEMBER_ID, alarm=proto.NOSPACE)] if was else []
-        return proto.AlarmResponse(header=header(self._revision()), alarms=alarms)
+        return proto.AlarmResponse(header=header(self._runner.revision), alarms=alarms)
 
     async def hash(self, request: Any) -> Any:
         revision, checksum = await self._hash(0)
@@ -95,11 +95,8 @@ class MaintenanceService:
     def _out_of_space(self) -> bool:
         return self._runner.read(lambda engine: engine.out_of_space)
 
-    def _revision(self) -> int:
-        return self._runner.read(lambda engine: engine.confirmed)
-
     async def _hash(self, revision: int) -> tuple[int, int]:
-        newest = self._revision()
+        newest = self._runner.revision
         revision = revision if revision > 0 else newest
         checksum, start = 0, b"\0"
         while entries := self._runner.read(partial(_slice, start=start, revision=revision)):

@@ -256,7 +256,7 @@ class EtcdAPIServer:
                 failing = False
             except StoreError as error:
                 if not failing:
-                    log.warning("leases do not run out at present: %s", error)
+                    log.warning("leases cannot expire: %s", error)
                 failing, pause = True, 1.0
             await asyncio.sleep(pause)
 

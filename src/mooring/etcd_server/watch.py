@@ -267,10 +267,8 @@ class _Stream:
             self._answer(watch_id, canceled=True)
 
     def _answer(self, watch_id: int, **fields: Any) -> None:
-        revision = self._runner.read(lambda engine: engine.confirmed)
-        self._answers.append(
-            proto.WatchResponse(header=header(revision), watch_id=watch_id, **fields)
-        )
+        head = header(self._runner.revision)
+        self._answers.append(proto.WatchResponse(header=head, watch_id=watch_id, **fields))
         self._woken.set()
 
     def _notify(self) -> None:

@@ -24,7 +24,7 @@ _LATE = "its lease was not renewed in time"
 
 
 class Held:
-    """A lock that this process add_holder, from `async with lock` or from `acquire`.
+    """A lock that this process holds, from `async with lock` or from `acquire`.
 
     `async with held` makes it a scope: a loss cancels the body, and leaving raises `LockLost`.
     """

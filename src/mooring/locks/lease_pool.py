@@ -103,18 +103,21 @@ class LeasePool:
             if not lease.session.lost.is_set():  # `certain` is checked after joining the queue
                 return lease
             self.discard_soon(lease)
-        opened: asyncio.Future[PooledLease] = asyncio.get_running_loop().create_future()
-        task = self._tasks.start(self._open(ttl, opened), name="grant of a lease for a lock")
-        task.add_done_callback(lambda _: opened.cancel())  # also if the task never started
+        task = self._tasks.start(self._open(ttl), name="grant of a lease for a lock")
         try:
-            return await asyncio.shield(opened)
+            opened = await asyncio.shield(task)
         except asyncio.CancelledError:
-            if opened.cancelled():  # by the pool, not by the caller
+            if task.cancelled():  # by the pool, not by the caller
                 raise self._closed_meanwhile() from None
-            opened.add_done_callback(self._return_unclaimed)
+            task.add_done_callback(self._return_unclaimed)
             raise
+        if isinstance(opened, PooledLease):
+            return opened
+        assert isinstance(opened, MooringError)
+        raise opened
 
-    async def _open(self, ttl: float, opened: asyncio.Future[PooledLease]) -> None:
+    async def _open(self, ttl: float) -> PooledLease | MooringError:
+        """A new lease, or the error for the caller to raise: it does not crash the task."""
         try:
             if self.closed:
                 raise self._closed_meanwhile()
@@ -130,20 +133,18 @@ class LeasePool:
                     f"must be at least {durations.show(session.ttl)}"
                 )
         except MooringError as error:
-            opened.set_exception(error)
-            opened.exception()  # mark it as retrieved: the caller may be gone
-        else:
-            lease.watch = self._tasks.start(
-                self._await_loss(lease), name=f"lease {lease.id:x} of a lock"
-            )
-            opened.set_result(lease)
+            return error
+        lease.watch = self._tasks.start(
+            self._await_loss(lease), name=f"lease {lease.id:x} of a lock"
+        )
+        return lease
 
     def _closed_meanwhile(self) -> Closed:
         return Closed(f"{self._store.url} was closed meanwhile")
 
-    def _return_unclaimed(self, opened: asyncio.Future[PooledLease]) -> None:
-        if not opened.cancelled() and opened.exception() is None:
-            self.give(opened.result())
+    def _return_unclaimed(self, task: asyncio.Task[object]) -> None:
+        if not task.cancelled() and isinstance(lease := task.result(), PooledLease):
+            self.give(lease)
 
     async def _await_loss(self, lease: PooledLease) -> None:
         await lease.session.lost.wait()

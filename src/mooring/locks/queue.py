@@ -101,7 +101,7 @@ class Queue:
 
     def _crowded(self, start: bytes) -> bool:
         """Whether a newcomer will have to wait anyway, so that asking the store for the first
-        contender is unnecessary. That query is the slower, the longer the queue is."""
+        contender is unnecessary. The longer the queue, the slower that query."""
         view = self._views.get(start)
         return (view is not None and view.crowded) or self._joining.get(start, 0) >= CROWD
 
@@ -150,7 +150,7 @@ class Queue:
         self.view(start).add(waiter)
 
     def add_holder(self, waiter: Waiter, start: bytes) -> None:
-        """Register a holder. If it add_holder the lock for longer, its key is watched."""
+        """Register a holder. If it holds the lock for longer, its key is watched."""
         self._holders[waiter] = (start, time.monotonic())
         if self._holder_timer is None:
             self._watch_holders_later()

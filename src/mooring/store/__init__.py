@@ -1,7 +1,7 @@
-"""The revisioned key-value store that everything stands on.
+"""The revisioned key-value store on which Mooring is built.
 
-`contract` says what a store is, `rules` what none takes; `embedded` and `etcd` are the two there
-are; `url` names one.
+`contract` defines it, `embedded` and `etcd` implement it, `validation` checks arguments, and `url`
+parses the URL of a store.
 """
 
 from mooring.store.contract import (

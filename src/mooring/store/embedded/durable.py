@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import queue
 import sqlite3
 import threading
@@ -40,14 +39,14 @@ from mooring.store.embedded.sqlite_file import (
     NotWritable,
     refuses_writes,
 )
-from mooring.store.embedded.store import EngineRunner, call_in
+from mooring.store.embedded.store import EngineRunner, call_in, shared_runner
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _ROUND = 1000  # the maximum number of writes in one transaction
-_RETRY = 0.5  # seconds between attempts to write a journal that could not be written
+_RETRY = 0.5  # seconds between attempts while the journal cannot be written
 
 
 @dataclass(slots=True)
@@ -63,6 +62,7 @@ class _PendingWrite:
 class DurableRunner(EngineRunner):
     guarantees = Guarantees(durable=True, replicated=False, shared=False)
     kind = "embedded, in a file"
+    survives_fork = False  # a forked child does not have its thread
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self._journal = Journal(path)
@@ -79,7 +79,6 @@ class DurableRunner(EngineRunner):
         self._queue: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
         self._waiting: deque[_PendingWrite] = deque()  # taken from the queue, not yet applied
         self._ending = False
-        self._users = 0
         self._written = uptime
         self._last_rejection = ""
         self._in_doubt: Exception | None = None  # why COMMIT, or the recovery after it, failed
@@ -106,12 +105,7 @@ class DurableRunner(EngineRunner):
     def cluster_id(self) -> int:
         return self._journal.cluster_id
 
-    def release(self) -> None:
-        with _opening:
-            self._users -= 1
-            if self._users:
-                return
-            _open.pop(self._journal.path, None)
+    def _close(self) -> None:
         self._queue.put(None)
         self._thread.join()
         self._journal.close()
@@ -428,32 +422,10 @@ def _resolve(pairs: list[tuple[asyncio.Future[Any], object]]) -> None:
             future.set_result(answer)
 
 
-_open: dict[Path, DurableRunner] = {}
-_opening = threading.Lock()
-_inherited: list[DurableRunner] = []
-
-
-def _forget_runners() -> None:
-    """In a forked child: the thread of a runner is gone, so it could answer no write. The runner is
-    kept, because SQLite must not close files that the parent has open."""
-    global _opening
-    _opening = threading.Lock()
-    _inherited.extend(_open.values())
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_forget_runners)
-
-
 def durable_runner(path: Path, make: Callable[[], Engine] = Engine) -> DurableRunner:
     """The runner of a file, opened unless this process has it open. Release it after use."""
     try:
         path = path.resolve()
     except (OSError, RuntimeError) as error:
         raise StoreError(f"{path} cannot be opened: {describe(error)}") from error
-    with _opening:
-        runner = _open.get(path)
-        if runner is None:
-            runner = _open[path] = DurableRunner(path, make())
-        runner._users += 1
-        return runner
+    return shared_runner(path, lambda: DurableRunner(path, make()))

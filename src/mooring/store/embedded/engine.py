@@ -143,7 +143,7 @@ class Engine:
         now: float,
     ) -> None:
         """Apply what the journal contains beyond the newest confirmed revision, which must be the
-        newest revision of the engine: entries, and all leases. Makes it visible."""
+        newest revision of the engine: the entries since then, and all leases. Makes it visible."""
         batches = {at: list(group) for at, group in groupby(entries, attrgetter("modified"))}
         expected = [*range(self.revision + 1, revision + 1)]
         if revision < self.revision or [*batches] != expected:

@@ -103,8 +103,8 @@ class Journal:
 
     def damaged(self, error: Exception) -> StoreError:
         return StoreError(
-            f"{self.path} is damaged ({_words(error)}): `mooring store check {self.path}` says "
-            "more; put a backup in its place"
+            f"{self.path} is damaged ({_words(error)}): `mooring store check {self.path}` shows "
+            "details; replace it with a backup"
         )
 
     def write(self, changes: JournalWrite) -> None:
@@ -173,7 +173,7 @@ class Journal:
             raise NotWritable(str(error)) from error
         meta = dict(self._database.execute(SQL["get_meta"]))
         if meta["revision"] != self._loaded:
-            raise NotWritable("another process wrote to it meanwhile: start again")
+            raise NotWritable("another process wrote to it meanwhile: restart this one")
         self.cluster_id = meta["cluster_id"]
         self.writable, self._synchronised = True, "FULL"
 
@@ -372,7 +372,7 @@ def check(path: Path) -> list[str]:
     newest = {entry.key: entry for entry in kept.entries}
     leases = {lease for lease, _, _ in kept.leases}
     problems.extend(
-        f"{readable(entry.key)} hangs on lease {entry.lease:x}, which does not exist"
+        f"{readable(entry.key)} is attached to lease {entry.lease:x}, which does not exist"
         for entry in newest.values()
         if entry.version and entry.lease and entry.lease not in leases
     )
@@ -380,11 +380,11 @@ def check(path: Path) -> list[str]:
 
 
 def backup(path: Path, target: Path) -> None:
-    """Copy a file while it may be in use, as of one instant; whole or not there, and no larger
-    than what is in use of it.
+    """Copy a consistent snapshot of a file, which may be in use. The copy contains no free space.
+    If the call fails, there is no copy.
 
-    The copy has no cluster id, so that a store started from it gets its own, as with etcd: after
-    a restore the same revisions name other changes, and one backup can become several stores.
+    The copy has no cluster id, so that a store started from it gets a new one, as in etcd: after a
+    restore the same revisions stand for other changes, and one backup may become several stores.
     """
     with _reading(path) as database:
         if not _version(database, path):
@@ -426,7 +426,7 @@ def _sync_folder(folder: Path) -> None:
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection for reading to an existing file. Raises `StoreError` if it cannot be read."""
     if not _is_file(path):
-        raise InvalidRequest(f"{path} is not there, or no file: name the file of a store")
+        raise InvalidRequest(f"{path} does not exist or is not a file: name the file of a store")
     database = None
     try:
         database = _connect_for_reading(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import threading
 import time
@@ -36,6 +37,7 @@ from mooring.store.validation import check_commit, check_number, check_query, ch
 from mooring.tasks import Tasks
 
 T = TypeVar("T")
+R = TypeVar("R", bound="EngineRunner")
 
 
 class EngineRunner(ABC):
@@ -44,12 +46,21 @@ class EngineRunner(ABC):
     guarantees: Guarantees
     kind: str
     """A description of the store, for people."""
+    survives_fork = True
+    """Whether the runner works in a forked child."""
     problem = ""
     """The current problem of the store as text; empty if there is none."""
 
     def __init__(self, engine: Engine) -> None:
         self.lock = threading.Lock()
         self._engine = engine
+        self._key: object = None
+        self._users = 0
+
+    @property
+    def revision(self) -> int:
+        """The newest confirmed revision."""
+        return self.read(lambda engine: engine.confirmed)
 
     @property
     @abstractmethod
@@ -80,9 +91,17 @@ class EngineRunner(ABC):
         """Expire what is due. Returns the seconds until the next call; stores call it about once
         a second."""
 
-    @abstractmethod
     def release(self) -> None:
         """Give up one use of the runner. The last one closes it."""
+        with _opening:
+            self._users -= 1
+            if self._users > 0:
+                return
+            _open.pop(self._key, None)
+        self._close()
+
+    def _close(self) -> None:  # noqa: B027 - a runner in memory has nothing to close
+        """Called after the last release."""
 
     def unwatch(self, watcher: Watcher) -> None:
         with self.lock:
@@ -95,12 +114,9 @@ class MemoryRunner(EngineRunner):
     guarantees = Guarantees(durable=False, replicated=False, shared=False)
     kind = "embedded, in memory"
 
-    def __init__(
-        self, engine: Engine, *, name: str = "", clock: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, *, clock: Callable[[], float] | None = None) -> None:
         super().__init__(engine)
-        self._name, self._clock = name, clock or time.monotonic
-        self.users = 0
+        self._clock = clock or time.monotonic
         self._cluster_id = new_cluster_id()
 
     @property
@@ -140,12 +156,6 @@ class MemoryRunner(EngineRunner):
         # A lease that is granted meanwhile lives for at least a second, so a second is enough.
         return 1.0 if deadline is None else min(deadline - now, 1.0)
 
-    def release(self) -> None:
-        with _naming:
-            self.users -= 1
-            if self.users == 0:
-                _named.pop(self._name, None)
-
     def _advance(self) -> float:
         """Every call expires first what is due, so that no call sees it."""
         now = self._clock()
@@ -160,23 +170,38 @@ def new_cluster_id() -> int:
     return secrets.randbits(62) + 1
 
 
-_named: dict[str, MemoryRunner] = {}
-_naming = threading.Lock()
+_open: dict[object, Any] = {}
+_opening = threading.Lock()
+_inherited: list[EngineRunner] = []
+
+
+def shared_runner(key: object, make: Callable[[], R]) -> R:
+    """The runner with this key, created if it is not open. Release it after use."""
+    with _opening:
+        runner: R | None = _open.get(key)
+        if runner is None:
+            runner = _open[key] = make()
+            runner._key = key
+        runner._users += 1
+        return runner
 
 
 def memory_runner(name: str, make: Callable[[], Engine]) -> MemoryRunner:
-    """The runner with this name, created if it does not exist; a new one for an empty name.
+    """The runner with this name, or a new one without a name. Release it after use."""
+    return shared_runner(name or object(), lambda: MemoryRunner(make()))
 
-    Release it after use: the last release discards the name.
-    """
-    with _naming:
-        runner = _named.get(name) if name else None
-        if runner is None:
-            runner = MemoryRunner(make(), name=name)
-            if name:
-                _named[name] = runner
-        runner.users += 1
-        return runner
+
+def _forget_runners() -> None:
+    """In a forked child: forget runners that do not work there. They are not closed, because SQLite
+    must not close files that the parent has open."""
+    global _opening
+    _opening = threading.Lock()
+    for key, runner in list(_open.items()):
+        if not runner.survives_fork:
+            _inherited.append(_open.pop(key))
+
+
+os.register_at_fork(after_in_child=_forget_runners)
 
 
 def waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:

@@ -19,62 +19,60 @@ _SETTINGS_FRAME = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionProblem:
+class Diagnosis:
     text: str
     final: bool
     """Whether waiting cannot solve it."""
 
 
-async def diagnose(address: str, tls: TLS | None, *, within: float) -> ConnectionProblem | None:
+async def diagnose(address: str, tls: TLS | None, *, within: float) -> Diagnosis | None:
     """The problem with an endpoint; None if it responds like a gRPC server."""
     try:
         async with asyncio.timeout(within):
             return await _look(address, tls)
     except TimeoutError:
-        return ConnectionProblem(
+        return Diagnosis(
             f"{address} does not answer: is the address right, is a firewall "
             "in between, is the server paused?",
             final=False,
         )
 
 
-async def _look(address: str, tls: TLS | None) -> ConnectionProblem | None:
+async def _look(address: str, tls: TLS | None) -> Diagnosis | None:
     try:
         greeting = await _greet(address, _context(tls) if tls else None, tls)
     except ssl.SSLCertVerificationError as error:
-        return ConnectionProblem(
+        return Diagnosis(
             f"the certificate of {address} is not trusted: {error.verify_message}. Name "
             "its authority with ?ca=FILE, or its name with ?server_name=",
             final=True,
         )
     except ssl.SSLError as error:
         if _asks_for_certificate(error):
-            return ConnectionProblem(
+            return Diagnosis(
                 f"{address} asks for a client certificate that it accepts: give "
                 "?cert=FILE&key=FILE",
                 final=True,
             )
         return await _mismatch(address, tls)
     except ConnectionRefusedError:
-        return ConnectionProblem(
+        return Diagnosis(
             f"nothing listens at {address} (connection refused): is the server up, is "
             "the port right?",
             final=False,
         )
     except UnicodeError:
-        return ConnectionProblem(f"{address} is not a host name: check the URL", final=True)
+        return Diagnosis(f"{address} is not a host name: check the URL", final=True)
     except OSError as error:
         if isinstance(error, ConnectionError):  # the server closed the connection
             return await _mismatch(address, tls)
-        return ConnectionProblem(f"{address} cannot be reached: {reason(error)}", final=False)
+        return Diagnosis(f"{address} cannot be reached: {reason(error)}", final=False)
     if len(greeting) > 3 and greeting[3] == _SETTINGS_FRAME:
         return None
     return await _mismatch(address, tls, greeting)
 
 
-async def _mismatch(
-    address: str, tls: TLS | None, greeting: bytes = b""
-) -> ConnectionProblem | None:
+async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Diagnosis | None:
     """The server responded unexpectedly: the other kind of connection shows why."""
     blind = ssl.create_default_context()
     blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
@@ -83,7 +81,7 @@ async def _mismatch(
         other = await _greet(address, None if tls else blind, None)
     except ssl.SSLError as error:
         if _asks_for_certificate(error):
-            return ConnectionProblem(
+            return Diagnosis(
                 f"{address} speaks TLS and asks for a client certificate: use "
                 "etcds://…?ca=FILE&cert=FILE&key=FILE",
                 final=True,
@@ -93,18 +91,12 @@ async def _mismatch(
         other = b""
     if len(other) > 3 and other[3] == _SETTINGS_FRAME:
         if tls:
-            return ConnectionProblem(
-                f"{address} does not speak TLS: use etcd:// instead of etcds://", True
-            )
-        return ConnectionProblem(
-            f"{address} speaks TLS: use etcds:// instead of etcd://", final=True
-        )
+            return Diagnosis(f"{address} does not speak TLS: use etcd:// instead of etcds://", True)
+        return Diagnosis(f"{address} speaks TLS: use etcds:// instead of etcd://", final=True)
     if not greeting:
-        return ConnectionProblem(
-            f"{address} closes the connection: is it etcd's client port?", final=False
-        )
+        return Diagnosis(f"{address} closes the connection: is it etcd's client port?", final=False)
     answer = greeting[:40].split(b"\r\n")[0].decode("latin-1")
-    return ConnectionProblem(
+    return Diagnosis(
         f"{address} is not etcd: it answered {quoted(answer)}. Is it another server's port?",
         final=True,
     )
