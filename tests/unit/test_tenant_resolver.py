@@ -465,14 +465,14 @@ def test_a_resolver_that_cannot_be_understood_lets_nobody_in(caplog: pytest.LogC
         assert admission.decide(tenants, header("7")) is UNRESOLVED
     assert (UNRESOLVED.status, UNRESOLVED.code) == (503, "tenants_unavailable")
     assert "common/resolver" in UNRESOLVED.message
-    assert caplog.text.count("turned away") == 1, "once, and not at each request"
+    assert caplog.text.count("are rejected") == 1, "once, and not for each request"
     assert admission.decide(tenants, Request("/health")) is None
     assert Admission(resolver=DOMAIN).decide(tenants, host("acme.example.com")) is ACME
     tenants.show(all_of(TENANTS).snapshot)
     assert admission.decide(tenants, header("7")) is ACME
     tenants.show(snapshot)
     assert admission.decide(tenants, header("7")) is UNRESOLVED
-    assert caplog.text.count("turned away") == 2
+    assert caplog.text.count("are rejected") == 2
 
 
 def test_that_there_are_no_tenants_is_told_once(caplog: pytest.LogCaptureFixture):

@@ -1,10 +1,11 @@
 """Tenant configuration: published atomically with its indexes, read from immutable snapshots.
 
-keys, values, secrets     what is stored, and under which keys
-document                  one tenant as a YAML or JSON document; validation, diff and masking of it
-publish/                  writing: plans, transactions, history, deletion, encryption
-read/                     reading: snapshots that follow the store
-resolver, context         which tenant a request belongs to
+keys, model, parts, secrets      what is stored, and under which keys
+document, validation, diff       one tenant as a YAML or JSON document
+redirect_guard                   protects secrets that a caller cannot see from redirection
+publish/, history                writing: plans, commits, encryption; history and rollback
+read/                            reading: snapshots that follow the store
+resolver                         the tenant of a request
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mooring.errors import MissingExtra
-from mooring.tenants.resolver import acting_for, current, current_or_none
 
 if TYPE_CHECKING:
     from mooring.tenants.document import Document
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         StorageCache,
         Tenants,
     )
+    from mooring.tenants.resolver import acting_for, current, current_or_none
     from mooring.tenants.secrets import Keyring, Secret
 
 __all__ = [
@@ -52,34 +53,27 @@ __all__ = [
     "current_or_none",
 ]
 
-_HOMES = {
-    "Changed": "read.parser",
-    "Database": "model",
-    "DatabaseCache": "read.tenants",
-    "Document": "document",
-    "Domain": "model",
-    "DomainCache": "read.tenants",
-    "Ftp": "model",
-    "FtpCache": "read.tenants",
-    "Keyring": "secrets",
-    "Meta": "model",
-    "Publisher": "publish.publisher",
-    "Resolver": "model",
-    "Secret": "secrets",
-    "Storage": "model",
-    "StorageCache": "read.tenants",
-    "Tenant": "model",
-    "Tenants": "read.tenants",
+_MODULES = {
+    "document": ("Document",),
+    "model": ("Database", "Domain", "Ftp", "Meta", "Resolver", "Storage", "Tenant"),
+    "publish.publisher": ("Publisher",),
+    "read.parser": ("Changed",),
+    "read.tenants": ("DatabaseCache", "DomainCache", "FtpCache", "StorageCache", "Tenants"),
+    "resolver": ("acting_for", "current", "current_or_none"),
+    "secrets": ("Keyring", "Secret"),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """The rest is loaded when it is first asked for: some of it needs the extra."""
+    """Loads names on first use: some need the extra, and importing all of them is slow."""
     if name not in _HOMES:
         raise AttributeError(f"module 'mooring.tenants' has no attribute '{name}'")
     try:
-        return getattr(importlib.import_module(f"mooring.tenants.{_HOMES[name]}"), name)
+        value = getattr(importlib.import_module(f"mooring.tenants.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "immutables":
             raise
         raise MissingExtra(f"mooring.tenants.{name}", "tenants") from error
+    globals()[name] = value
+    return value

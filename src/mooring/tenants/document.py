@@ -22,15 +22,14 @@ from mooring.tenants.publish.merge import merged
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import EXTRA, FIELDS, IDENTITY, check_plain, checked
 
-_MERGED = 10_000  # fields of a map into which others are merged: they multiply
-
+_MAX_MERGED = 10_000  # fields of a YAML map with merge keys, which can multiply
 
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 SUFFIXES = (".yaml", ".yml", *JSON_SUFFIXES)
-"""The names of files that hold tenants end like this."""
+"""Suffixes of files with tenants."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_DECODER = json.JSONDecoder(object_pairs_hook=lambda pairs: _once(pairs))
+_DECODER = json.JSONDecoder(object_pairs_hook=lambda pairs: _unique(pairs))
 
 
 def load(file: Path) -> Document:
@@ -39,14 +38,14 @@ def load(file: Path) -> Document:
 
 
 def load_all(file: Path) -> list[Document]:
-    """The documents in a file, at least one: JSON if its name says so, otherwise YAML or JSON
+    """The documents in a file, at least one: JSON if its suffix says so, otherwise YAML or JSON
     lines."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is no text in UTF-8") from error
+        raise InvalidRequest(f"{file} is not text in UTF-8") from error
     return read_all(text, of=str(file), as_json=file.suffix in JSON_SUFFIXES)
 
 
@@ -62,15 +61,15 @@ def read_all(text: str, *, of: str, as_json: bool = False) -> list[Document]:
     except InvalidRequest as error:
         raise InvalidRequest(f"{of}: {error}") from error
     if len(values) > 1:
-        values = [value for value in values if value is not None]  # nothing between two `---`
-    found = []
+        values = [value for value in values if value is not None]  # empty between two `---`
+    documents = []
     for place, value in enumerate(values or [None], 1):
         try:
-            found.append(parse(value))
+            documents.append(parse(value))
         except InvalidRequest as error:
             which = f", document {place}" if len(values) > 1 else ""
             raise InvalidRequest(f"{of}{which}: {error}") from error
-    return found
+    return documents
 
 
 def read_value(text: str, *, of: str) -> JSON:
@@ -78,7 +77,7 @@ def read_value(text: str, *, of: str) -> JSON:
     try:
         values = _loaded(text, as_json=False)
         if len(values) > 1:
-            raise InvalidRequest("it holds several documents: one is expected")
+            raise InvalidRequest("it contains several documents: one is expected")
         value: Any = values[0] if values else None
         check_plain("the value", value)
     except InvalidRequest as error:
@@ -88,12 +87,12 @@ def read_value(text: str, *, of: str) -> JSON:
 
 def _only(documents: list[Document], *, of: str) -> Document:
     if len(documents) > 1:
-        raise InvalidRequest(f"{of} holds {len(documents)} tenants: one is expected")
+        raise InvalidRequest(f"{of} contains {len(documents)} tenants: one is expected")
     return documents[0]
 
 
 def _begins_with_json(text: str) -> bool:
-    """Whether the first value is an object of JSON and not only of YAML."""
+    """Whether the first value is a JSON object."""
     text = text.lstrip()
     if not text.startswith("{"):
         return False
@@ -102,12 +101,12 @@ def _begins_with_json(text: str) -> bool:
     except (json.JSONDecodeError, RecursionError):
         return False
     except InvalidRequest:
-        pass  # it has a name twice: reading it says so
+        pass  # a duplicate name: reading it reports the error
     return True
 
 
 def _json_values(text: str) -> Iterator[object]:
-    """The values in a text, at least one, with nothing but spaces and line ends between them."""
+    """The values in a text, at least one, separated only by spaces and line ends."""
     at = _after_space(text, 0)
     while True:
         value, at = _DECODER.raw_decode(text, at)
@@ -118,8 +117,8 @@ def _json_values(text: str) -> Iterator[object]:
 
 
 def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def _loaded(text: str, *, as_json: bool) -> list[object]:
@@ -132,22 +131,22 @@ def _loaded(text: str, *, as_json: bool) -> list[object]:
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
     except RecursionError:
-        raise InvalidRequest("it has too many maps and lists within one another") from None
+        raise InvalidRequest("it has too many nested maps and lists") from None
     except (ValueError, LookupError, AttributeError, TypeError):
-        raise InvalidRequest("a value is not what its tag says, or too long") from None
+        raise InvalidRequest("a value does not match its tag, or is too long") from None
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(f"{quoted(twice, 60)} stands there twice")
-    return found
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"duplicate name {quoted(duplicate, 60)}")
+    return fields
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is a mistake, and what looks like a date is text."""
+    """YAML in which duplicate keys are errors, and dates are text."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -156,7 +155,7 @@ class _Loader(yaml.SafeLoader):
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
             if name in seen:
                 raise InvalidRequest(
-                    f"{quoted(key.value, 60)} stands there twice{yaml_place(key.start_mark)}"
+                    f"duplicate name {quoted(key.value, 60)}{yaml_place(key.start_mark)}"
                 )
             seen.add(name)
         return node
@@ -164,17 +163,16 @@ class _Loader(yaml.SafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         merges = any(key.tag == _MERGE for key, _ in node.value)
         super().flatten_mapping(node)
-        if merges and len(node.value) > _MERGED:
+        if merges and len(node.value) > _MAX_MERGED:
             raise InvalidRequest("maps are merged into one that is too large")
 
 
 _MERGE, _TIMESTAMP, _INT, _FLOAT = (
-    f"tag:yaml.org,2002:{each}" for each in ("merge", "timestamp", "int", "float")
+    f"tag:yaml.org,2002:{name}" for name in ("merge", "timestamp", "int", "float")
 )
 
-
-# Numbers as people count: 010 is not eight, 1:30 not ninety, nor 1:30.5 a number.
-_COUNTED = {
+# Decimal numbers only: 010 is not eight, 1:30 is not ninety, and 1:30.5 is not a number.
+_NUMBERS = {
     _INT: re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
     _FLOAT: re.compile(
         r"([-+]?([0-9][0-9_]*)\.[0-9_]*([eE][-+][0-9]+)?"
@@ -182,7 +180,7 @@ _COUNTED = {
     ),
 }
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, _COUNTED.get(tag, rule)) for tag, rule in rules if tag != _TIMESTAMP]
+    first: [(tag, _NUMBERS.get(tag, rule)) for tag, rule in rules if tag != _TIMESTAMP]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -192,18 +190,18 @@ _DOMAINS = ("primary", "aliases", "internal")
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What a file says of a tenant: the parts of each section that it has."""
+    """A tenant in a file: the parts of each section that the file has."""
 
     tenant: int
     sections: dict[str, dict[str, JSON]]
-    """By section, the values of its parts by path."""
+    """By section and path."""
 
     def __repr__(self) -> str:
         return f"<document of tenant {self.tenant}: {masked(dict(self.sections))!r}>"
 
     @property
     def cleartext_secrets(self) -> Resent:
-        """The secrets that it has in clear text, by path and field."""
+        """The secrets in clear text, by path and field."""
         return {
             path: fields
             for parts in self.sections.values()
@@ -211,27 +209,27 @@ class Document(msgspec.Struct, frozen=True):
             if (fields := tuple(_clear(value)))
         }
 
-    def applied(self, there: Parts, ring: Keyring, *, reseal: bool = False) -> Parts:
-        """What the tenant is to be, over what is there. `reseal`: see `merged`."""
-        wanted = {
-            path: value for path, value in there.items() if kind_of(path) not in self.sections
+    def applied(self, stored: Parts, ring: Keyring, *, reseal: bool = False) -> Parts:
+        """The target of publishing the document over the stored parts. `reseal`: see `merged`."""
+        target = {
+            path: value for path, value in stored.items() if kind_of(path) not in self.sections
         }
-        for told in self.sections.values():
-            for path, value in told.items():
-                wanted[path] = merged(
-                    self.tenant, path, there.get(path), value, ring, reseal=reseal
+        for parts in self.sections.values():
+            for path, value in parts.items():
+                target[path] = merged(
+                    self.tenant, path, stored.get(path), value, ring, reseal=reseal
                 )
-        return wanted
+        return target
 
 
 def _clear(value: JSON) -> Iterator[str]:
     for field in cleartext_secrets(value):
-        yield field.removeprefix(f"{EXTRA}.")  # which is written beside the known fields
+        yield field.removeprefix(f"{EXTRA}.")  # which are stored beside the known fields
 
 
 def parse(document: object) -> Document:
-    """The document in what was loaded. Raises `InvalidRequest` that names the field, and where it
-    may be a typo, what was probably meant."""
+    """The document in a loaded value. Raises `InvalidRequest`, which names the field and suggests a
+    correction for a likely typo."""
     if not isinstance(document, dict):
         raise InvalidRequest(
             "a tenant's file is a map with id, meta, domain, database, ftp, storage"
@@ -254,16 +252,16 @@ def parse(document: object) -> Document:
     return Document(tenant, sections)
 
 
-def _section(tenant: int, name: str, told: object) -> dict[str, JSON]:
-    told = {} if told is None else told
-    if not isinstance(told, dict):
+def _section(tenant: int, name: str, section: object) -> dict[str, JSON]:
+    section = {} if section is None else section
+    if not isinstance(section, dict):
         raise InvalidRequest(f"tenant {tenant}: {name} must be a map")
-    if name == "meta" and not told:
+    if name == "meta" and not section:
         raise InvalidRequest(
             f"tenant {tenant}: meta cannot be removed; `mooring tenant delete {tenant}` removes all"
         )
     if name == "domain":
-        for field in told:
+        for field in section:
             if field not in _DOMAINS:
                 hint = nearest(str(field), _DOMAINS)
                 raise InvalidRequest(
@@ -271,12 +269,12 @@ def _section(tenant: int, name: str, told: object) -> dict[str, JSON]:
                 )
         return {
             f"domain/{field}": value
-            for field, value in told.items()
+            for field, value in section.items()
             if value is not None and value not in ("", [])
         }
     if name in MANY:
-        return {f"{name}/{_key(tenant, name, each)}": value for each, value in told.items()}
-    return {name: told} if told else {}
+        return {f"{name}/{_key(tenant, name, key)}": value for key, value in section.items()}
+    return {name: section} if section else {}
 
 
 def _key(tenant: int, section: str, name: object) -> str:
@@ -289,8 +287,8 @@ def _key(tenant: int, section: str, name: object) -> str:
 
 
 def to_document(tenant: int, parts: Parts, *, secrets: bool = False) -> dict[str, JSON]:
-    """The document of a tenant, to be edited and published again: without its secrets, which a
-    publish keeps, or with its `secrets` as they are stored."""
+    """The document of a tenant, for editing and publishing again: without its secrets, which a
+    publish keeps, or with its `secrets` as stored."""
     document: dict[str, JSON] = {"id": tenant}
     for path, value in sorted(parts.items(), key=lambda part: SECTIONS.index(kind_of(part[0]))):
         kind, name = kind_of(path), name_of(path)
@@ -298,7 +296,7 @@ def to_document(tenant: int, parts: Parts, *, secrets: bool = False) -> dict[str
         if shown == {} and kind not in MANY:
             shown = {"tenantId": tenant}  # an empty section would be removed
         if not isinstance(shown, dict | list | str):
-            continue  # it cannot be understood
+            continue  # an unreadable part
         if name:
             section = document.setdefault(kind, {})
             assert isinstance(section, dict)
@@ -309,7 +307,7 @@ def to_document(tenant: int, parts: Parts, *, secrets: bool = False) -> dict[str
 
 
 def hidden_extra(kind: str, value: Mapping[str, JSON]) -> set[str]:
-    """The fields of a part that are not known and hold a secret, or lines of a private key."""
+    """The unknown fields of a part that hold a secret, or lines of a private key."""
     extra = {name: inner for name, inner in value.items() if name not in (*FIELDS[kind], *IDENTITY)}
     split = is_split_key(extra)
     return {name for name, inner in extra.items() if split or holds_secret({name: inner})}

@@ -1,15 +1,16 @@
-"""Which tenant a request is for, and whether it may go on: decided without I/O.
+"""The tenant of a request: finds it, decides without I/O whether the request is admitted, and holds
+it in a context variable.
 
-A request names its tenant in the way that `common/resolver` says:
+The setting `common/resolver` configures how a request names its tenant:
 
-    header  `X-Tenant-ID: 7` or `X-Tenant-ID: acme`       digits are an id, anything else a code
+    header  `X-Tenant-ID: 7` or `X-Tenant-ID: acme`; digits are an id, anything else is a code
     query   `?tenant=acme`                                likewise
-    path    `/acme/orders`: the segment of an index from 0, empty ones not counted; likewise
+    path    `/acme/orders`: the segment at an index from 0, ignoring empty segments; likewise
     host    numeric: the first label is the id (`7.example.com`); code: it is the code;
-            domain: the whole host is one of a tenant's
+            domain: the whole host belongs to the tenant
 
-Codes and hosts are the same in any case. What a request says twice it must say alike, and the host
-it says once: a request that two readers could understand differently is refused.
+Codes and hosts are case-insensitive. A request that names several different tenants, or has several
+hosts, is rejected: another program might choose a different one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFUSED: tuple[Status, ...] = ("inactive", "suspended")
-"""Tenants of which status are turned away, unless told otherwise."""
+"""The statuses of tenants that are rejected by default."""
 
 Code = Literal[
     "tenant_missing",
@@ -51,27 +52,27 @@ Code = Literal[
 _DEFAULT = Resolver()
 _STATUSES: tuple[Status, ...] = get_args(Status)
 
-_LONGEST = 255
-"""Letters of a tenant's name in a request. What is longer is no name, and is not echoed."""
+_MAX_LENGTH = 255
+"""Characters of a tenant's name in a request. Longer names are invalid, and not echoed."""
 
 
 class Request(Protocol):
-    """What is looked at of a request. Text is decoded as UTF-8, wrong bytes replaced."""
+    """The parts of a request that may name a tenant. Invalid UTF-8 is replaced."""
 
     @property
     def path(self) -> str:
-        """Below where the application is mounted, percent-decoded."""
+        """Relative to the application's mount point, percent-decoded."""
 
     @property
     def query(self) -> str:
-        """As it was sent, without the question mark."""
+        """As sent, without the question mark."""
 
     def header(self, name: str) -> Sequence[str]:
-        """The values of a header, one for each time it was sent."""
+        """All values of a header."""
 
 
 class Lookup(Protocol):
-    """What is asked of the tenants: `Tenants` answers it."""
+    """The lookups of `Tenants` that the resolver uses."""
 
     @property
     def resolver(self) -> Resolver | None: ...
@@ -84,11 +85,12 @@ class Lookup(Protocol):
 
 
 Source = Lookup | Callable[[], Lookup | None]
-"""The tenants, or a function that has them: None, or `Unavailable`, while nothing was loaded."""
+"""The tenants, or a function that returns them. It returns None or raises `Unavailable` until they
+are loaded."""
 
 
 class TenantReference(msgspec.Struct, frozen=True):
-    """What a request calls its tenant."""
+    """The id, code or host by which a request names its tenant."""
 
     by: Literal["id", "code", "host"]
     name: str
@@ -99,13 +101,13 @@ class TenantReference(msgspec.Struct, frozen=True):
 
 
 class TenantRejection(msgspec.Struct, frozen=True):
-    """Why a request may not go on, as it is told to who sent it."""
+    """Why a request is rejected, and the response to it."""
 
     status: int
     code: Code
     message: str
     tenant: int | str | None = None
-    """What the request called it; None where it named none."""
+    """The name in the request; None if there is none."""
 
     @property
     def body(self) -> bytes:
@@ -114,7 +116,7 @@ class TenantRejection(msgspec.Struct, frozen=True):
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """A cache must not keep it: what is refused now may be there in a moment."""
+        """Prevents caching, since the tenant may become available."""
         return [
             ("content-type", "application/json"),
             ("content-length", str(len(self.body))),
@@ -129,13 +131,13 @@ UNAVAILABLE = TenantRejection(
 UNRESOLVED = TenantRejection(
     503,
     "tenants_unavailable",
-    "how a request names its tenant cannot be told: the setting common/resolver is unreadable",
+    "the setting common/resolver, which says how a request names its tenant, is unreadable",
 )
-"""The default in its place could let a client choose the tenant that its host is to decide."""
+"""A default in its place could let a client choose a tenant that its host should determine."""
 
 
 class AdmissionSettings(TypedDict, total=False):
-    """The arguments of `Admission`, for the middlewares that pass them on."""
+    """The arguments of `Admission`, which the middlewares pass on."""
 
     resolver: Resolver | None
     refuse: Collection[Status]
@@ -145,16 +147,14 @@ class AdmissionSettings(TypedDict, total=False):
 
 
 class Admission:
-    """Who is let in. Raises `InvalidRequest` for settings that make no sense.
+    """Decides which requests are admitted. Raises `InvalidRequest` for invalid settings.
 
-    `resolver` says how a request names its tenant; None: what the store says at that moment.
-    `refuse` are the statuses that are turned away; one that is not known counts as inactive.
-    `required=False` lets a request go on that names no tenant. One that names an unknown or a
-    refused tenant is turned away all the same; but every request has a host, so one that is no
-    tenant's (by `domain` or `code`) names none.
-    `host_header` is where the host is taken from: another than `host` only behind a proxy that
-    overwrites it.
-    `exempt` are paths that need no tenant, with all below them: `/health` is not `/healthy`.
+    `resolver` configures how a request names its tenant; None: the current setting in the store.
+    `refuse` are the statuses of tenants that are rejected; an unknown status counts as inactive.
+    `required=False` admits requests that name no tenant. Requests for an unknown or refused tenant
+    are still rejected, except that a host of no tenant (by `domain` or `code`) names none.
+    `host_header` is the header with the host; set it only behind a proxy that overwrites it.
+    `exempt` are paths that need no tenant, with all paths below: `/health` is not `/healthy`.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Admission:
         for status in refuse:
             if status not in _STATUSES:
                 raise InvalidRequest(
-                    f"{quoted(status)} is no status of a tenant{nearest(status, _STATUSES)}"
+                    f"{quoted(status)} is not a status of a tenant{nearest(status, _STATUSES)}"
                 )
         for path in exempt:
             if not path.startswith("/") or not path.strip("/"):
@@ -182,43 +182,42 @@ class Admission:
         self._refuse = frozenset(refuse)
         self._host_header = host_header
         self._exempt = tuple(path.rstrip("/") for path in exempt)
-        self._told = ""
-        """Why all are turned away, as it was logged."""
+        self._logged = ""
+        """Why all requests are rejected, as logged last."""
 
     def decide(self, source: Source | None, request: Request) -> Tenant | TenantRejection | None:
-        """The request's tenant; None: it goes on without one."""
+        """The request's tenant; None if it is admitted without one."""
         if self._exempt and self.exempts(request.path):
             return None
-        tenants, why = _loaded(source)
+        tenants, reason = _load(source)
         if tenants is None:
-            return self._turned_away(UNAVAILABLE, why)
+            return self._reject_all(UNAVAILABLE, reason)
         resolver = tenants.resolver if self._resolver is None else self._resolver
         if resolver is None:
-            return self._turned_away(UNRESOLVED)
-        self._told = ""
-        named = tenant_reference(resolver, request, host_header=self._host_header)
-        if isinstance(named, TenantRejection):
-            passes = named.code == "tenant_missing" and not self._required
-            return None if passes else named
-        tenant = find(tenants, named)
+            return self._reject_all(UNRESOLVED, UNRESOLVED.message)
+        self._logged = ""
+        reference = tenant_reference(resolver, request, host_header=self._host_header)
+        if isinstance(reference, TenantRejection):
+            passes = reference.code == "tenant_missing" and not self._required
+            return None if passes else reference
+        tenant = find(tenants, reference)
         if tenant is None:
             by_chance = resolver.http_type == "host" and resolver.http_host_mode != "numeric"
             passes = by_chance and not self._required
-            return None if passes else _unknown(named)
-        return self._judged(tenant, named)
+            return None if passes else _unknown(reference)
+        return self._check_status(tenant, reference)
 
-    def _turned_away(self, refusal: TenantRejection, why: str = "") -> TenantRejection:
-        """It is told once, and not at each request."""
-        told = why or refusal.message
-        if told != self._told:
-            self._told = told
-            log.warning("all requests are turned away: %s", told)
-        return refusal
+    def _reject_all(self, rejection: TenantRejection, reason: str) -> TenantRejection:
+        """Logs the reason once, and not for each request."""
+        if reason != self._logged:
+            self._logged = reason
+            log.warning("all requests are rejected: %s", reason)
+        return rejection
 
     def exempts(self, path: str) -> bool:
-        return any(path == each or path.startswith(f"{each}/") for each in self._exempt)
+        return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self._exempt)
 
-    def _judged(self, tenant: Tenant, named: TenantReference) -> Tenant | TenantRejection:
+    def _check_status(self, tenant: Tenant, reference: TenantReference) -> Tenant | TenantRejection:
         assert tenant.meta is not None
         status = tenant.meta.status
         if status not in _STATUSES:
@@ -226,26 +225,26 @@ class Admission:
         if status not in self._refuse:
             return tenant
         code: Code = "tenant_suspended" if status == "suspended" else "tenant_inactive"
-        return TenantRejection(403, code, f"the tenant is {status}", named.shown)
+        return TenantRejection(403, code, f"the tenant is {status}", reference.shown)
 
 
-def _loaded(source: Source | None) -> tuple[Lookup | None, str]:
-    """The tenants, or why there are none."""
+def _load(source: Source | None) -> tuple[Lookup | None, str]:
+    """The tenants, or the reason why there are none."""
     try:
-        return (source() if callable(source) else source), ""
+        return (source() if callable(source) else source), UNAVAILABLE.message
     except Unavailable as error:
         return None, f"there are no tenants yet: {error}"
 
 
-def find(tenants: Lookup, named: TenantReference) -> Tenant | None:
-    """The tenant of that name. One without meta is none: it is not there yet, or no longer."""
+def find(tenants: Lookup, reference: TenantReference) -> Tenant | None:
+    """The tenant with this name. One without meta does not count: it is incomplete."""
     id: int | None
-    if named.by == "id":
-        id = int(named.name) if is_id(named.name) else None
-    elif named.by == "code":
-        id = tenants.by_code(named.name)
+    if reference.by == "id":
+        id = int(reference.name) if is_id(reference.name) else None
+    elif reference.by == "code":
+        id = tenants.by_code(reference.name)
     else:
-        id = tenants.by_host(named.name)
+        id = tenants.by_host(reference.name)
     tenant = None if id is None else tenants.get(id)
     return None if tenant is None or tenant.meta is None else tenant
 
@@ -253,7 +252,7 @@ def find(tenants: Lookup, named: TenantReference) -> Tenant | None:
 def tenant_reference(
     resolver: Resolver, request: Request, *, host_header: str = "host"
 ) -> TenantReference | TenantRejection:
-    """What the request calls its tenant, or why that cannot be told."""
+    """The name of the tenant in a request, or why it has none."""
     if resolver.http_type == "host":
         return _by_host(resolver.http_host_mode, request.header(host_header), host_header)
     if resolver.http_type == "header":
@@ -269,11 +268,11 @@ def tenant_reference(
             400, "tenant_missing", f"{_where(resolver)} is missing: it names the tenant"
         )
     value = values[0]
-    if len(values) > 1 and len({each.lower() for each in values}) > 1:
-        message = f"{_where(resolver)} is given more than once, not alike"
+    if len(values) > 1 and len({value.lower() for value in values}) > 1:
+        message = f"{_where(resolver)} is given more than once, with different values"
         return TenantRejection(400, "tenant_ambiguous", message)
-    if len(value) > _LONGEST or not value.isprintable():
-        message = f"{_where(resolver)} is neither a tenant's id nor its code"
+    if len(value) > _MAX_LENGTH or not value.isprintable():
+        message = f"{_where(resolver)} is neither the id nor the code of a tenant"
         return TenantRejection(400, "tenant_malformed", message)
     return TenantReference("id" if value.isascii() and value.isdigit() else "code", value)
 
@@ -303,7 +302,7 @@ def _by_host(
 
 
 def _listed(values: Sequence[str]) -> list[str]:
-    """A header that is sent twice may arrive as one, with a comma."""
+    """Splits the values: a header that is sent twice may arrive as one, with a comma."""
     return [
         stripped for value in values for piece in value.split(",") if (stripped := piece.strip())
     ]
@@ -315,47 +314,50 @@ def _in_query(query: str, name: str) -> list[str]:
 
 
 def _where(resolver: Resolver) -> str:
-    """Where a request was to name its tenant. The names come from the store: any length."""
+    """The place in a request that names the tenant, for messages. Names from the store may have
+    any length."""
     if resolver.http_type == "path":
         return f"segment {resolver.http_path_index} of the path, counted from 0,"
     if resolver.http_type == "query":
         name = resolver.http_query_param or _DEFAULT.http_query_param
-        return f"the query parameter {name[:_LONGEST]}"
-    return f"the header {(resolver.http_header_name or _DEFAULT.http_header_name)[:_LONGEST]}"
+        return f"the query parameter {name[:_MAX_LENGTH]}"
+    return f"the header {(resolver.http_header_name or _DEFAULT.http_header_name)[:_MAX_LENGTH]}"
 
 
-def _unknown(named: TenantReference) -> TenantRejection:
-    return TenantRejection(404, "tenant_unknown", f"no tenant has this {named.by}", named.shown)
+def _unknown(reference: TenantReference) -> TenantRejection:
+    return TenantRejection(
+        404, "tenant_unknown", f"no tenant has this {reference.by}", reference.shown
+    )
 
 
 _tenant: ContextVar[Tenant | None] = ContextVar("mooring.tenant", default=None)
 
 
 def current() -> Tenant:
-    """The tenant of this request, as it was when the request came. Raises `NotConfigured` where
+    """The tenant of this request, as it was when the request arrived. Raises `NotConfigured` if
     there is none."""
     tenant = _tenant.get()
     if tenant is None:
         raise NotConfigured(
-            "there is no current tenant: this is outside of a request, or the request named none; "
-            "a TenantMiddleware sets it, and acting_for(tenant) does for other code"
+            "there is no current tenant: there is no request, or the request named none; "
+            "TenantMiddleware sets it for requests, and acting_for(tenant) for other code"
         )
     return tenant
 
 
 def current_or_none() -> Tenant | None:
-    """The same for code that may run without a tenant."""
+    """Like `current`, for code that may run without a tenant."""
     return _tenant.get()
 
 
 class acting_for:
-    """Make a tenant the current one for a while, in a job or a test; None: no tenant is.
+    """Makes a tenant the current one, in a job or a test; None: no tenant.
 
     with acting_for(tenants.get(7)):
         ...
     """
 
-    # A class, for a generator would take four times as long, at each request.
+    # A class, since a generator would take four times as long for each request.
     __slots__ = ("_tenant", "_token")
 
     def __init__(self, tenant: Tenant | None) -> None:
