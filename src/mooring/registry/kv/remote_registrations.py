@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,17 +24,6 @@ from mooring.store.contract import Delete, Entry, Put, Query, Store, key, unchan
 from mooring.tasks import cleanup
 
 _REVOKE_WITHIN = 5.0
-
-
-class _StoredRecord(NamedTuple):
-    """The keys of an instance in the store."""
-
-    files: dict[File, Entry]
-    tombstone: Entry | None
-
-    @property
-    def main(self) -> Entry | None:
-        return self.files.get("data")
 
 
 class StoreRemoteRegistrations:
@@ -71,16 +59,16 @@ class StoreRemoteRegistrations:
             current: dict[bytes, Entry] = {}
             ours = {lease}
             if returning:
-                stored = await self._read(instance)
-                entries = [*stored.files.values(), *filter(None, [stored.tombstone])]
+                files, removal = await self._read(instance)
+                entries = [*files.values(), *filter(None, [removal])]
                 current = {entry.key: entry for entry in entries}
-                main = stored.main
+                main = files.get("data")
                 same = main is not None and self._is_incarnation(instance, returning, main)
                 if main is None or not main.lease or same:
                     # The main key alone decides about a successor.
                     ours |= {entry.lease for entry in entries}
                 if same:
-                    kept = self._with_history(instance, stored.files)
+                    kept = self._with_history(instance, files)
             writes, checks = repair(
                 instance,
                 self._layout.encode(kept),
@@ -110,18 +98,18 @@ class StoreRemoteRegistrations:
         """Returns whether the instance is still registered."""
         instance = self._identified(service, id, incarnation)
         while True:
-            stored = await self._read(instance)
-            main = stored.main
+            files, tombstone = await self._read(instance)
+            main = files.get("data")
             ours = main is not None and self._is_incarnation(instance, incarnation, main)
             if main is not None and main.lease and not ours:
                 raise superseded(service, id)
-            if stored.tombstone is not None:
+            if tombstone is not None:
                 raise removed(service, id)
             if main is None or not main.lease or not ours:
                 return False
             try:
                 await self._store.renew(main.lease)
-                await self._update(instance, main, stored.files, report)
+                await self._update(instance, main, files, report)
                 return True
             except LeaseNotFound:
                 return False
@@ -153,13 +141,13 @@ class StoreRemoteRegistrations:
         check_incarnation(service, id, incarnation)
         instance = self._identified(service, id, incarnation)
         while True:
-            stored = await self._read(instance)
-            main = stored.main
+            files, _ = await self._read(instance)
+            main = files.get("data")
             if main is None or not self._is_incarnation(instance, incarnation, main):
                 return False
-            names = [entry.key for file, entry in stored.files.items() if file != "config"]
+            names = [entry.key for file, entry in files.items() if file != "config"]
             with contextlib.suppress(Conflict, LeaseNotFound):
-                if (status := stored.files.get("status")) is not None:
+                if (status := files.get("status")) is not None:
                     # Consumers can then distinguish it from one whose record was deleted.
                     await self._store.commit(
                         Put(status.key, values.draining(status.value), status.lease),
@@ -186,7 +174,8 @@ class StoreRemoteRegistrations:
         stored = self._layout.assemble(instance.service, instance.id, {"data": main}).instance
         return stored is not None and stored.incarnation == incarnation
 
-    async def _read(self, instance: Instance) -> _StoredRecord:
+    async def _read(self, instance: Instance) -> tuple[dict[File, Entry], Entry | None]:
+        """The files of an instance in the store, and its tombstone."""
         reads = [Query(self._layout.home(instance)), Query(key(self._layout.tombstone(instance)))]
         home, tombstone = (await self._store.commit(read=reads)).reads
         files: dict[File, Entry] = {}
@@ -194,4 +183,4 @@ class StoreRemoteRegistrations:
             location = self._layout.locate(entry.key)
             if location is not None and location.id == instance.id:
                 files[location.file] = entry
-        return _StoredRecord(files, tombstone.first)
+        return files, tombstone.first
