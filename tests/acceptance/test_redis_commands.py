@@ -263,7 +263,7 @@ class TestCleanup:
         )
         await left_behind(hub, "a")
         sweeping = start("cleanup", f"--config={tmp_path}/settings.yaml", "--json")
-        await eventually(lambda: sweeping.said("orders a: taken out"), within=40)
+        await eventually(lambda: sweeping.said("orders a: evicted"), within=40)
         assert sweeping.said("every 200ms, evicts")
         await eventually(lambda: '"id": "a"' in "".join(sweeping.out))
         sweeping.process.send_signal(signal.SIGTERM)
