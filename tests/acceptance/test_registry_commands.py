@@ -569,7 +569,9 @@ class TestDescribing:
     def test_what_is_not_there_or_cannot_be(self, shop: Hub, run: Run):
         assert "there is no service 'order'" in refused(run("info", "get", "order"))
         assert "group 'shop' not found" in refused(run("info", "get", "--group=shop"))
-        assert "unknown description field 'colour'" in refused(run("info", "set", "orders", "colour=red"))
+        assert "unknown description field 'colour'" in refused(
+            run("info", "set", "orders", "colour=red")
+        )
         for arguments in (
             ["get"],
             ["get", "orders", "--group=商店"],
