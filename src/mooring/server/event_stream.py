@@ -133,19 +133,33 @@ class FleetSource:
 
 
 @dataclass(slots=True)
-class _ScopeState:
-    """The health and problems of the groups that some listeners may access."""
+class _WholeEvent:
+    """An event that always contains the complete value."""
 
-    health: bytes = b"{}"
-    health_value: object = None
-    """The health without its timestamp."""
-    health_at: int = 0
-    """The position at which it changed."""
-    problems: bytes = b"[]"
-    problems_value: object = None
-    """The problems without their start times."""
-    problems_at: int = 0
+    encoded: bytes = b""
+    identity: object = None
+    """The part of the value whose changes are published."""
+    position: int = 0
+    """The position of the last change."""
+
+    def update(self, value: object, identity: object, position: int) -> bool:
+        """Whether the value has changed."""
+        if identity == self.identity:
+            return False
+        self.encoded, self.identity, self.position = encode(value), identity, position
+        return True
+
+
+@dataclass(slots=True)
+class _ScopeState:
+    """The listeners that may access the same groups, and the events that they share."""
+
+    health: _WholeEvent = field(default_factory=_WholeEvent)
+    problems: _WholeEvent = field(default_factory=_WholeEvent)
     listeners: WeakSet[EventListener] = field(default_factory=WeakSet)
+
+    def events(self) -> tuple[tuple[StreamKind, _WholeEvent], ...]:
+        return ("health", self.health), ("problems", self.problems)
 
 
 class TooManyListeners(Exception):
@@ -245,19 +259,11 @@ class EventStream:
 
     def _update(self, subscription: EventSubscription, scope: _ScopeState, position: int) -> bool:
         health = self._source.health(subscription.sees)
+        untimed = {**msgspec.to_builtins(health), "timestamp": None}
         problems = visible_problems(self._source.problems(), subscription.sees)
-        health_value = {**msgspec.to_builtins(health), "timestamp": None}
-        problems_value = [(problem.key, problem.severity, problem.text) for problem in problems]
-        changed = False
-        if health_value != scope.health_value:
-            scope.health, scope.health_value = encode(health), health_value
-            scope.health_at = position
-            changed = True
-        if problems_value != scope.problems_value:
-            scope.problems, scope.problems_value = encode(problems), problems_value
-            scope.problems_at = position
-            changed = True
-        return changed
+        texts = [(problem.key, problem.severity, problem.text) for problem in problems]
+        changed = scope.health.update(health, untimed, position)
+        return scope.problems.update(problems, texts, position) or changed
 
     def open(
         self,
@@ -363,12 +369,11 @@ class EventStream:
 
     def _scope_blocks(self, subscription: EventSubscription, *, since: int) -> list[bytes]:
         scope = self._scopes.get(subscription.groups)
-        blocks = []
-        if scope is not None and "health" in subscription.kinds and scope.health_at > since:
-            blocks.append(_block("health", scope.health))
-        if scope is not None and "problems" in subscription.kinds and scope.problems_at > since:
-            blocks.append(_block("problems", scope.problems))
-        return blocks
+        return [
+            _block(kind, event.encoded)
+            for kind, event in (scope.events() if scope is not None else ())
+            if kind in subscription.kinds and event.position > since
+        ]
 
     def _encode(self, key: tuple[str, str]) -> bytes | None:
         """A service or an instance as JSON, encoded once per tick; None if it is removed."""
