@@ -401,16 +401,14 @@ class Alerts:
                 notification
                 and elected is self._was_elected
                 and loop.time() >= retry_at
-                and (not elected or await self._confirm())
+                and (not elected or await self._election.confirm())
+                and self._election.term == self._term
             ):
                 if await self._send(notification):
                     backoff.reset()
                 else:
                     retry_at = loop.time() + backoff.next()
             await asyncio.sleep(self._interval)
-
-    async def _confirm(self) -> bool:
-        return await self._election.confirm() and self._election.term == self._term
 
     async def _follow_election(self) -> None:
         """Hand over to the newly elected server, or take over from the one before."""

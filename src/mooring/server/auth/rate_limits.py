@@ -56,17 +56,14 @@ class TokenBuckets:
         if self._rate <= 0:
             return 0.0
         now = self._clock()
-        left = self._level(key, now)
+        before, at = self._left.get(key, (self._burst, now))
+        left = min(self._burst, before + (now - at) * self._rate)
         wait = 0.0 if left >= 1 else (1 - left) / self._rate
         self._left[key] = (left if wait else left - 1, now)
         self._left.move_to_end(key)
         if len(self._left) > self._most:
             self._left.popitem(last=False)
         return wait
-
-    def _level(self, key: str, now: float) -> float:
-        left, at = self._left.get(key, (self._burst, now))
-        return min(self._burst, left + (now - at) * self._rate)
 
 
 class RateLimits:

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from mooring.errors import Closed, StoreError
-from mooring.model import Instance
 from mooring.registry.contract import Registry
+from mooring.server.live.services import KnownService
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -36,16 +36,11 @@ NAMES = 60.0
 STALE = 0.5
 
 
-class _Service(Protocol):
-    @property
-    def instances(self) -> Mapping[str, Instance]: ...
-
-
 class _Fleet(Protocol):
     """A `Fleet`, which receives the results."""
 
     def names(self) -> list[str]: ...
-    def service(self, name: str) -> _Service | None: ...
+    def service(self, name: str) -> KnownService | None: ...
     def update_silence(self, service: str, silent: Mapping[str, float]) -> None: ...
     def update_brakes(self, brakes: Mapping[str, str]) -> None: ...
     def update_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None: ...

@@ -61,8 +61,6 @@ KINDS: Mapping[ProblemKind, Severity] = {
 _RANK = {kind: rank for rank, kind in enumerate(KINDS)}
 _MAX_NAMED = 3
 """Instances that a text names."""
-_Worst = tuple[ProblemKind, Time | None, str]
-"""The worst problem of an instance: its kind, since when, and a detail."""
 
 
 class FleetProblem(msgspec.Struct, frozen=True):
@@ -150,9 +148,8 @@ def service_problems(
 ) -> Iterator[FleetProblem]:
     """The problems of one service. Each instance counts only for its worst problem."""
     name, instances = known.name, known.instances
-    times = _EventTimes(fleet, name)
     if brake := fleet.brake(name):
-        since = times.last("", "brake")
+        since = _event_times(fleet, name).get(("", "brake"))
         yield _problem("brake", name, since=since, params={"detail": brake})
     if not instances:
         if known.emptied is not None:
@@ -164,56 +161,69 @@ def service_problems(
     pairs = [(instance, observed.get(id, UNOBSERVED)) for id, instance in instances.items()]
     if not any(active(*pair) for pair in pairs):
         yield _problem("none_callable", name, params={"total": len(instances)})
+    yield from _instance_problems(fleet, name, pairs, now, grace)
+
+
+def _instance_problems(
+    fleet: FleetState,
+    service: str,
+    pairs: Sequence[tuple[Instance, Observed]],
+    now: Time,
+    grace: GracePeriods,
+) -> Iterator[FleetProblem]:
+    worst = [(kind, *pair) for pair in pairs if (kind := _worst_kind(*pair)) is not None]
+    times = _event_times(fleet, service) if worst else {}
     affected: dict[ProblemKind, list[tuple[str, Time | None, str]]] = {}
-    for instance, seen in pairs:
-        if worst := _worst_problem(instance, seen, times, now, grace):
-            kind, since, detail = worst
-            affected.setdefault(kind, []).append((instance.id, since, detail))
+    for kind, instance, seen in worst:
+        silent = kind == "silent"
+        since = seen.last_heartbeat if silent else times.get((instance.id, _STARTED_BY[kind]))
+        if kind == "draining" and (since is None or _seconds(since, now) <= grace.draining):
+            continue
+        detail = seen.check_failure if kind == "check_failing" else ""
+        affected.setdefault(kind, []).append((instance.id, since, detail))
     for kind in sorted(affected, key=_RANK.__getitem__):
-        yield _instance_problem(kind, name, affected[kind], len(instances))
+        yield _instance_problem(kind, service, affected[kind], len(pairs))
 
 
-class _EventTimes:
-    """The times of the last events of a service. Computed on first use: most services have no
-    problems."""
-
-    def __init__(self, fleet: FleetState, service: str) -> None:
-        self._fleet, self._service = fleet, service
-        self._times: dict[tuple[str, EventKind], Time] | None = None
-
-    def last(self, id: str, kind: EventKind) -> Time | None:
-        if self._times is None:
-            events = self._fleet.timeline(self._service)
-            self._times = {(event.id, event.kind): event.time for event in events}
-        return self._times.get((id, kind))
+_STARTED_BY: Mapping[ProblemKind, EventKind] = {
+    "unhealthy": "health",
+    "check_failing": "check",
+    "draining": "state",
+    "disabled": "enabled",
+}
+"""The kind of event at which the problem of an instance starts."""
 
 
-def _worst_problem(
-    instance: Instance, observed: Observed, times: _EventTimes, now: Time, grace: GracePeriods
-) -> _Worst | None:
-    id, status = instance.id, instance.status
-    if not status.healthy:
-        return "unhealthy", times.last(id, "health"), ""
+def _event_times(fleet: FleetState, service: str) -> dict[tuple[str, EventKind], Time]:
+    """The times of the last events of each kind, by instance."""
+    return {(event.id, event.kind): event.time for event in fleet.timeline(service)}
+
+
+def _worst_kind(instance: Instance, observed: Observed) -> ProblemKind | None:
+    if not instance.status.healthy:
+        return "unhealthy"
     if observed.late:
-        return "silent", observed.last_heartbeat, ""
+        return "silent"
     if observed.check_failure:
-        return "check_failing", times.last(id, "check"), observed.check_failure
-    if status.state == "draining":
-        since = times.last(id, "state")
-        late = since is not None and (now - since).total_seconds() > grace.draining
-        return ("draining", since, "") if late else None
-    return None if instance.enabled else ("disabled", times.last(id, "enabled"), "")
+        return "check_failing"
+    if instance.status.state == "draining":
+        return "draining"
+    return None if instance.enabled else "disabled"
 
 
 def _empty(
     known: KnownService, since: Time, now: Time, grace: GracePeriods
 ) -> Iterator[FleetProblem]:
-    long_ago = (now - since).total_seconds() > grace.emptied
+    long_ago = _seconds(since, now) > grace.emptied
     if known.lost:
         problem = _problem("no_instances", known.name, since=since)
         yield msgspec.structs.replace(problem, severity="warning") if long_ago else problem
     elif not long_ago:
         yield _problem("emptied", known.name, since=since)
+
+
+def _seconds(since: Time, now: Time) -> float:
+    return (now - since).total_seconds()
 
 
 def _instance_problem(

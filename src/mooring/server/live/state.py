@@ -33,7 +33,12 @@ from mooring.server.live.history import (
 )
 from mooring.server.live.polling import Poller
 from mooring.server.live.services import KnownService, RenderCache, ServiceRecord
-from mooring.server.live.summary import UNOBSERVED, Observed
+from mooring.server.live.summary import (
+    UNOBSERVED,
+    Observed,
+    check_message,
+    heartbeat_message,
+)
 from mooring.server.live.summary import moment as moment_of
 
 log = logging.getLogger(__name__)
@@ -293,7 +298,7 @@ class Fleet:
         if (bool(before.check_failure), before.unchecked) == (bool(failure), unchecked):
             self._count_sample(known)
             return
-        self._add_event(service, id, "check", _check_event(after))
+        self._add_event(service, id, "check", check_message(after))
         known.version += 1
         self._notify([(service, id)])
 
@@ -320,7 +325,7 @@ class Fleet:
             known.observed[id] = after
             if (late, missing) != (before.late, before.missing):
                 changed.append((service, id))
-                self._add_event(service, id, "late", _heartbeat_event(after))
+                self._add_event(service, id, "late", heartbeat_message(after))
         self._count_sample(known)
         if changed:
             known.version += 1
@@ -434,19 +439,3 @@ class Fleet:
         event = message("stale", error=self.error) if stale else message("live_again")
         self._add_event("", "", "stale", event)
         self._notify(())
-
-
-def _check_event(observed: Observed) -> Message:
-    if observed.unchecked:
-        return message("check_skipped", detail=observed.unchecked)
-    if observed.check_failure:
-        return message("check_failing", detail=observed.check_failure)
-    return message("check_passing")
-
-
-def _heartbeat_event(observed: Observed) -> Message:
-    if observed.missing:
-        return message("missing")
-    if observed.late:
-        return message("heartbeat_late", seconds=round(observed.silence or 0))
-    return message("heartbeat_resumed")

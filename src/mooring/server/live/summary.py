@@ -210,17 +210,31 @@ def check_shown(observed: Observed) -> CheckResult | None:
     return None if observed.response_time is None else CheckResult("passing", "")
 
 
+def check_message(observed: Observed) -> Message:
+    if observed.unchecked:
+        return message("check_skipped", detail=observed.unchecked)
+    if observed.check_failure:
+        return message("check_failing", detail=observed.check_failure)
+    return message("check_passing")
+
+
+def heartbeat_message(observed: Observed) -> Message:
+    if observed.missing:
+        return message("missing")
+    if observed.late:
+        return message("heartbeat_late", seconds=round(observed.silence or 0))
+    return message("heartbeat_resumed")
+
+
 def reasons(instance: Instance, observed: Observed) -> list[Message]:
     """What is wrong with an instance."""
     result = []
     if observed.check_failure:
-        result.append(message("check_failing", detail=observed.check_failure))
+        result.append(check_message(observed))
     if not instance.status.healthy:
         result.append(message("unhealthy"))
-    if observed.missing:
-        result.append(message("missing"))
-    elif observed.late:
-        result.append(message("heartbeat_late", seconds=round(observed.silence or 0)))
+    if observed.missing or observed.late:
+        result.append(heartbeat_message(observed))
     if instance.status.state != "up":
         result.append(message(STATES[instance.status.state]))
     if not instance.enabled:
