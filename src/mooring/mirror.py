@@ -123,20 +123,23 @@ class Mirror(Generic[K, V]):
         """How often the mirror read everything again."""
         self.error: StoreError | None = None
         """Why the mirror does not follow now; None if it does."""
+        self.loaded = False
+        """Whether there has been a snapshot."""
+        self.closed = False
+        """Whether the mirror has ended, because it or its store is closed."""
         self._feed = feed
         self._level = logging.DEBUG if quiet else logging.WARNING
         self._wait, self._stale_after, self._afresh = wait, stale_after, afresh
         self._items: dict[K, V] = {}
         self._steps: Steps[K, V] | None = None
         self._heard = self._known = 0.0
-        self._loaded = self._started = self._followed = False
+        self._started = self._followed = False
         self._unreadable = False
         """Whether the source responds, but with an error."""
         self._returned = returned
         self._state_changed = asyncio.Event()
         self._readers: set[_Reader[K, V]] = set()
         self._callbacks: dict[object, Callable[[Update[K, V]], None]] = {}
-        self._closed = False
         self._last_crash = ""
         """The unexpected error that was logged last."""
         self._tasks = Tasks()
@@ -146,27 +149,17 @@ class Mirror(Generic[K, V]):
         """The current state: a live, read-only view."""
         return MappingProxyType(self._items)
 
-    @property
-    def loaded(self) -> bool:
-        """Whether there has been a snapshot."""
-        return self._loaded
-
-    @property
-    def closed(self) -> bool:
-        """Whether the mirror has ended, because it or its store is closed."""
-        return self._closed
-
     def stand_in(self, items: Mapping[K, V]) -> None:
         """Use these items until there is a snapshot, whose update is the difference to them. They
         replace the current items, and the mirror stays `stale`. Only before the first snapshot."""
-        assert not self._loaded
+        assert not self.loaded
         self._items.clear()
         self._items.update(items)
 
     async def ready(self, *, or_failing: bool = False) -> None:
         """Wait for the first snapshot; with `or_failing`, return also if reading fails. Raises
         `Closed` if the mirror is closed."""
-        while not (self._loaded or (or_failing and self.error is not None)):
+        while not (self.loaded or (or_failing and self.error is not None)):
             self._check_open()
             self._state_changed.clear()
             await self._state_changed.wait()
@@ -203,7 +196,7 @@ class Mirror(Generic[K, V]):
         keep up receives several updates merged into one."""
         reader = _Reader[K, V]()
         self._readers.add(reader)
-        if self._closed:
+        if self.closed:
             reader.end()
         try:
             yield reader
@@ -226,7 +219,7 @@ class Mirror(Generic[K, V]):
         self._tasks.start(self._run(), name=f"mirror of {self._feed.name}")
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise Closed(f"the mirror of {self._feed.name} is closed: make another")
 
     async def __aexit__(self, *_: object) -> None:
@@ -238,7 +231,7 @@ class Mirror(Generic[K, V]):
         await self._tasks.aclose()
 
     def _end(self) -> None:
-        self._closed = True
+        self.closed = True
         self._state_changed.set()
         for reader in self._readers:
             reader.end()
@@ -303,7 +296,7 @@ class Mirror(Generic[K, V]):
                 self._feed.name,
                 error,
             )
-        self.error, self._followed = error, self._loaded
+        self.error, self._followed = error, self.loaded
         self._unreadable = not isinstance(error, Unavailable | OutcomeUnknown)
         self._state_changed.set()
 
@@ -312,7 +305,7 @@ class Mirror(Generic[K, V]):
             self._last_crash = describe(error)
             log.exception("%s: failed; keeps the last state and reads again", self._feed.name)
         self.error = StoreError(f"{self._feed.name} cannot be followed: {describe(error)}")
-        self._followed = self._loaded
+        self._followed = self.loaded
         self._state_changed.set()
 
     async def _load(self) -> None:
@@ -328,7 +321,7 @@ class Mirror(Generic[K, V]):
         self._items.update(items)
         self.mark, self._heard = mark, began
         self._known = time.monotonic()
-        self._loaded = True
+        self.loaded = True
         self._state_changed.set()
         if not first:
             self.resyncs += 1

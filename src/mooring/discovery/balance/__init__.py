@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mooring.discovery.balance.consistent_hash import ConsistentHash
@@ -50,33 +51,19 @@ __all__ = [
 ]
 
 
+_PICKERS: Mapping[str, Callable[[random.Random, Clock], Picker]] = {
+    "random": lambda rng, _: Random(rng),
+    "round_robin": lambda *_: RoundRobin(),
+    "weighted": lambda rng, _: WeightedRoundRobin(rng),
+    "p2c": P2C,
+    "least_requests": lambda rng, _: LeastRequests(rng),
+    "consistent_hash": lambda rng, _: ConsistentHash(rng),
+}
+NAMES: Final = tuple(_PICKERS)
+
+
 def make(policy: str, *, rng: random.Random | None = None, clock: Clock = time.monotonic) -> Picker:
     """Make the picker for a policy by name. Raises `InvalidRequest` for an unknown one."""
-    rng = rng or random.Random()
-    match policy:
-        case "random":
-            return Random(rng)
-        case "round_robin":
-            return RoundRobin()
-        case "weighted":
-            return WeightedRoundRobin(rng)
-        case "p2c":
-            return P2C(rng, clock)
-        case "least_requests":
-            return LeastRequests(rng)
-        case "consistent_hash":
-            return ConsistentHash(rng)
-        case _:
-            raise InvalidRequest(
-                f"unknown balancing policy {quoted(policy)}{nearest(policy, NAMES)}"
-            )
-
-
-NAMES: Final = (
-    "random",
-    "round_robin",
-    "weighted",
-    "p2c",
-    "least_requests",
-    "consistent_hash",
-)
+    if policy not in NAMES:
+        raise InvalidRequest(f"unknown balancing policy {quoted(policy)}{nearest(policy, NAMES)}")
+    return _PICKERS[policy](rng or random.Random(), clock)
