@@ -75,7 +75,7 @@ class Beats:
         self._beat_due = self._metadata_due = -math.inf
 
     def decide(self, now: float, metrics: Mapping[str, object]) -> Decision:
-        """What to send now. Has no side effects on what was sent."""
+        """What to send now. Changes nothing."""
         if self.pending:
             return Decision.NO_UPDATE
         if self._published is None:

@@ -167,17 +167,17 @@ def load(source: str | Path, environ: Mapping[str, str] | None = None) -> Regist
     """Parse the settings in a file (a `Path`) or in YAML text (a `str`). See `parse`."""
     import yaml  # slow to load, and most processes read no file
 
-    where = str(source) if isinstance(source, Path) else "the text"
+    name = str(source) if isinstance(source, Path) else "the text"
     try:
         document = yaml.safe_load(
             source.read_text(encoding="utf-8") if isinstance(source, Path) else source
         )
     except OSError as error:
-        raise InvalidRequest(f"{where} cannot be read: {error.strerror}") from error
+        raise InvalidRequest(f"{name} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise InvalidRequest(f"{where} is not valid YAML: {yaml_in_words(error)}") from error
+        raise InvalidRequest(f"{name} is not valid YAML: {yaml_in_words(error)}") from error
     if not isinstance(document, Mapping | None):
-        raise InvalidRequest(f"{where} must hold settings below `registry:`")
+        raise InvalidRequest(f"{name} must hold settings below `registry:`")
     return parse(document or {}, environ)
 
 
