@@ -16,7 +16,6 @@ from mooring.etcd_server.messages import (
     check_size,
     check_txn,
     header,
-    inner_header,
     is_read_only,
     key_value,
     range_of,
@@ -42,141 +41,6 @@ _RESULTS: dict[int, Callable[[Any, Any], bool]] = {
     proto.NOT_EQUAL: ne,
 }
 _ABSENT = Entry(b"", b"", 0, 0, 0)
-
-
-@dataclass(slots=True)
-class Branch:
-    """The chosen operations of a transaction, and the branches of nested transactions."""
-
-    succeeded: bool
-    operations: Sequence[Any]
-    nested: list[Branch]
-
-
-def _read(engine: Engine, request: Any) -> Any:
-    look = confirmed(engine)
-    branch = choose(look, request)
-    for operation in branch.operations:
-        _check_range(engine, operation.request_range, engine.confirmed)
-    answer = proto.TxnResponse(header=header(engine.confirmed), succeeded=branch.succeeded)
-    for operation in branch.operations:
-        response = read_range(engine, look, operation.request_range)
-        answer.responses.add(response_range=within(response, engine.confirmed))
-    return answer
-
-
-def _write(engine: Engine, now: float, request: Any) -> Any:
-    if (growing := _growth(request)) is not None:
-        engine.check_space(growing)
-    branch = choose(engine.newest, request)
-    # As in etcd, all puts are checked before any range, so an invalid put is reported first.
-    for operation in _flat(branch):
-        if operation.HasField("request_put"):
-            _check_put(engine, operation.request_put)
-    for operation in _flat(branch):
-        if operation.HasField("request_range"):
-            _check_range(engine, operation.request_range, engine.confirmed)
-    before = engine.revision
-    transaction = engine.begin()
-    answer = proto.TxnResponse()
-    _Applying(engine, transaction, before).apply(branch, answer)
-    engine.end(transaction, now)
-    answer.header.CopyFrom(header(engine.revision))
-    return answer
-
-
-def _growth(request: Any) -> int | None:
-    """The bytes that the larger branch adds; None if neither has a put."""
-    branches = []
-    for operations in (request.success, request.failure):
-        puts = [growth(op.request_put) for op in operations if op.HasField("request_put")]
-        nested = [_growth(op.request_txn) for op in operations if op.HasField("request_txn")]
-        puts += [number for number in nested if number is not None]
-        if puts:
-            branches.append(sum(puts))
-    return max(branches, default=None)
-
-
-def choose(look: Look, request: Any) -> Branch:
-    """Every compare, also in nested transactions, sees the state before the transaction."""
-    succeeded = all(holds(compare, look) for compare in request.compare)
-    operations = request.success if succeeded else request.failure
-    nested = [choose(look, op.request_txn) for op in operations if op.HasField("request_txn")]
-    return Branch(succeeded, operations, nested)
-
-
-def holds(compare: Any, look: Look) -> bool:
-    """Whether a compare holds for every key of its range."""
-    entries = list(look(range_of(compare.key, compare.range_end)))
-    if not entries:
-        # An absent key has 0 for every number, and no value, so a compare of its value fails.
-        if compare.target == proto.VALUE:
-            return False
-        entries = [_ABSENT]
-    field, actual = _TARGETS.get(compare.target, ("", None))
-    result = _RESULTS.get(compare.result)
-    if actual is None or result is None:
-        return result is None or result is eq  # in etcd unknown numbers compare equal
-    expected = getattr(compare, field)
-    return all(result(actual(entry), expected) for entry in entries)
-
-
-def _flat(branch: Branch) -> Iterator[Any]:
-    """The operations of a branch in order, including those of nested branches."""
-    nested = iter(branch.nested)
-    for operation in branch.operations:
-        if operation.HasField("request_txn"):
-            yield from _flat(next(nested))
-        else:
-            yield operation
-
-
-def _check_put(engine: Engine, request: Any) -> None:
-    if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:
-        raise RpcAborted(KEY_NOT_FOUND)
-    if request.lease and request.lease not in engine.leases:
-        raise LeaseNotFound(request.lease)
-
-
-def _check_range(engine: Engine, request: Any, newest: int) -> None:
-    if request.revision > newest:
-        raise FutureRevision(request.revision)
-    if request.revision and request.revision < earliest(engine):
-        raise Compacted(request.revision, revision=engine.compacted)
-
-
-class _Applying:
-    """Applies the operations of a transaction, with the revision of each response."""
-
-    def __init__(self, engine: Engine, transaction: Transaction, before: int) -> None:
-        self._engine, self._transaction = engine, transaction
-        self._before = self._revision = before
-
-    def apply(self, branch: Branch, answer: Any) -> None:
-        answer.succeeded = branch.succeeded
-        nested = iter(branch.nested)
-        for operation in branch.operations:
-            response = answer.responses.add()
-            match operation.WhichOneof("choice0"):
-                case "request_range":
-                    entries = read_range(
-                        self._engine, self._engine.newest, operation.request_range, changing=True
-                    )
-                    response.response_range.CopyFrom(within(entries, self._revision))
-                case "request_put":
-                    put = apply_put(self._engine, self._transaction, operation.request_put)
-                    self._revision = self._before + 1
-                    response.response_put.CopyFrom(within(put, self._revision))
-                case "request_delete_range":
-                    gone = apply_delete(self._transaction, operation.request_delete_range)
-                    if gone.deleted:
-                        self._revision = self._before + 1
-                    response.response_delete_range.CopyFrom(within(gone, self._revision))
-                case _:
-                    response.response_txn.header.SetInParent()
-                    self.apply(next(nested), response.response_txn)
-
-
 Look = Callable[[Range], Iterable[Entry]]
 """Reads the current entries of a range, confirmed or not."""
 
@@ -187,7 +51,6 @@ _ORDERS: dict[int, Callable[[Entry], Any]] = {
     proto.SORT_BY_MOD: attrgetter("modified"),
     proto.SORT_BY_VALUE: attrgetter("value"),
 }
-
 
 _BEGINNING = 1  # the revision of an empty store
 _NEVER = -1  # etcd's last compaction before the first one
@@ -265,19 +128,20 @@ def _put(engine: Engine, now: float, request: Any) -> Any:
         raise LeaseNotFound(request.lease)
     if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:
         raise RpcAborted(KEY_NOT_FOUND)
-    transaction = engine.begin()
-    answer = apply_put(engine, transaction, request)
-    engine.end(transaction, now)
-    answer.header.CopyFrom(header(engine.revision))
-    return answer
+    return _commit(engine, now, lambda transaction: apply_put(engine, transaction, request))
 
 
 def _delete(engine: Engine, now: float, request: Any) -> Any:
+    return _commit(engine, now, lambda transaction: apply_delete(transaction, request))
+
+
+def _commit(engine: Engine, now: float, change: Callable[[Transaction], Any]) -> Any:
+    """Run a change in a transaction. Returns its response, with the header."""
     transaction = engine.begin()
-    answer = apply_delete(transaction, request)
+    response = change(transaction)
     engine.end(transaction, now)
-    answer.header.CopyFrom(header(engine.revision))
-    return answer
+    response.header.CopyFrom(header(engine.revision))
+    return response
 
 
 def read_range(engine: Engine, look: Look, request: Any, *, changing: bool = False) -> Any:
@@ -373,6 +237,135 @@ def _filter(request: Any) -> Callable[[Entry], bool] | None:
 
 
 def within(answer: Any, revision: int) -> Any:
-    """A response within that of a transaction, with the header that etcd gives it."""
-    answer.header.CopyFrom(inner_header(revision))
+    """A response within that of a transaction. As in etcd, its header has only the revision."""
+    answer.header.revision = revision
     return answer
+
+
+@dataclass(slots=True)
+class Branch:
+    """The chosen operations of a transaction, and the branches of nested transactions."""
+
+    succeeded: bool
+    operations: Sequence[Any]
+    nested: list[Branch]
+
+
+def _read(engine: Engine, request: Any) -> Any:
+    look = confirmed(engine)
+    branch = choose(look, request)
+    for operation in branch.operations:
+        _check_range(engine, operation.request_range, engine.confirmed)
+    answer = proto.TxnResponse(header=header(engine.confirmed), succeeded=branch.succeeded)
+    for operation in branch.operations:
+        response = read_range(engine, look, operation.request_range)
+        answer.responses.add(response_range=within(response, engine.confirmed))
+    return answer
+
+
+def _write(engine: Engine, now: float, request: Any) -> Any:
+    if (growing := _growth(request)) is not None:
+        engine.check_space(growing)
+    branch = choose(engine.newest, request)
+    # As in etcd, all puts are checked before any range, so an invalid put is reported first.
+    for operation in _flat(branch):
+        if operation.HasField("request_put"):
+            _check_put(engine, operation.request_put)
+    for operation in _flat(branch):
+        if operation.HasField("request_range"):
+            _check_range(engine, operation.request_range, engine.confirmed)
+    return _commit(engine, now, lambda transaction: _Applying(engine, transaction).apply(branch))
+
+
+def _growth(request: Any) -> int | None:
+    """The bytes that the larger branch adds; None if neither has a put."""
+    branches = []
+    for operations in (request.success, request.failure):
+        puts = [growth(op.request_put) for op in operations if op.HasField("request_put")]
+        nested = [_growth(op.request_txn) for op in operations if op.HasField("request_txn")]
+        puts += [number for number in nested if number is not None]
+        if puts:
+            branches.append(sum(puts))
+    return max(branches, default=None)
+
+
+def choose(look: Look, request: Any) -> Branch:
+    """Every compare, also in nested transactions, sees the state before the transaction."""
+    succeeded = all(holds(compare, look) for compare in request.compare)
+    operations = request.success if succeeded else request.failure
+    nested = [choose(look, op.request_txn) for op in operations if op.HasField("request_txn")]
+    return Branch(succeeded, operations, nested)
+
+
+def holds(compare: Any, look: Look) -> bool:
+    """Whether a compare holds for every key of its range."""
+    entries = list(look(range_of(compare.key, compare.range_end)))
+    if not entries:
+        # An absent key has 0 for every number, and no value, so a compare of its value fails.
+        if compare.target == proto.VALUE:
+            return False
+        entries = [_ABSENT]
+    field, actual = _TARGETS.get(compare.target, ("", None))
+    result = _RESULTS.get(compare.result)
+    if actual is None or result is None:
+        return result is None or result is eq  # in etcd unknown numbers compare equal
+    expected = getattr(compare, field)
+    return all(result(actual(entry), expected) for entry in entries)
+
+
+def _flat(branch: Branch) -> Iterator[Any]:
+    """The operations of a branch in order, including those of nested branches."""
+    nested = iter(branch.nested)
+    for operation in branch.operations:
+        if operation.HasField("request_txn"):
+            yield from _flat(next(nested))
+        else:
+            yield operation
+
+
+def _check_put(engine: Engine, request: Any) -> None:
+    if (request.ignore_value or request.ignore_lease) and present(engine, request.key) is None:
+        raise RpcAborted(KEY_NOT_FOUND)
+    if request.lease and request.lease not in engine.leases:
+        raise LeaseNotFound(request.lease)
+
+
+def _check_range(engine: Engine, request: Any, newest: int) -> None:
+    if request.revision > newest:
+        raise FutureRevision(request.revision)
+    if request.revision and request.revision < earliest(engine):
+        raise Compacted(request.revision, revision=engine.compacted)
+
+
+class _Applying:
+    """Applies the operations of a transaction, with the revision of each response."""
+
+    def __init__(self, engine: Engine, transaction: Transaction) -> None:
+        self._engine, self._transaction = engine, transaction
+        self._revision = engine.revision
+
+    def apply(self, branch: Branch) -> Any:
+        """Apply a branch. Returns its response, without the header."""
+        answer = proto.TxnResponse(succeeded=branch.succeeded)
+        nested = iter(branch.nested)
+        for operation in branch.operations:
+            response = answer.responses.add()
+            match operation.WhichOneof("choice0"):
+                case "request_range":
+                    entries = read_range(
+                        self._engine, self._engine.newest, operation.request_range, changing=True
+                    )
+                    response.response_range.CopyFrom(within(entries, self._revision))
+                case "request_put":
+                    put = apply_put(self._engine, self._transaction, operation.request_put)
+                    self._revision = self._transaction.revision
+                    response.response_put.CopyFrom(within(put, self._revision))
+                case "request_delete_range":
+                    gone = apply_delete(self._transaction, operation.request_delete_range)
+                    if gone.deleted:
+                        self._revision = self._transaction.revision
+                    response.response_delete_range.CopyFrom(within(gone, self._revision))
+                case _:
+                    response.response_txn.CopyFrom(self.apply(next(nested)))
+                    response.response_txn.header.SetInParent()
+        return answer

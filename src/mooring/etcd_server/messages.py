@@ -29,11 +29,6 @@ def header(revision: int) -> Any:
     return ResponseHeader(member_id=MEMBER_ID, revision=revision, raft_term=RAFT_TERM)
 
 
-def inner_header(revision: int) -> Any:
-    """The header of a response within that of a transaction: etcd sets only the revision."""
-    return ResponseHeader(revision=revision)
-
-
 def key_value(entry: Entry, *, keys_only: bool = False) -> Any:
     return KeyValue(
         key=entry.key,

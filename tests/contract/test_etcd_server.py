@@ -440,7 +440,7 @@ class TestLifetime:
                     await asyncio.sleep(2 * SWEEP)
                     assert still_open(other) == 1
                 assert still_open(many) == 3
-            assert caplog.text.count("127.0.0.1 has 3 connections open") == 1
+            assert caplog.text.count("127.0.0.1 has 3 open connections") == 1
             await eventually(lambda: limit.accept(("127.0.0.1", 1)) is not None)
 
     async def test_an_address_that_takes_all_open_files_keeps_only_what_it_may_have(self):
