@@ -36,7 +36,7 @@ from mooring.migrate.jxt.migration import (
     VerifiedKeys,
     without_deleted,
 )
-from mooring.migrate.jxt.plan import REASONS, PartPlan, compare, name_conflicts
+from mooring.migrate.jxt.plan import REASONS, Criteria, PartPlan, compare, name_conflicts
 from mooring.migrate.jxt.state import (
     NO_BASE,
     Base,
@@ -557,7 +557,7 @@ def seen(
 
 def verdicts(here: UnitState, *others: UnitState) -> dict[str, str]:
     lost = name_conflicts(KEYS, [here, *others], NO_RING)
-    steps = compare(KEYS, here, NO_RING, phase="both", conflicts=lost)
+    steps = compare(KEYS, here, Criteria(NO_RING, "both", conflicts=lost.get(here.unit, {})))
     return {step.name: step.verdict for step in steps}
 
 
@@ -623,9 +623,9 @@ def test_a_new_key_that_was_deleted_is_a_difference_unless_a_publisher_did_it():
     storage: JSON = {"tenantId": 1, "uploadQuotaGb": 1}
     bases = {"storage": Base(digest(storage), digest(storage))}
     here = seen(1, [entry("jxt//tenants/1/storage", {"uploadQuotaGb": 1})], [], bases)
-    (step,) = compare(KEYS, here, NO_RING, phase="both", conflicts={})
+    (step,) = compare(KEYS, here, Criteria(NO_RING, "both"))
     assert step.verdict == "gone"
-    (step,) = compare(KEYS, here, NO_RING, phase="both", conflicts={}, removed={"storage"})
+    (step,) = compare(KEYS, here, Criteria(NO_RING, "both", removed={"storage"}))
     assert step.verdict == "newer"
 
 
@@ -648,7 +648,7 @@ def test_what_was_written_after_the_cut_over_never_passes_for_older(
         [entry("jxt/tenants/1/storage", new)],
         {"storage": Base(digest(new), digest(new))} if bases else None,
     )
-    (step,) = compare(KEYS, here, NO_RING, phase="cut over", conflicts={}, compared_at=8)
+    (step,) = compare(KEYS, here, Criteria(NO_RING, "cut over", compared_at=8))
     assert step.verdict == verdict
 
 
@@ -768,12 +768,12 @@ def test_an_index_goes_with_what_it_leads_to():
     ]
     meta = {"id": 1, "code": "acme", "name": "A/B"}
     here = seen(1, [entry("jxt//tenants/1/meta", meta)], [])
-    (step,) = compare(KEYS, here, NO_RING, phase="both", conflicts={})
+    (step,) = compare(KEYS, here, Criteria(NO_RING, "both"))
     assert [each.verdict for each in compare_old_indexes(KEYS, index, here, [step])] == [
         *("index", "index", "index", "abandoned")
     ]
     here = seen(1, [entry("jxt//tenants/1/meta", meta)], [entry("jxt/tenants/1/meta", meta)])
-    (step,) = compare(KEYS, here, NO_RING, phase="both", conflicts={})
+    (step,) = compare(KEYS, here, Criteria(NO_RING, "both"))
     assert [each.verdict for each in compare_old_indexes(KEYS, index, here, [step])] == [
         *("equal", "equal", "equal", "abandoned")
     ]

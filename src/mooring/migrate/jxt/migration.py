@@ -23,6 +23,7 @@ from mooring.migrate.jxt.indexes import (
 from mooring.migrate.jxt.plan import (
     DELETABLE,
     DIFFERENT,
+    Criteria,
     NameConflicts,
     PartPlan,
     compare,
@@ -117,23 +118,18 @@ class Migration:
     async def _compare(self, snapshot: MigrationSnapshot, progress: Progress) -> list[PartPlan]:
         conflicts, removed = self.name_conflicts(snapshot), await self._removed(snapshot)
         steps: list[PartPlan] = []
-        old_indexes = dict(snapshot.old_indexes)
+        cutover, old_indexes = snapshot.cutover, dict(snapshot.old_indexes)
         kinds = {one.index.kind for entries in old_indexes.values() for one in entries}
         for done, (unit, state) in enumerate(snapshot.units.items()):
+            of_unit = conflicts.get(unit, {}), removed.get(unit, set())
             parts = compare(
-                self.keys,
-                state,
-                self.ring,
-                phase=snapshot.cutover.phase,
-                conflicts=conflicts,
-                compared_at=snapshot.cutover.compared_at,
-                removed=removed.get(unit, ()),
+                self.keys, state, Criteria(self.ring, cutover.phase, cutover.compared_at, *of_unit)
             )
             exists = state.old.keys or state.new
             indexes = old_indexes.pop(unit, []) if unit else []
             steps += parts
             steps += compare_old_indexes(self.keys, indexes, state if exists else None, parts)
-            if unit and snapshot.cutover.phase != "over":
+            if unit and cutover.phase != "over":
                 old_keys = self.reader.old_keys
                 steps += missing_old_indexes(self.keys, old_keys, state, indexes, kinds)
             progress(done, len(snapshot.units))

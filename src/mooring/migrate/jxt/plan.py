@@ -199,34 +199,26 @@ class PartPlan(msgspec.Struct, frozen=True):
         return self.why or REASONS[self.verdict]
 
 
-class _Criteria(msgspec.Struct, frozen=True):
+class Criteria(msgspec.Struct, frozen=True):
     ring: Keyring
     phase: Phase
-    compared_at: int
-    conflicts: Mapping[str, NameConflict]
-    removed: Collection[str]
+    compared_at: int = 0
+    """The revision of the comparison before the cut-over."""
+    conflicts: Mapping[str, NameConflict] = {}
+    removed: Collection[str] = frozenset()
+    """Parts that a publisher deleted from the new keys."""
 
 
-def compare(
-    keys: TenantKeys,
-    state: UnitState,
-    ring: Keyring,
-    *,
-    phase: Phase,
-    conflicts: NameConflicts,
-    compared_at: int = 0,
-    removed: Collection[str] = (),
-) -> list[PartPlan]:
-    """Compare the new keys of a unit with its old ones. `compared_at` is that of the cut-over,
-    `removed` are the parts that a publisher deleted from the new keys."""
+def compare(keys: TenantKeys, state: UnitState, criteria: Criteria) -> list[PartPlan]:
+    """Compare the new keys of a unit with its old ones."""
     unit = state.unit
-    criteria = _Criteria(ring, phase, compared_at, conflicts.get(unit, {}), removed)
     steps = [
         PartPlan(unit, old_key.key, *_compare_key(state, old_key, criteria), old_key.modified)
         for old_key in state.old.keys.values()
     ]
-    if phase == "both":
-        surplus = [path for path in state.paths if state.decide(path, ring).move == "out of new"]
+    if criteria.phase == "both":
+        moves = {path: state.decide(path, criteria.ring).move for path in state.paths}
+        surplus = [path for path, move in moves.items() if move == "out of new"]
         steps += [PartPlan(unit, new_key(keys, unit, path), "surplus") for path in surplus]
     return steps
 
@@ -243,7 +235,7 @@ def new_key(keys: TenantKeys, unit: int, path: str) -> bytes:
 
 
 def _compare_key(
-    state: UnitState, old_key: TranslatedKey, criteria: _Criteria
+    state: UnitState, old_key: TranslatedKey, criteria: Criteria
 ) -> tuple[Verdict, str]:
     """The most urgent verdict on the parts of a key."""
     if not old_key.readable:
@@ -259,7 +251,7 @@ def _compare_key(
     return "equal", "" if results else "it is empty"
 
 
-def _compare_part(state: UnitState, path: str, criteria: _Criteria) -> tuple[Verdict, str]:
+def _compare_part(state: UnitState, path: str, criteria: Criteria) -> tuple[Verdict, str]:
     if path not in state.old.parts:
         return "unreadable", f"{path} is unknown: another key that may contain it is unreadable"
     if isinstance(state.new.get(path), UnreadablePart):
@@ -282,7 +274,7 @@ def _compare_part(state: UnitState, path: str, criteria: _Criteria) -> tuple[Ver
     return "equal", ""
 
 
-def _compare_after_cutover(state: UnitState, path: str, criteria: _Criteria) -> tuple[Verdict, str]:
+def _compare_after_cutover(state: UnitState, path: str, criteria: Criteria) -> tuple[Verdict, str]:
     """A value written after the cut-over exists only in the old key, so it must not count as
     older."""
     decision = state.decide(path, criteria.ring, criteria.phase)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring.cli.commands.migrate.output import (
-    finish_verify,
+    reject_verified,
+    save_verified,
     show_deleted,
     show_plan,
     verdict_counts,
@@ -33,7 +34,7 @@ from mooring.cli.typer_extensions import CommandGroup
 from mooring.model import JSON
 
 if TYPE_CHECKING:
-    from mooring.migrate.jxt.migration import Migration
+    from mooring.migrate.jxt.migration import Migration, VerifiedKeys
     from mooring.migrate.jxt.plan import PartPlan
     from mooring.migrate.jxt.sync_unit import SyncResult
 
@@ -135,14 +136,9 @@ async def verify(
             steps, verified = await migration.verify(report)
     _show_parts(steps, as_json)
     different = DIFFERENT | LEFT if strict else DIFFERENT
-    path = target.file(file)
-    finish_verify(
-        path,
-        verified,
-        differs=any(step.verdict in different for step in steps),
-        failure="the old keys cannot be deleted yet",
-        success=f"{path} lists {len(verified.items)} old keys that `delete` may delete",
-    )
+    if any(step.verdict in different for step in steps):
+        reject_verified(target.file(file), "the old keys cannot be deleted yet")
+    _save(target.file(file), verified)
 
 
 @app.command()
@@ -189,9 +185,7 @@ async def cutover(
             marker, steps, verified = await migration.cutover(report)
     _show_parts(steps, as_json)
     note(f"only the new keys count since {marker.at} (by {marker.by})")
-    path = target.file(file)
-    success = f"{path} lists {len(verified.items)} old keys that `delete` may delete"
-    finish_verify(path, verified, differs=False, failure="", success=success)
+    _save(target.file(file), verified)
 
 
 @app.command()
@@ -214,6 +208,11 @@ async def delete(target: JxtTarget, file: FileOption = None, as_json: JSONOption
         why_stays="was written since, and stays: see `verify`",
         as_json=as_json,
     )
+
+
+def _save(file: Path, verified: VerifiedKeys) -> None:
+    count = len(verified.items)
+    save_verified(file, verified, f"{file} lists {count} old keys that `delete` may delete")
 
 
 def _show_parts(steps: Sequence[PartPlan], as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import typer
 
@@ -50,18 +50,20 @@ def verdict_counts(steps: Iterable[PlannedStep], verdicts: Iterable[str]) -> str
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if verdict in counts)
 
 
-def finish_verify(
-    file: Path, verified: Verified[Any, Any], *, differs: bool, failure: str, success: str
-) -> None:
-    """Write the file of verified data, or remove it and exit with 1."""
+def save_verified(file: Path, verified: Verified[Any, Any], success: str) -> None:
     from mooring.migrate import verified_file
 
-    if differs:
-        verified_file.discard(file)
-        note(failure)
-        raise typer.Exit(1)
     verified_file.write(file, verified)
     note(success)
+
+
+def reject_verified(file: Path, reason: str) -> NoReturn:
+    """Remove the file of verified data, which is no longer correct, and exit with 1."""
+    from mooring.migrate import verified_file
+
+    verified_file.discard(file)
+    note(reason)
+    raise typer.Exit(1)
 
 
 def show_deleted(

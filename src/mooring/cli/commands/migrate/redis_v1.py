@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring import durations
-from mooring.cli.commands.migrate.output import finish_verify, show_deleted, show_plan
+from mooring.cli.commands.migrate.output import (
+    reject_verified,
+    save_verified,
+    show_deleted,
+    show_plan,
+)
 from mooring.cli.io.connect import open_hub, run_until_stopped
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
 from mooring.cli.io.output import Columns, log_to_stderr, note, progress, show
@@ -107,13 +112,9 @@ async def verify(
         with progress("compared") as report:
             steps, verified = await migration.verify(report)
     _show_instances(steps, as_json)
-    finish_verify(
-        file,
-        verified,
-        differs=any(step.verdict in DIFFERENT for step in steps),
-        failure="v1 cannot be deleted yet",
-        success=f"v2 is complete; {file} lists what `delete` may delete",
-    )
+    if any(step.verdict in DIFFERENT for step in steps):
+        reject_verified(file, "v1 cannot be deleted yet")
+    save_verified(file, verified, f"v2 is complete; {file} lists what `delete` may delete")
 
 
 @app.command()
