@@ -16,7 +16,7 @@ from pathlib import Path
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 
 from bench.processes import ROOT, output
-from mooring.testing.servers import Server, free_port
+from mooring.testing.servers import ServerProcess, free_port
 
 __all__ = ["KazooClient", "ZooKeeper", "client", "fresh_zookeeper"]
 
@@ -37,7 +37,7 @@ forceSync=no
 """
 
 
-class ZooKeeper(Server):
+class ZooKeeper(ServerProcess):
     """One server. Like the etcd it is compared with, it does not wait for the disk."""
 
     def __init__(self, folder: Path, java: Path, jars: Path) -> None:

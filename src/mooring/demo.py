@@ -60,7 +60,7 @@ INSTANCES = tuple(
 )
 
 
-class Step(NamedTuple):
+class ScriptStep(NamedTuple):
     at: float
     """Seconds from the beginning of a round."""
     action: Literal["fail", "recover", "drain", "leave", "return"]
@@ -71,14 +71,18 @@ class Step(NamedTuple):
 
 
 SCRIPT = (
-    Step(4, "fail", "shop/payments", 2, "its database is slow: it reports itself unhealthy"),
-    Step(12, "fail", "shop/orders", 3, "it is out of memory: it reports itself unhealthy"),
-    Step(18, "recover", "shop/payments", 2, "its database is fast again: it is healthy"),
-    Step(22, "drain", "shop/cart", 1, "it is replaced by a new version: it drains and leaves"),
-    Step(30, "return", "shop/cart", 1, "it is back with a new version"),
-    Step(34, "recover", "shop/orders", 3, "it was restarted: it is healthy"),
-    Step(38, "leave", "media/thumbnails", 0, "all instances leave: the service cannot be called"),
-    Step(50, "return", "media/thumbnails", 0, "all instances are back"),
+    ScriptStep(4, "fail", "shop/payments", 2, "its database is slow: it reports itself unhealthy"),
+    ScriptStep(12, "fail", "shop/orders", 3, "it is out of memory: it reports itself unhealthy"),
+    ScriptStep(18, "recover", "shop/payments", 2, "its database is fast again: it is healthy"),
+    ScriptStep(
+        22, "drain", "shop/cart", 1, "it is replaced by a new version: it drains and leaves"
+    ),
+    ScriptStep(30, "return", "shop/cart", 1, "it is back with a new version"),
+    ScriptStep(34, "recover", "shop/orders", 3, "it was restarted: it is healthy"),
+    ScriptStep(
+        38, "leave", "media/thumbnails", 0, "all instances leave: the service cannot be called"
+    ),
+    ScriptStep(50, "return", "media/thumbnails", 0, "all instances are back"),
 )
 """The steps of a round, by time. A round ends in the state in which it began."""
 
@@ -412,7 +416,7 @@ class DemoFleet:
                 self._report(f"{instance.name}: it was deregistered: it starts again")
                 await instance.restart()
 
-    async def _perform(self, step: Step) -> None:
+    async def _perform(self, step: ScriptStep) -> None:
         instances = [
             instance
             for instance in self._instances

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mooring.model import Instance
 from mooring.server.api.monitoring import STATES, labels
 from mooring.server.live.problems import KINDS, SEVERITIES
-from mooring.testing.servers import Server, free_port
+from mooring.testing.servers import ServerProcess, free_port
 from tests.admin import Admin
 from tests.waiting import eventually
 
@@ -237,7 +237,7 @@ async def test_debians_prometheus_scrapes_and_discovers_with_the_file(admin: Adm
         f"--web.listen-address=127.0.0.1:{port}",
     ]
     orders = Instance("shop/orders", "10.0.0.1", 80, ports={"metrics": 9100})
-    with Server(command, tmp_path / "log") as server:
+    with ServerProcess(command, tmp_path / "log") as server:
         server.start()
         async with admin.hub.register(orders), httpx.AsyncClient(trust_env=False) as client:
 

@@ -28,7 +28,7 @@ from mooring.errors import InvalidRequest
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import close_server
-from mooring.testing.servers import Server, free_port
+from mooring.testing.servers import ServerProcess, free_port
 from mooring.workers import SharedRegistration, Turn, runtime_folder
 from tests.waiting import eventually
 
@@ -87,7 +87,7 @@ app = mooring.asgi.registered(
 """
 
 
-class Uvicorn(Server):
+class Uvicorn(ServerProcess):
     """A real server with the application above, and as many workers as asked for."""
 
     def __init__(self, folder: Path, url: str, *, workers: int = 1, port: int = 0) -> None:

@@ -27,14 +27,14 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 
-class Drainable(Protocol):
+class BlockingRegistration(Protocol):
     """A blocking `Registration`."""
 
     def drain(self, *, grace: float, linger: float) -> object: ...
 
 
 def until_stopped(
-    *registrations: Drainable,
+    *registrations: BlockingRegistration,
     grace: float = 10.0,
     linger: float = LINGER,
     signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),

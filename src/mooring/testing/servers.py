@@ -91,7 +91,7 @@ def _reserve(port: int) -> None:
             os.close(_reserved.popleft())
 
 
-class Server:
+class ServerProcess:
     """One process and its log. A context manager: leaving kills it."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:

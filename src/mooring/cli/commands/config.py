@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mooring.cli.io.connect import Target, require_service
+from mooring.cli.io.connect import RegistryTarget, require_service
 from mooring.cli.io.options import InstanceOption, JSONOption, RevealOption, ServiceArgument, pairs
 from mooring.cli.io.output import as_text, note, show_fields, show_json
 from mooring.cli.typer_extensions import CommandGroup
@@ -26,7 +26,7 @@ app = CommandGroup(
 @app.command()
 async def get(
     service: ServiceArgument,
-    target: Target,
+    target: RegistryTarget,
     key: Annotated[str, typer.Argument(metavar="KEY", help="print only its value")] = "",
     instance: InstanceOption = "",
     as_json: JSONOption = False,
@@ -61,7 +61,7 @@ async def set_values(
         list[str],
         typer.Argument(metavar="KEY=VALUE", help="VALUE is JSON if it parses as JSON, else text"),
     ],
-    target: Target,
+    target: RegistryTarget,
     instance: InstanceOption = "",
     as_json: JSONOption = False,
 ) -> None:
@@ -87,7 +87,7 @@ async def set_values(
 async def unset(
     service: ServiceArgument,
     keys: Annotated[list[str], typer.Argument(metavar="KEY")],
-    target: Target,
+    target: RegistryTarget,
     instance: InstanceOption = "",
     as_json: JSONOption = False,
 ) -> None:

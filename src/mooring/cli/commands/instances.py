@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from mooring import durations
-from mooring.cli.io.connect import Target, did_you_mean, list_instances
+from mooring.cli.io.connect import RegistryTarget, did_you_mean, list_instances
 from mooring.cli.io.options import JSONOption, RevealOption, ServiceArgument
 from mooring.cli.io.output import (
     EMPTY_FIELD,
@@ -36,7 +36,7 @@ _STYLES = {"up": "green", "draining": "yellow", "down": "red"}
 
 async def instances(
     service: ServiceArgument,
-    target: Target,
+    target: RegistryTarget,
     as_json: JSONOption = False,
     reveal: RevealOption = False,
 ) -> None:
@@ -60,7 +60,7 @@ async def deregister(
     id: Annotated[
         str, typer.Argument(metavar="ID", help="instance id, as listed by `mooring instances`")
     ],
-    target: Target,
+    target: RegistryTarget,
     as_json: JSONOption = False,
 ) -> None:
     """Remove an instance until its process restarts."""
@@ -171,7 +171,9 @@ _STALENESS_CHECK = 0.5  # seconds
 _DEFAULTS = {"healthy": "yes", "enabled": "yes", "weight": "1", "protocol": "tcp"}
 
 
-async def watch(service: ServiceArgument, target: Target, as_json: JSONOption = False) -> None:
+async def watch(
+    service: ServiceArgument, target: RegistryTarget, as_json: JSONOption = False
+) -> None:
     """Follow a service and print its changes.
 
     Starts with the present instances. `+ ID` was added, `- ID` was removed, `~ ID` changed.

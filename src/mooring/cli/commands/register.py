@@ -17,7 +17,7 @@ import typer
 
 from mooring import addresses
 from mooring.cli.io.child_process import Child, queue_signals, report_not_started
-from mooring.cli.io.connect import START_ONE, Target
+from mooring.cli.io.connect import START_ONE, RegistryTarget
 from mooring.cli.io.options import JSONOption, ServiceArgument, pairs, seconds
 from mooring.cli.io.output import log_to_stderr, note, print_stderr, warn
 from mooring.formatting import quoted
@@ -35,7 +35,7 @@ _STOP_TIMEOUT = 10.0  # seconds until the command is killed if the registration 
 async def register(
     context: typer.Context,
     service: ServiceArgument,
-    target: Target,
+    target: RegistryTarget,
     address: Annotated[
         str,
         typer.Argument(

@@ -12,7 +12,7 @@ import typer
 
 from mooring import durations
 from mooring.cli.commands.instances import record, without_secrets
-from mooring.cli.io.connect import Target, list_instances
+from mooring.cli.io.connect import RegistryTarget, list_instances
 from mooring.cli.io.options import (
     JSONOption,
     RevealOption,
@@ -40,7 +40,7 @@ ProtocolOption = Annotated[
 
 async def resolve(
     service: ServiceArgument,
-    target: Target,
+    target: RegistryTarget,
     policy: Annotated[str, typer.Option(metavar="NAME", help="balancing policy")] = "p2c",
     key: Annotated[str, typer.Option(metavar="TEXT", help="hash key for consistent_hash")] = "",
     zone: ZoneOption = "",
@@ -105,7 +105,7 @@ def _show_addresses(
 
 async def wait(
     service: ServiceArgument,
-    target: Target,
+    target: RegistryTarget,
     count: Annotated[
         int, typer.Option(metavar="N", min=1, help="number of instances to wait for")
     ] = 1,
@@ -145,7 +145,7 @@ async def wait(
 
 async def explain(
     service: ServiceArgument,
-    target: Target,
+    target: RegistryTarget,
     zone: ZoneOption = "",
     version: VersionOption = "",
     tag: TagOption = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import Target, did_you_mean, require_service
+from mooring.cli.io.connect import RegistryTarget, did_you_mean, require_service
 from mooring.cli.io.options import JSONOption, pairs
 from mooring.cli.io.output import note, show, show_fields, warn
 from mooring.cli.typer_extensions import CommandGroup
@@ -17,7 +17,7 @@ from mooring.model import JSON, Group, Service
 from mooring.registry.contract import Evictions, ServiceCount
 
 
-async def groups(target: Target, as_json: JSONOption = False) -> None:
+async def groups(target: RegistryTarget, as_json: JSONOption = False) -> None:
     """List service groups."""
     async with target.connect() as hub:
         names = await hub.registry.groups()
@@ -27,7 +27,7 @@ async def groups(target: Target, as_json: JSONOption = False) -> None:
 
 
 async def services(
-    target: Target,
+    target: RegistryTarget,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="only services of this group")] = "",
     as_json: JSONOption = False,
 ) -> None:
@@ -82,7 +82,7 @@ GroupOption = Annotated[
 
 @app.command()
 async def get(
-    target: Target,
+    target: RegistryTarget,
     service: OptionalServiceArgument = "",
     group: GroupOption = "",
     as_json: JSONOption = False,
@@ -101,7 +101,7 @@ async def get(
 
 @app.command(name="set")
 async def set_fields(
-    target: Target,
+    target: RegistryTarget,
     service: OptionalServiceArgument = "",
     fields: Annotated[
         list[str] | None,

@@ -59,7 +59,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 @dataclass(frozen=True)
-class Target:
+class RegistryTarget:
     """Options that name the registry that a command works on."""
 
     store: StoreOption = ""
