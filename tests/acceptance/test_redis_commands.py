@@ -19,7 +19,8 @@ from mooring import Instance
 from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
+from mooring.testing.redis import RedisServer
+from mooring.testing.redis_groups import RedisCluster, SentinelGroup
 from tests.acceptance.commands import mooring_command
 from tests.acceptance.serving import Served
 from tests.acceptance.test_registry_commands import Running, objects, ok, refused, rows

@@ -15,7 +15,8 @@ from mooring.errors import Closed, InvalidName, InvalidRequest, StoreError
 from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.testing.redis import RedisCluster, RedisServer
+from mooring.testing.redis import RedisServer
+from mooring.testing.redis_groups import RedisCluster
 from tests.contract.registries import QUICK, REDIS, hands_of
 from tests.waiting import eventually
 

@@ -33,7 +33,8 @@ from mooring.settings.registry import (
     RedisSettings,
     RegistrySettings,
 )
-from mooring.testing.redis import RedisCluster, RedisServer
+from mooring.testing.redis import RedisServer
+from mooring.testing.redis_groups import RedisCluster
 
 NO_BRAKE = CleanupSettings(interval=0.02, global_timeout=0.04, brake_least=1_000_000)
 

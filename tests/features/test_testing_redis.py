@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mooring.testing.redis import (
-    CommandFailed,
-    RedisCluster,
-    RedisNotFound,
-    RedisServer,
-    SentinelGroup,
-    Tls,
-    find_redis,
-)
+from mooring.testing.redis import CommandFailed, RedisNotFound, RedisServer, Tls, find_redis
+from mooring.testing.redis_groups import RedisCluster, SentinelGroup
 from tests.waiting import until
 
 SERIES = ("6.2", "7.0", "valkey-9")
