@@ -74,15 +74,11 @@ SCRIPT = (
     ScriptStep(4, "fail", "shop/payments", 2, "its database is slow: it reports itself unhealthy"),
     ScriptStep(12, "fail", "shop/orders", 3, "it is out of memory: it reports itself unhealthy"),
     ScriptStep(18, "recover", "shop/payments", 2, "its database is fast again: it is healthy"),
-    ScriptStep(
-        22, "drain", "shop/cart", 1, "it is replaced by a new version: it drains and leaves"
-    ),
+    ScriptStep(22, "drain", "shop/cart", 1, "it is replaced by a new version: it drains"),
     ScriptStep(30, "return", "shop/cart", 1, "it is back with a new version"),
     ScriptStep(34, "recover", "shop/orders", 3, "it was restarted: it is healthy"),
-    ScriptStep(
-        38, "leave", "media/thumbnails", 0, "all instances leave: the service cannot be called"
-    ),
-    ScriptStep(50, "return", "media/thumbnails", 0, "all instances are back"),
+    ScriptStep(38, "leave", "media/thumbnails", 0, "all leave: the service cannot be called"),
+    ScriptStep(50, "return", "media/thumbnails", 0, "all are back"),
 )
 """The steps of a round, by time. A round ends in the state in which it began."""
 
@@ -301,8 +297,8 @@ TENANTS: tuple[Mapping[str, JSON], ...] = (
 
 @contextlib.asynccontextmanager
 async def tenants(hub: Hub) -> AsyncIterator[list[int]]:
-    """Publish the tenants whose ids are unused, and delete them and their histories on leaving.
-    Yields their ids."""
+    """Publish the tenants with unused ids, and delete them and their histories on leaving. Yields
+    the ids."""
     publisher = hub.publisher(by="mooring demo")
     published: list[int] = []
     unused = not (await hub.store.read(key(publisher.keys.sentinel))).entries

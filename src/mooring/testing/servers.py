@@ -1,4 +1,4 @@
-"""Server processes on free loopback ports: started, paused, killed and stopped by their own id."""
+"""Server processes on free loopback ports."""
 
 from __future__ import annotations
 
@@ -18,51 +18,48 @@ from typing import Self
 
 
 class ServerFailed(Exception):
-    """A server did not start; the message has the end of its log."""
+    """A server did not start. The message contains the end of its log."""
 
 
 _turns = itertools.count(os.getpid() * 487)
 _reserved: deque[int] = deque()
-_KEPT = 64
-"""Ports that a process reserves at a time: those that it was given last."""
+_MAX_RESERVED = 64
+"""A process reserves the ports that it got last."""
 
-
-_BUS = 10000
-"""How far above its port a member of a Redis cluster listens for the others."""
+_BUS_OFFSET = 10000
+"""The offset of the cluster bus port of a Redis server."""
 _USUAL = range(11000, 21000)
-_ROOM = 1000
-"""Ports that are enough to choose from."""
+_MIN_CHOICE = 1000
+"""The smallest acceptable number of ports to choose from."""
 
 
 def free_port() -> int:
-    """A port whose neighbour, 10000 above it, is free as well: there the members of a Redis cluster
-    speak.
+    """A free port. The port 10000 above it, the bus of a Redis cluster member, is free as well.
 
-    The kernel gives neither to a client, unless it gives clients nearly all ports: so no client
-    sits on the port of a server that is down, not even one that tries to reach it and by chance
-    gets itself. They come in turn, because the last ones may not have a listener yet.
-    Another process that asks for a port gets none of these either, though a server is down for a
-    while.
+    Both are outside the range of client ports, unless the kernel gives nearly all ports to clients.
+    So no client gets the port of a stopped server, not even by connecting to itself. Ports are
+    chosen in turn, because the last ones may not have a listener yet, and reserved, so that other
+    processes do not get the port of a server that is stopped for a while.
     """
     ports = _ports_for_servers(*_ports_of_clients())
     for _ in range(len(ports)):
         port = ports[next(_turns) % len(ports)]
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + _BUS))
+            other.bind(("127.0.0.1", port + _BUS_OFFSET))
             _reserve(port)
             return port
     raise ServerFailed(
-        f"no free port: all of {ports[0]} to {ports[-1]} are taken, or {_BUS} above them"
+        f"no free port: all of {ports[0]} to {ports[-1]} are taken, or {_BUS_OFFSET} above them"
     )
 
 
 def _ports_for_servers(first: int, last: int) -> range:
-    """Where to choose ports if clients get those from `first` to `last`: below, or else above, or
-    else, if there is no room, among them."""
-    below = range(_USUAL.start, min(_USUAL.stop, first - _BUS))
-    above = range(last + 1, 65536 - _BUS)
-    return next((ports for ports in (below, above) if len(ports) >= _ROOM), _USUAL)
+    """The ports to choose from if clients get those from `first` to `last`: those below, or those
+    above, or, if both are too few, the usual range."""
+    below = range(_USUAL.start, min(_USUAL.stop, first - _BUS_OFFSET))
+    above = range(last + 1, 65536 - _BUS_OFFSET)
+    return next((ports for ports in (below, above) if len(ports) >= _MIN_CHOICE), _USUAL)
 
 
 @functools.cache
@@ -70,14 +67,15 @@ def _ports_of_clients() -> tuple[int, int]:
     try:
         first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     except OSError:
-        return 49152, 65535  # the range of IANA, which other systems use
+        return 49152, 65535  # IANA's range, which other systems use
     return int(first), int(last)
 
 
 def _reserve(port: int) -> None:
-    """Keep a port from the other processes of this machine. Raises OSError if one of them has it.
+    """Reserve a port on this machine. Raises `OSError` if another process has reserved it.
 
-    The name of a socket, in Linux's abstract namespace, ends with its process and needs no file.
+    The reservation is the name of an abstract Unix socket, which needs no file and ends with the
+    process.
     """
     if sys.platform == "linux":
         reservation = socket.socket(socket.AF_UNIX)
@@ -87,7 +85,7 @@ def _reserve(port: int) -> None:
             reservation.close()
             raise
         _reserved.append(reservation.detach())
-        if len(_reserved) > _KEPT:
+        if len(_reserved) > _MAX_RESERVED:
             os.close(_reserved.popleft())
 
 
@@ -124,7 +122,7 @@ class ServerProcess:
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL: as if the machine had lost its power, less the page cache."""
+        """Kill the process with SIGKILL. Unlike in a power failure, the page cache survives."""
         self.signal(signal.SIGKILL)
         if self.process is not None:
             self.process.wait()

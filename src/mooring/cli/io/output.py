@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BROKEN_PIPE = 141
-"""The exit code of a command whose reader ends early (`| head`), as after SIGPIPE in a shell."""
+"""The exit code if the reader of the output ends early (`| head`), as after SIGPIPE in a shell."""
 
 _PROGRESS_INTERVAL = 5.0  # seconds between two lines of progress
 _GAP = 2  # characters between two columns
