@@ -42,12 +42,18 @@ class Hprose(Layout):
     def roots(self, group: str = "") -> tuple[Range, ...]:
         return prefix(ROOT.encode()), prefix(f"/{ROOT}".encode())
 
+    def _folder(self, service: str) -> str:
+        return f"{ROOT}{self.canonical(service)}/"
+
     def ranges(self, service: str) -> tuple[Range, ...]:
-        name = f"{ROOT}{self.canonical(service)}/"
+        name = self._folder(service)
         return prefix(name.encode()), prefix(f"/{name}".encode())
 
     def home(self, instance: Instance) -> Range:
         return key(self._key(instance))
+
+    def host_range(self, instance: Instance) -> Range:
+        return self.home(instance)
 
     def check(self, instance: Instance) -> None:
         self.encode(instance)
@@ -72,7 +78,7 @@ class Hprose(Layout):
             raise InvalidRequest(
                 f"the UUID {quoted(instance.id)} of a server must not contain a slash"
             )
-        return f"{ROOT}{self.canonical(instance.service)}/{instance.id}".encode()
+        return f"{self._folder(instance.service)}{instance.id}".encode()
 
     def _locate(self, name: str) -> Location | None:
         match name.removeprefix("/").split("/"):

@@ -102,8 +102,12 @@ class Layout(ABC):
         return b""
 
     @abstractmethod
+    def _folder(self, service: str) -> str:
+        """What the keys of a service start with."""
+
     def ranges(self, service: str) -> tuple[Range, ...]:
         """The ranges of all keys of a service. Registrations write to the first one."""
+        return (prefix(self._folder(service).encode()),)
 
     def keys_of(self, service: str, entries: Iterable[Entry]) -> Iterator[tuple[Location, Entry]]:
         """The entries that belong to a service, which is a canonical name."""
@@ -118,7 +122,8 @@ class Layout(ABC):
 
     def host_range(self, instance: Instance) -> Range:
         """The range of the service's instances on the host of this one."""
-        return self.home(instance)
+        host = instance.address.removesuffix(str(instance.port))
+        return prefix(f"{self._folder(instance.service)}{host}".encode())
 
     def tombstones(self, service: str) -> Range:
         """The keys that mark the deregistered instances of a service."""

@@ -44,15 +44,8 @@ class SingleKeyLayout(Layout):
             )
         return (prefix(self._root.encode()),)
 
-    def ranges(self, service: str) -> tuple[Range, ...]:
-        return (prefix(self._folder(service).encode()),)
-
     def home(self, instance: Instance) -> Range:
         return key(f"{self._folder(instance.service)}{instance.address}".encode())
-
-    def host_range(self, instance: Instance) -> Range:
-        host = instance.address.removesuffix(str(instance.port))
-        return prefix(f"{self._folder(instance.service)}{host}".encode())
 
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
         name = f"{self._folder(instance.service)}{instance.address}"

@@ -49,18 +49,15 @@ class Tree(Layout):
     def after_group(self, group: str) -> bytes:
         return self.roots(group)[0].end
 
-    def ranges(self, service: str) -> tuple[Range, ...]:
-        return (prefix(_folder(service).encode()),)
+    def _folder(self, service: str) -> str:
+        group, name = split_service(service)
+        return f"{ROOT}{group}/{name}/"
 
     def home(self, instance: Instance) -> Range:
-        return prefix(f"{_folder(instance.service)}{instance.address}/".encode())
-
-    def host_range(self, instance: Instance) -> Range:
-        host = instance.address.removesuffix(str(instance.port))
-        return prefix(f"{_folder(instance.service)}{host}".encode())
+        return prefix(f"{self._folder(instance.service)}{instance.address}/".encode())
 
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
-        folder = f"{_folder(instance.service)}{instance.address}/"
+        folder = f"{self._folder(instance.service)}{instance.address}/"
         return {
             f"{folder}data".encode(): values.encode(_data(instance)),
             f"{folder}status".encode(): values.encode(_status(instance.status)),
@@ -113,7 +110,7 @@ class Tree(Layout):
         return Assembly(instance, tuple(problems))
 
     def config_key(self, service: str, id: str = "") -> bytes:
-        folder = _folder(service)
+        folder = self._folder(service)
         if not id:
             return f"{folder}config".encode()
         addresses.split(id)
@@ -124,14 +121,9 @@ class Tree(Layout):
 
     def info_key(self, *, group: str = "", service: str = "") -> bytes:
         if service:
-            return f"{_folder(service)}info".encode()
+            return f"{self._folder(service)}info".encode()
         check_name("group", group)
         return f"{ROOT}{group}/info".encode()
-
-
-def _folder(service: str) -> str:
-    group, name = split_service(service)
-    return f"{ROOT}{group}/{name}/"
 
 
 def _data(instance: Instance) -> dict[str, JSON]:
