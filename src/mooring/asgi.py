@@ -1,4 +1,4 @@
-"""ASGI middleware: register an application while it serves, and find the tenant of each request."""
+"""ASGI middleware: registers an application while it serves, and finds the tenant of a request."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 GRACE = 10.0
-"""Seconds that leaving the registry may take, with the time that callers get to notice."""
+"""Maximum seconds to leave the registry, including the time for callers to notice."""
 
 App = TypeVar("App")
 
 
 class State(TypedDict):
-    """What the application finds in its lifespan state."""
+    """The lifespan state of the application."""
 
     mooring: Hub
 
@@ -76,9 +76,9 @@ def lifespan(
     linger: float = LINGER,
     inner: Callable[[App], AbstractAsyncContextManager[Any]] | None = None,
 ) -> Lifespan[App]:
-    """A lifespan for Starlette or FastAPI. `hub` is a URL, or a hub that is made by `connect` and
-    not entered yet; `inner` a lifespan of the application's own, which starts before and ends
-    after."""
+    """A lifespan for Starlette or FastAPI. `hub` is a URL, or the result of `connect`, not entered.
+    `inner` is the application's own lifespan, which starts before the registration and ends after.
+    """
 
     @asynccontextmanager
     async def registered(app: App) -> AsyncIterator[Any]:
@@ -102,22 +102,22 @@ def registered(
     grace: float = GRACE,
     linger: float = LINGER,
 ) -> Application:
-    """The application, registered while it serves; one without a lifespan of its own too.
+    """The application, registered while it serves, even if it has no lifespan of its own.
 
-    Needs a server that speaks the lifespan protocol, as all but a few do.
+    Requires a server that supports the lifespan protocol, as nearly all do.
     """
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             return await app(scope, receive, send)
         serving = Serving(hub, instance, ttl=ttl, grace=grace, linger=linger)
-        await _Protocol(app, serving).run(scope, receive, send)
+        await _LifespanProtocol(app, serving).run(scope, receive, send)
 
     return wrapped
 
 
 class Serving:
-    """An instance that is registered once its address takes connections, and leaves in time."""
+    """Registers an instance once its address accepts connections, and deregisters it in time."""
 
     def __init__(
         self, hub: str | Hub, instance: Instance, *, ttl: float | None, grace: float, linger: float
@@ -130,10 +130,10 @@ class Serving:
     async def __aenter__(self) -> Hub:
         async with AsyncExitStack() as stack:
             hub = await stack.enter_async_context(self._hub)
-            # What can never be registered is refused here, while the application starts.
+            # Raises at startup for an instance that can never be registered.
             shared = SharedRegistration(hub, self._instance, ttl=self._ttl)
             stack.push_async_callback(shared.aclose)
-            await stack.enter_async_context(self._before_the_server(shared, signal.SIGTERM))
+            await stack.enter_async_context(self._drain_on_signal(shared, signal.SIGTERM))
             shared.start()
             self._stack = stack.pop_all()
             return hub
@@ -142,10 +142,10 @@ class Serving:
         await self._stack.aclose()
 
     @asynccontextmanager
-    async def _before_the_server(
+    async def _drain_on_signal(
         self, shared: SharedRegistration, number: signal.Signals
     ) -> AsyncIterator[None]:
-        """Leave the registry when a signal comes, then let the server have it."""
+        """On a signal, leave the registry before the server handles the signal."""
         handler = signal.getsignal(number)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
@@ -159,10 +159,10 @@ class Serving:
                 async with asyncio.timeout(self._grace + 1):
                     await shared.drain(grace=self._grace, linger=self._linger)
             except TimeoutError:
-                log.warning("the registry was not left in time")
+                log.warning("leaving the registry timed out")
             handler(number, None)
 
-        def told(number: int, frame: FrameType | None) -> None:
+        def on_signal(number: int, frame: FrameType | None) -> None:
             nonlocal leaving
             if leaving:
                 handler(number, frame)
@@ -170,31 +170,31 @@ class Serving:
                 leaving = True
                 loop.call_soon_threadsafe(lambda: tasks.start(leave(), name="leaving the registry"))
 
-        signal.signal(number, told)
+        signal.signal(number, on_signal)
         try:
             yield
         finally:
-            if signal.getsignal(number) is told:
+            if signal.getsignal(number) is on_signal:
                 signal.signal(number, handler)
             await tasks.aclose()
 
 
-class _Protocol:
-    """The lifespan protocol, with a registration between the server and the application."""
+class _LifespanProtocol:
+    """The lifespan protocol between server and application, with a registration in between."""
 
     def __init__(self, app: Application, serving: Serving) -> None:
         self._app, self._serving = app, serving
-        self._spoken = self._entered = False
+        self._started = self._entered = False
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def to_server(message: Message) -> None:
-            self._spoken = True
+            self._started = True
             if message["type"] == "lifespan.startup.complete":
                 await self._enter(scope)
             await send(message)
 
         async def from_server() -> Message:
-            self._spoken = True
+            self._started = True
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 await self._leave()
@@ -203,16 +203,16 @@ class _Protocol:
         try:
             await self._app(scope, from_server, to_server)
         except Exception as error:
-            if self._spoken:
+            if self._started:
                 raise
-            log.debug("the application has no lifespan of its own: %s", describe(error))
+            log.debug("the application does not support the lifespan protocol: %s", describe(error))
         finally:
             await self._leave()
-        if not self._spoken:
-            await self._alone(scope, receive, send)
+        if not self._started:
+            await self._without_application(scope, receive, send)
 
-    async def _alone(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """For an application that does not speak the protocol."""
+    async def _without_application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the protocol for an application that does not support it."""
         await self._enter(scope)
         await send({"type": "lifespan.startup.complete"})
         while (await receive())["type"] != "lifespan.shutdown":
@@ -233,7 +233,7 @@ class _Protocol:
 
 
 POLICY_VIOLATION = 1008
-"""The close code of a refused websocket."""
+"""The close code of a rejected websocket."""
 
 
 class TenantMiddleware:
@@ -252,7 +252,7 @@ class TenantMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
-        decided = self._admission.decide(self._source(scope), _Request(scope))
+        decided = self._admission.decide(self._source(scope), _ScopeRequest(scope))
         if isinstance(decided, TenantRejection):
             refuse = _refuse_websocket if scope["type"] == "websocket" else _refuse
             return await refuse(decided, scope, receive, send)
@@ -268,13 +268,13 @@ class TenantMiddleware:
             tenants: Source | None = scope["state"]["tenants"]
         except KeyError:
             raise InvalidRequest(
-                "TenantMiddleware has no tenants: give it some, or let the application's lifespan "
-                "leave them in its state by the name 'tenants'"
+                "TenantMiddleware has no tenants: pass them, or have the application's lifespan "
+                "put them into its state as 'tenants'"
             ) from None
         return tenants
 
 
-class _Request:
+class _ScopeRequest:
     """The parts of a request that `Admission` reads."""
 
     __slots__ = ("_scope",)
@@ -294,11 +294,11 @@ class _Request:
         return query.decode("utf-8", "replace")
 
     def header(self, name: str) -> list[str]:
-        wanted = name.lower().encode("latin-1", "replace")
+        encoded = name.lower().encode("latin-1", "replace")
         return [
             value.decode("utf-8", "replace")
             for key, value in self._scope["headers"]
-            if key == wanted
+            if key == encoded
         ]
 
 

@@ -1,4 +1,4 @@
-"""WSGI middleware: register an application while it serves, and find the tenant of each request."""
+"""WSGI middleware: registers an application while it serves, and finds the tenant of a request."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def registered(
     *,
     ttl: float | None = None,
 ) -> Registered:
-    """The application, registered once it is started in a process. `hub` is a URL, or what
-    `mooring.sync.connect` made, not opened yet."""
+    """The application, registered once it has started in a process. `hub` is a URL, or the result
+    of `mooring.sync.connect`, not opened."""
     return Registered(app, hub, instance, ttl=ttl)
 
 
 class Registered:
-    """A WSGI application that registers itself. Safe for threads and for forks: each process has
-    its own hub, and a child begins anew."""
+    """A WSGI application that registers itself. Safe with threads and forks: each process has its
+    own hub and registration."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Registered:
         return self._app(environ, start_response)
 
     def start(self) -> mooring.sync.Hub:
-        """Register in this process, in the background: it waits for nothing. Again: nothing.
+        """Register in this process, in the background. Further calls have no effect.
 
         Raises `InvalidRequest` for an instance that can never be registered.
         """
@@ -93,22 +93,22 @@ class Registered:
             return self._hub
 
     def _register(self, hub: Hub) -> None:
-        """On the loop, as everything that has to do with `_shared`."""
+        """Runs on the event loop, like all uses of `_shared`."""
         self._shared = SharedRegistration(hub, self._instance, ttl=self._ttl)
         self._shared.start()
 
     @property
     def state(self) -> State:
-        """The registration's; `waiting` where another worker has it, `closed` before `start`."""
+        """The registration's state: `waiting` if another worker has it, `closed` before `start`."""
         hub, shared = self._hub, self._shared
         if hub is None or shared is None:
             return "closed"
         return within(hub, lambda _: shared.state)
 
     def stop(self, *, linger: float = LINGER) -> None:
-        """Leave the registry, give callers the time to notice, and close. For a hook that runs
-        before the server stops to listen; otherwise the end of the process does it, without that
-        time."""
+        """Leave the registry, wait until callers have noticed, and close. Call it from a hook that
+        runs before the server stops listening; otherwise the exit of the process does it, without
+        the wait."""
         with self._changing:
             hub, shared = self._hub, self._shared
             self._hub = self._shared = None
@@ -119,7 +119,7 @@ class Registered:
                 with mooring.sync.timeout(linger + WITHIN):
                     within(hub, lambda _: shared.drain(linger=linger))
             except (MooringError, TimeoutError) as error:
-                log.warning("the registry was not left in order: %s", error)
+                log.warning("leaving the registry failed: %s", error)
             finally:
                 hub.close()
 
@@ -141,7 +141,7 @@ class TenantMiddleware:
         self._admission = Admission(**settings)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        decided = self._admission.decide(self._tenants, _Request(environ))
+        decided = self._admission.decide(self._tenants, _EnvironRequest(environ))
         if isinstance(decided, TenantRejection):
             status = HTTPStatus(decided.status)
             start_response(f"{status.value} {status.phrase}", decided.headers)
@@ -149,11 +149,11 @@ class TenantMiddleware:
         environ["mooring.tenant"] = decided
         with acting_for(decided):
             body = self._app(environ, start_response)
-        return body if _is_made(body, environ) else _Body(body, decided)
+        return body if _is_complete(body, environ) else _Body(body, decided)
 
 
-class _Request:
-    """The parts of a request that `Admission` reads. A server passes bytes as latin-1."""
+class _EnvironRequest:
+    """The parts of a request that `Admission` reads. Servers pass bytes as latin-1."""
 
     __slots__ = ("_environ",)
 
@@ -174,7 +174,7 @@ class _Request:
 
 
 class _Body:
-    """A response that is produced while the server sends it: each step runs with the tenant."""
+    """A response that is generated while the server sends it: each step runs with the tenant."""
 
     __slots__ = ("_body", "_iterator", "_tenant")
 
@@ -198,9 +198,9 @@ class _Body:
                 close()
 
 
-def _is_made(body: Iterable[bytes], environ: WSGIEnvironment) -> bool:
-    """Whether a response is complete: a list, whose length servers use, or a file, which the server
-    may send without the application."""
+def _is_complete(body: Iterable[bytes], environ: WSGIEnvironment) -> bool:
+    """Whether a response is complete: a list, of which servers use the length, or a file, which the
+    server may send without the application."""
     wrapper = environ.get("wsgi.file_wrapper")
     return type(body) in (list, tuple) or (isinstance(wrapper, type) and isinstance(body, wrapper))
 

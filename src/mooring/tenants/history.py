@@ -1,4 +1,4 @@
-"""The history of a tenant: who changed what and when, and how to roll it back.
+"""The history of a tenant: its changes with author and time, and rollbacks.
 
 Entries are stored apart from the tenant's own keys and outlive them. Secrets in them are encrypted.
 Without a key they are omitted; a rollback then keeps the stored secrets, or reports that it lost

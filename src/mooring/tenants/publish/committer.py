@@ -250,7 +250,7 @@ class Committer:
             entry, first = answer.reads[0].first, answer.reads[-1].first
             if entry is None and page > 1 and first is not None and seen.last > number:
                 # Another publisher followed the page before it: it was not written.
-                state.unconfirmed = [each for each in state.unconfirmed if each is not attempt]
+                state.unconfirmed = [other for other in state.unconfirmed if other is not attempt]
                 continue
             if entry is None and seen.last >= number + (page > 1):
                 raise OutcomeUnknown(

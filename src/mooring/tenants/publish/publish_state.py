@@ -42,7 +42,7 @@ class PublishResult(msgspec.Struct, frozen=True):
     @property
     def remarks(self) -> tuple[str, ...]:
         """The messages in English."""
-        return tuple(each.text for each in self.messages)
+        return tuple(message.text for message in self.messages)
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ class PublishState:
         self._first_number = self._first_number or self.number
         self.changes += attempt.changes
         self.transactions += 1
-        self.unconfirmed = [each for each in self.unconfirmed if each.place > attempt.place]
+        self.unconfirmed = [other for other in self.unconfirmed if other.place > attempt.place]
 
     def extra_writes(self, target: Parts) -> tuple[Sequence[Write], Sequence[Check]]:
         """What the last commit writes and checks in addition."""

@@ -121,7 +121,9 @@ class SnapshotParser:
         return msgspec.structs.replace(
             update,
             changes=changes,
-            conflicts=tuple(each for each in update.conflicts if not current.knows(each)),
+            conflicts=tuple(
+                conflict for conflict in update.conflicts if not current.knows(conflict)
+            ),
             problems={
                 key: reason
                 for key, reason in update.problems.items()
@@ -212,8 +214,8 @@ _FIELDS: Mapping[Kind, str] = {kind: "databases" if kind == "database" else kind
 
 
 def _read_only(value: JSON) -> JSON:
-    """The value with maps that readers, who share them, cannot change, and that mask secrets in
-    their representation: unknown fields may hold anything."""
+    """The value with read-only maps, since readers share them, whose representation masks secrets,
+    since unknown fields may hold them."""
     return rewrite_maps(value, Extra)
 
 

@@ -267,7 +267,7 @@ class Tenants:
         def end() -> None:
             with self._lock:
                 current = self._callbacks.get(tenant, ())
-                if left := tuple(each for each in current if each is not subscription):
+                if left := tuple(other for other in current if other is not subscription):
                     self._callbacks[tenant] = left
                 else:
                     self._callbacks.pop(tenant, None)
