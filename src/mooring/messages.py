@@ -193,13 +193,13 @@ def _render(template: str, params: Mapping[str, Parameter]) -> str:
         return section[1] if any(params[name] not in ("", []) for name in names) else ""
 
     return _PLACEHOLDER.sub(
-        lambda match: _shown(params[match[1]]), _OPTIONAL.sub(optional, template)
+        lambda match: _formatted(params[match[1]]), _OPTIONAL.sub(optional, template)
     )
 
 
-def _shown(value: Parameter) -> str:
+def _formatted(value: Parameter) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_formatted, value))
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, int) or (value.isprintable() and _NAME.fullmatch(value)):

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 
 from mooring.model import Instance, Status
 from mooring.server.api.monitoring import label_name, labels, state_of
-from mooring.server.live.summary import Observed
+from mooring.server.live.summary import Observation
 from tests.admin import Admin
 from tests.waiting import eventually
 
@@ -36,16 +36,16 @@ async def samples(admin: Admin, as_: str = "viewer") -> dict[tuple[str, ...], fl
 @pytest.mark.parametrize(
     ("instance", "observed", "state"),
     [
-        ({}, Observed(), "up"),
-        ({"status": Status(healthy=False)}, Observed(late=True), "unhealthy"),
-        ({}, Observed(late=True, check_failure="refused"), "silent"),
-        ({"status": Status(state="draining")}, Observed(check_failure="refused"), "failing"),
-        ({"status": Status(state="draining")}, Observed(), "draining"),
-        ({"enabled": False}, Observed(), "disabled"),
+        ({}, Observation(), "up"),
+        ({"status": Status(healthy=False)}, Observation(late=True), "unhealthy"),
+        ({}, Observation(late=True, check_failure="refused"), "silent"),
+        ({"status": Status(state="draining")}, Observation(check_failure="refused"), "failing"),
+        ({"status": Status(state="draining")}, Observation(), "draining"),
+        ({"enabled": False}, Observation(), "disabled"),
     ],
 )
 def test_the_state_of_an_instance_is_the_worst_of_what_is_known(
-    instance: dict[str, Any], observed: Observed, state: str
+    instance: dict[str, Any], observed: Observation, state: str
 ):
     assert state_of(Instance("orders", "10.0.0.1", 80, **instance), observed) == state
 

@@ -22,7 +22,7 @@ from mooring.server.live.problems import (
     visible_problems,
 )
 from mooring.server.live.services import KnownService
-from mooring.server.live.summary import Observed
+from mooring.server.live.summary import Observation
 
 NOW = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
 
@@ -53,7 +53,7 @@ class Seen:
     services: dict[str, KnownService] = field(default_factory=dict)
     stale: bool = False
     error: str = ""
-    observations: dict[str, dict[str, Observed]] = field(default_factory=dict)
+    observed: dict[str, dict[str, Observation]] = field(default_factory=dict)
     brakes: dict[str, str] = field(default_factory=dict)
     events: dict[str, list[TimelineEvent]] = field(default_factory=dict)
 
@@ -63,8 +63,8 @@ class Seen:
     def service(self, name: str) -> KnownService | None:
         return self.services.get(name)
 
-    def observed(self, service: str) -> Mapping[str, Observed]:
-        return self.observations.get(service, {})
+    def observations(self, service: str) -> Mapping[str, Observation]:
+        return self.observed.get(service, {})
 
     def brake(self, service: str) -> str:
         return self.brakes.get(service, "")
@@ -187,17 +187,17 @@ def test_several_are_counted_and_the_first_named():
 
 def test_what_is_wrong_with_an_instance_is_said_once():
     service = having("orders", WELL, Status(state="draining", healthy=False))
-    seen = of(service, observations={"orders": {"10.0.0.1:81": Observed(late=True)}})
+    seen = of(service, observed={"orders": {"10.0.0.1:81": Observation(late=True)}})
     assert [each.kind for each in problems(seen, NOW)] == ["unhealthy"]
 
 
 def test_silence_and_failing_checks_are_told_apart():
     seen = of(
         having("orders", WELL, WELL, WELL),
-        observations={
+        observed={
             "orders": {
-                "10.0.0.1:80": Observed(silence=60.0, sampled=NOW, late=True),
-                "10.0.0.1:81": Observed(check_failure="it refused the connection"),
+                "10.0.0.1:80": Observation(silence=60.0, sampled=NOW, late=True),
+                "10.0.0.1:81": Observation(check_failure="it refused the connection"),
             }
         },
     )
@@ -240,11 +240,11 @@ def test_a_problem_keeps_its_key_though_its_numbers_change():
 def test_its_words_do_not_change_with_the_time_alone():
     later = NOW + datetime.timedelta(minutes=30)
     began = TimelineEvent(ago(5000), "orders", "10.0.0.1:80", "state", message("is_draining"))
-    late = Observed(silence=60.0, sampled=NOW, late=True)
+    late = Observation(silence=60.0, sampled=NOW, late=True)
     seen = of(
         having("orders", Status(state="draining"), WELL),
         service("gone", emptied=ago(10)),
-        observations={"orders": {"10.0.0.1:81": late}},
+        observed={"orders": {"10.0.0.1:81": late}},
         events={"orders": [began]},
     )
     texts = [each.text for each in problems(seen, NOW)]

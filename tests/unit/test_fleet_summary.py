@@ -18,7 +18,7 @@ from mooring.server.live import summary as summary_module
 from mooring.server.live.summary import (
     CheckResult,
     HealthCounts,
-    Observed,
+    Observation,
     ServiceDetail,
     aggregate,
     aggregates,
@@ -109,25 +109,25 @@ def test_a_rate_of_nothing_is_nothing():
 @pytest.mark.parametrize(
     ("instance", "observed", "reason"),
     [
-        (at(1), Observed(), ""),
-        (at(1, status=Status(healthy=False)), Observed(), "it reports itself unhealthy"),
-        (at(1, status=Status(state="draining")), Observed(), "it is draining"),
-        (at(1, enabled=False), Observed(), "disabled by itself"),
-        (applied(at(1, config=Config(enabled=False))), Observed(), "disabled by an operator"),
-        (at(1), Observed(silence=42, late=True), "heartbeat late: silent for 42 s"),
-        (at(1), Observed(check_failure="refused"), "check failing: refused"),
-        (at(1, weight=0), Observed(), "its weight is 0"),
+        (at(1), Observation(), ""),
+        (at(1, status=Status(healthy=False)), Observation(), "it reports itself unhealthy"),
+        (at(1, status=Status(state="draining")), Observation(), "it is draining"),
+        (at(1, enabled=False), Observation(), "disabled by itself"),
+        (applied(at(1, config=Config(enabled=False))), Observation(), "disabled by an operator"),
+        (at(1), Observation(silence=42, late=True), "heartbeat late: silent for 42 s"),
+        (at(1), Observation(check_failure="refused"), "check failing: refused"),
+        (at(1, weight=0), Observation(), "its weight is 0"),
     ],
 )
 def test_what_is_wrong_with_an_instance_is_told_in_words(
-    instance: Instance, observed: Observed, reason: str
+    instance: Instance, observed: Observation, reason: str
 ):
     assert joined(reasons(instance, observed)) == reason
 
 
 def test_who_fails_its_check_is_not_healthy_whatever_it_says():
-    assert healthy(at(1), Observed())
-    assert not healthy(at(1), Observed(check_failure="refused"))
+    assert healthy(at(1), Observation())
+    assert not healthy(at(1), Observation(check_failure="refused"))
 
 
 @pytest.mark.parametrize("state", ["up", "draining", "down"])
@@ -139,13 +139,13 @@ def test_who_may_be_called_is_active(state: State):
 def test_who_is_late_disabled_or_without_weight_is_not_active():
     some = [at(1), at(2), at(3, enabled=False), at(4, weight=0)]
     told = count_health(
-        {each.id: each for each in some}, {some[1].id: Observed(silence=99, late=True)}
+        {each.id: each for each in some}, {some[1].id: Observation(silence=99, late=True)}
     )
     assert told == HealthCounts(1, 4, 3, 1)
 
 
 def test_a_silent_instance_is_shown_so_and_is_not_healthy():
-    silent = Observed(silence=99, late=True)
+    silent = Observation(silence=99, late=True)
     detail = instance_detail(at(1), silent)
     assert (detail.state, detail.healthy) == ("silent", False)
     assert count_health({"a": at(1)}, {"a": silent}) == HealthCounts(1, 1, 0, 0)
@@ -168,7 +168,7 @@ def test_a_private_key_whose_lines_are_fields_is_masked():
 
 
 def test_an_instance_that_is_not_checked_is_healthy():
-    refused = Observed(unchecked="its address is link-local")
+    refused = Observation(unchecked="its address is link-local")
     detail = instance_detail(at(1), refused)
     assert detail.healthy
     assert detail.check == CheckResult("not_checked", "its address is link-local")
@@ -199,7 +199,7 @@ def test_the_shape_of_a_service_and_of_its_instances():
         config=Config(weight=2.0, values={"color": "blue"}),
     )
     two = at(2, status=Status(healthy=False))
-    seen = {one.id: Observed(silence=1.5, sampled=MOMENT, response_time=12.5)}
+    seen = {one.id: Observation(silence=1.5, sampled=MOMENT, response_time=12.5)}
     summary = service_summary("a", {one.id: one, two.id: two}, seen, changed=MOMENT)
     instances = (instance_detail(one, seen[one.id]),)
     detail = ServiceDetail(**msgspec.structs.asdict(summary), instances=instances)
@@ -271,7 +271,7 @@ def test_what_is_not_known_is_null():
 
 
 def test_metrics_of_a_service_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(summary_module, "PATHS", 3)
+    monkeypatch.setattr(summary_module, "MAX_PATHS", 3)
     told = aggregates([telling(port, **{f"n{port}": 1, "all": port}) for port in range(1, 9)])
     assert set(told) == {"n1", "all", "n2"}
     assert told["all"].count == 8

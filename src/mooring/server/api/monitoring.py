@@ -23,7 +23,7 @@ from mooring.server.context import ServerContext
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.live.problems import SEVERITIES, visible_problems
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import UNOBSERVED, Observed, metadata_shown, percentile
+from mooring.server.live.summary import NOT_OBSERVED, Observation, masked_metadata, percentile
 
 endpoints = EndpointList()
 
@@ -57,7 +57,7 @@ MAX_LABEL = 1024
 """Maximum characters of a label; longer ones are omitted."""
 
 
-def state_of(instance: Instance, observed: Observed) -> str:
+def state_of(instance: Instance, observed: Observation) -> str:
     """The state of an instance: the first of its problems, if it has any."""
     if not instance.status.healthy:
         return "unhealthy"
@@ -143,7 +143,7 @@ def fleet_metrics(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
         if known is None:
             continue
         count += 1
-        counts, silences = _count(known.instances, fleet.observed(name))
+        counts, silences = _count(known.instances, fleet.observations(name))
         # No states for a service that is empty on purpose: alerts on `up == 0` would fire.
         for state in STATES if known.instances or known.lost else ():
             instances.add_metric([name, state], counts[state])
@@ -162,11 +162,11 @@ def fleet_metrics(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
 
 
 def _count(
-    instances: Mapping[str, Instance], observed: Mapping[str, Observed]
+    instances: Mapping[str, Instance], observed: Mapping[str, Observation]
 ) -> tuple[dict[str, int], list[float]]:
     counts, silences = dict.fromkeys(STATES, 0), []
     for id, instance in instances.items():
-        observation = observed.get(id, UNOBSERVED)
+        observation = observed.get(id, NOT_OBSERVED)
         counts[state_of(instance, observation)] += 1
         if observation.silence is not None:
             silences.append(observation.silence)
@@ -241,7 +241,7 @@ def labels(instance: Instance) -> dict[str, str]:
         "healthy": str(instance.status.healthy).lower(),
         "enabled": str(instance.enabled).lower(),
     }
-    for key, value in metadata_shown(instance.metadata).items():
+    for key, value in masked_metadata(instance.metadata).items():
         values.setdefault(f"metadata_{label_name(key)}", value)
     return {
         f"__meta_mooring_{name}": value

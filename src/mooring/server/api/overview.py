@@ -18,7 +18,7 @@ from mooring.server.live.history import TimelineEvent
 from mooring.server.live.problems import FleetProblem, visible_problems
 from mooring.server.live.services import RenderedPage
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import HealthCounts, HealthSummary, Observed, health, percentile
+from mooring.server.live.summary import HealthCounts, HealthSummary, Observation, health, percentile
 
 endpoints = EndpointList()
 
@@ -85,7 +85,7 @@ def overview(
             continue
         group = split_service(name)[0]
         counts[group] = counts.get(group, HealthCounts()) + fleet.rendering.counts(known)
-        delays += _delays(known.instances, fleet.observed(name))
+        delays += _delays(known.instances, fleet.observations(name))
     delays.sort()
     return Overview(
         version=fleet.version,
@@ -114,7 +114,7 @@ def recent_events(fleet: Fleet, names: Iterable[str]) -> list[TimelineEvent]:
     return heapq.nlargest(MAX_EVENTS, events, key=lambda event: event.time)
 
 
-def _delays(instances: Iterable[str], observed: Mapping[str, Observed]) -> list[float]:
+def _delays(instances: Iterable[str], observed: Mapping[str, Observation]) -> list[float]:
     delays = (observed[id].heartbeat_delay for id in instances if id in observed)
     return [delay for delay in delays if delay is not None]
 

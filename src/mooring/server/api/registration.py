@@ -23,7 +23,7 @@ from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import DISCOVERING, need
 from mooring.server.http.request import PageQuery, paginate
 from mooring.server.http.response import HTTPError, Response
-from mooring.server.live.summary import metadata_shown
+from mooring.server.live.summary import masked_metadata
 
 endpoints = EndpointList()
 
@@ -279,6 +279,6 @@ def _callable_instance(instance: Instance, *, unmasked: bool) -> CallableInstanc
         zone=instance.zone,
         weight=instance.weight,
         healthy=instance.status.healthy,
-        metadata=dict(instance.metadata) if unmasked else metadata_shown(instance.metadata),
+        metadata=dict(instance.metadata) if unmasked else masked_metadata(instance.metadata),
         ports=dict(instance.ports),
     )

@@ -28,18 +28,18 @@ from mooring.server.live.history import TimelineEvent
 from mooring.server.live.services import KnownService, RenderedPage, array
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import (
-    UNOBSERVED,
+    NOT_OBSERVED,
+    DisplayState,
     HealthCounts,
     HealthSummary,
     InstanceDetail,
     InstanceMetrics,
     ServiceDetail,
     ServiceSummary,
-    ShownState,
+    display_state,
     health,
     healthy,
     instance_metrics,
-    state_shown,
 )
 
 endpoints = EndpointList()
@@ -69,7 +69,7 @@ class InstancesQuery(PageQuery, frozen=True, kw_only=True):
     """A substring of the id, ignoring case."""
     healthy: bool | None = None
     enabled: bool | None = None
-    state: ShownState | None = None
+    state: DisplayState | None = None
     zone: Text | None = None
     version: Text = ""
 
@@ -243,15 +243,15 @@ async def list_instances(call: ApiCall) -> Response:
 
 
 def _matching_ids(fleet: Fleet, known: KnownService, query: InstancesQuery) -> list[str]:
-    observed, substring = fleet.observed(known.name), query.name.casefold()
-    pairs = ((item, observed.get(id, UNOBSERVED)) for id, item in known.instances.items())
+    observed, substring = fleet.observations(known.name), query.name.casefold()
+    pairs = ((item, observed.get(id, NOT_OBSERVED)) for id, item in known.instances.items())
     return [
         instance.id
         for instance, observation in pairs
         if (not substring or substring in instance.id.casefold())
         and query.healthy in (None, healthy(instance, observation))
         and query.enabled in (None, instance.enabled)
-        and query.state in (None, state_shown(instance, observation))
+        and query.state in (None, display_state(instance, observation))
         and query.zone in (None, instance.zone)
         and query.version in ("", instance.version)
     ]
@@ -271,7 +271,7 @@ async def metrics(call: ApiCall) -> Response:
     """Get the metrics of an instance with their times."""
     fleet = loaded_fleet(call)
     known, instance = _known_instance(call)
-    observed = fleet.observed(known.name).get(instance.id, UNOBSERVED)
+    observed = fleet.observations(known.name).get(instance.id, NOT_OBSERVED)
     return _response(call, fleet, _stamp(known), instance_metrics(instance, observed))
 
 

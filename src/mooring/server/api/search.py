@@ -21,7 +21,7 @@ from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.api.tenants import TenantSummary, read_tenants
 from mooring.server.auth.authorization import READING
 from mooring.server.http.response import HTTPError, Response
-from mooring.server.live.summary import metadata_shown
+from mooring.server.live.summary import masked_metadata
 from mooring.tenants.keys import TenantKeys
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ def _service_texts(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _instance(instance: Instance) -> Candidate:
-    metadata = metadata_shown(instance.metadata)
+    metadata = masked_metadata(instance.metadata)
     labels = ((f"metadata.{key}", value) for key, value in metadata.items())
     texts = (("id", instance.id), ("host", instance.host), *labels)
     return Candidate(kind="instance", name=instance.id, service=instance.service, texts=texts)

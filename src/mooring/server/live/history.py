@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from mooring.messages import Message, message
 from mooring.model import Instance, Time
-from mooring.server.live.summary import STATES, moment, numbers
+from mooring.server.live.summary import STATE_MESSAGES, moment, numbers
 
 InstanceKey: TypeAlias = tuple[str, str]
 """A service and the id of an instance."""
@@ -187,7 +187,7 @@ def events_of(
         old, new = _shortened(before.version), _shortened(after.version)
         yield "version", message("version_changed", before=old, after=new)
     if before.status.state != after.status.state:
-        yield "state", message(STATES[after.status.state])
+        yield "state", message(STATE_MESSAGES[after.status.state])
     if before.status.healthy != after.status.healthy:
         yield "health", message("healthy_again" if after.status.healthy else "unhealthy")
     if before.enabled != after.enabled:
@@ -203,7 +203,7 @@ def events_of(
 
 def _restrictions(instance: Instance) -> Iterator[tuple[EventKind, Message]]:
     if instance.status.state != "up":
-        yield "state", message(STATES[instance.status.state])
+        yield "state", message(STATE_MESSAGES[instance.status.state])
     if not instance.status.healthy:
         yield "health", message("unhealthy")
     if not instance.enabled:

@@ -18,7 +18,7 @@ from mooring.names import split_service
 from mooring.server.http.response import rfc3339
 from mooring.server.live.history import EventKind, TimelineEvent
 from mooring.server.live.services import KnownService
-from mooring.server.live.summary import UNOBSERVED, Observed, active
+from mooring.server.live.summary import NOT_OBSERVED, Observation, active
 from mooring.store import Status, Store
 from mooring.tasks import Tasks
 
@@ -101,7 +101,7 @@ class FleetState(Protocol):
     def error(self) -> str: ...
     def names(self) -> Sequence[str]: ...
     def service(self, name: str, /) -> KnownService | None: ...
-    def observed(self, service: str, /) -> Mapping[str, Observed]: ...
+    def observations(self, service: str, /) -> Mapping[str, Observation]: ...
     def brake(self, service: str, /) -> str: ...
     def timeline(self, service: str, /) -> Sequence[TimelineEvent]: ...
 
@@ -157,8 +157,8 @@ def service_problems(
         elif known.absent:
             yield _problem("absent", name, since=known.since)
         return
-    observed = fleet.observed(name)
-    pairs = [(instance, observed.get(id, UNOBSERVED)) for id, instance in instances.items()]
+    observed = fleet.observations(name)
+    pairs = [(instance, observed.get(id, NOT_OBSERVED)) for id, instance in instances.items()]
     if not any(active(*pair) for pair in pairs):
         yield _problem("none_callable", name, params={"total": len(instances)})
     yield from _instance_problems(fleet, name, pairs, now, grace)
@@ -167,7 +167,7 @@ def service_problems(
 def _instance_problems(
     fleet: FleetState,
     service: str,
-    pairs: Sequence[tuple[Instance, Observed]],
+    pairs: Sequence[tuple[Instance, Observation]],
     now: Time,
     grace: GracePeriods,
 ) -> Iterator[FleetProblem]:
@@ -199,7 +199,7 @@ def _event_times(fleet: FleetState, service: str) -> dict[tuple[str, EventKind],
     return {(event.id, event.kind): event.time for event in fleet.timeline(service)}
 
 
-def _worst_kind(instance: Instance, observed: Observed) -> ProblemKind | None:
+def _worst_kind(instance: Instance, observed: Observation) -> ProblemKind | None:
     if not instance.status.healthy:
         return "unhealthy"
     if observed.late:

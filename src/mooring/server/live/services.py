@@ -12,10 +12,10 @@ import msgspec
 from mooring.model import Instance, Time
 from mooring.server.http.response import encode
 from mooring.server.live.summary import (
-    UNOBSERVED,
+    NOT_OBSERVED,
     HealthCounts,
     InstanceDetail,
-    Observed,
+    Observation,
     ServiceSummary,
     aggregates,
     count_health,
@@ -47,7 +47,7 @@ class ServiceRecord(msgspec.Struct, frozen=True):
 
 class _RenderedInstance(NamedTuple):
     instance: Instance
-    observed: Observed
+    observed: Observation
     text: bytes
 
 
@@ -73,7 +73,7 @@ class KnownService:
     """Whether the registry lists it although it has no instances. Once the registry no longer lists
     it, an operator has removed it, on any server."""
     instances: dict[str, Instance] = field(default_factory=dict)
-    observed: dict[str, Observed] = field(default_factory=dict)
+    observations: dict[str, Observation] = field(default_factory=dict)
     """By instance; those of which nothing was observed are missing."""
     rendered: dict[str, tuple[Hashable, Any]] = field(default_factory=dict)
     """What `RenderCache` last computed for it, with the state that it was computed from."""
@@ -110,7 +110,11 @@ class RenderCache:
                 known, "metrics", known.version, lambda: aggregates(known.instances.values())
             )
             return service_summary(
-                known.name, known.instances, known.observed, changed=known.changed, metrics=metrics
+                known.name,
+                known.instances,
+                known.observations,
+                changed=known.changed,
+                metrics=metrics,
             )
 
         return _cached(known, "summary", known.stamp, compute)
@@ -120,13 +124,13 @@ class RenderCache:
 
     def counts(self, known: KnownService) -> HealthCounts:
         return _cached(
-            known, "counts", known.stamp, lambda: count_health(known.instances, known.observed)
+            known, "counts", known.stamp, lambda: count_health(known.instances, known.observations)
         )
 
     def instance_text(self, known: KnownService, id: str) -> bytes:
         """Raises `KeyError` for an unknown instance."""
         instance = known.instances[id]
-        observed = known.observed.get(id, UNOBSERVED)
+        observed = known.observations.get(id, NOT_OBSERVED)
         rendered = known.rendered_instances.get(id)
         if (
             rendered is None

@@ -34,8 +34,8 @@ from mooring.server.live.history import (
 from mooring.server.live.polling import Poller
 from mooring.server.live.services import KnownService, RenderCache, ServiceRecord
 from mooring.server.live.summary import (
-    UNOBSERVED,
-    Observed,
+    NOT_OBSERVED,
+    Observation,
     check_message,
     heartbeat_message,
 )
@@ -109,13 +109,13 @@ class Fleet:
     def service(self, name: str) -> KnownService | None:
         return self._known.get(name)
 
-    def observed(self, service: str) -> Mapping[str, Observed]:
+    def observations(self, service: str) -> Mapping[str, Observation]:
         """What was observed of each instance of a service."""
         known = self._known.get(service)
-        return MappingProxyType({} if known is None else known.observed)
+        return MappingProxyType({} if known is None else known.observations)
 
-    def observation(self, service: str, id: str) -> Observed:
-        return self.observed(service).get(id, UNOBSERVED)
+    def observation(self, service: str, id: str) -> Observation:
+        return self.observations(service).get(id, NOT_OBSERVED)
 
     def brake(self, service: str) -> str:
         """Why the eviction of instances of a service is paused; empty if it is not."""
@@ -229,7 +229,7 @@ class Fleet:
             self._missed.discard(change.key)
             self._metrics.leave(change.key)
             known.rendered_instances.pop(id, None)
-            known.observed.pop(id, None)
+            known.observations.pop(id, None)
         elif before is None or before.status.metrics != after.status.metrics:
             self._metrics.add(change.key, after, known.changed)
         if not first:
@@ -294,7 +294,7 @@ class Fleet:
         )
         if after == before:
             return
-        known.observed[id] = after
+        known.observations[id] = after
         if (bool(before.check_failure), before.unchecked) == (bool(failure), unchecked):
             self._count_sample(known)
             return
@@ -322,7 +322,7 @@ class Fleet:
                 seconds = before.aged(moment)
             late = missing or (most is not None and seconds is not None and seconds > most)
             after = replace(before, silence=seconds, sampled=moment, late=late, missing=missing)
-            known.observed[id] = after
+            known.observations[id] = after
             if (late, missing) != (before.late, before.missing):
                 changed.append((service, id))
                 self._add_event(service, id, "late", heartbeat_message(after))

@@ -77,9 +77,13 @@ class CheckResult(msgspec.Struct, frozen=True, gc=False):
     """Why the check fails or was skipped."""
 
 
-ShownState = Literal[State, "silent"]
+DisplayState = Literal[State, "silent"]
 
-STATES: Mapping[State, str] = {"up": "came_up", "draining": "is_draining", "down": "is_down"}
+STATE_MESSAGES: Mapping[State, str] = {
+    "up": "came_up",
+    "draining": "is_draining",
+    "down": "is_down",
+}
 """The kind of message of each state."""
 
 
@@ -95,7 +99,7 @@ class InstanceDetail(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     enabled: bool
     healthy: bool
     """According to itself and to active checks, and not silent."""
-    state: ShownState
+    state: DisplayState
     """As registered; `silent` if its heartbeats stopped."""
     check: CheckResult | None
     """The last active check; null if there was none."""
@@ -127,7 +131,7 @@ class InstanceMetrics(msgspec.Struct, frozen=True, rename="camel", kw_only=True,
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class Observation:
     """What this server observed of an instance, beyond what is registered."""
 
     silence: float | None = None
@@ -160,12 +164,12 @@ class Observed:
         return None if last is None else max((moment - last).total_seconds(), 0.0)
 
 
-UNOBSERVED = Observed()
+NOT_OBSERVED = Observation()
 
-NUMBERS = 200
+MAX_METRICS = 200
 """Metrics of one instance that are used."""
 _MAX_DEPTH = 8
-PATHS = 1000
+MAX_PATHS = 1000
 """Metrics of one service that are aggregated."""
 
 
@@ -183,12 +187,12 @@ def rate(part: int, total: int) -> float:
     return round(part / total, 4) if total else 0.0
 
 
-def healthy(instance: Instance, observed: Observed) -> bool:
+def healthy(instance: Instance, observed: Observation) -> bool:
     """Whether an instance is healthy; one whose heartbeats stopped is not, whatever it reported."""
     return instance.status.healthy and not observed.check_failure and not observed.late
 
 
-def active(instance: Instance, observed: Observed) -> bool:
+def active(instance: Instance, observed: Observation) -> bool:
     """Whether an instance receives calls."""
     return (
         healthy(instance, observed)
@@ -198,11 +202,11 @@ def active(instance: Instance, observed: Observed) -> bool:
     )
 
 
-def state_shown(instance: Instance, observed: Observed) -> ShownState:
+def display_state(instance: Instance, observed: Observation) -> DisplayState:
     return "silent" if observed.late else instance.status.state
 
 
-def check_shown(observed: Observed) -> CheckResult | None:
+def check_result(observed: Observation) -> CheckResult | None:
     if observed.unchecked:
         return CheckResult("not_checked", observed.unchecked)
     if observed.check_failure:
@@ -210,7 +214,7 @@ def check_shown(observed: Observed) -> CheckResult | None:
     return None if observed.response_time is None else CheckResult("passing", "")
 
 
-def check_message(observed: Observed) -> Message:
+def check_message(observed: Observation) -> Message:
     if observed.unchecked:
         return message("check_skipped", detail=observed.unchecked)
     if observed.check_failure:
@@ -218,7 +222,7 @@ def check_message(observed: Observed) -> Message:
     return message("check_passing")
 
 
-def heartbeat_message(observed: Observed) -> Message:
+def heartbeat_message(observed: Observation) -> Message:
     if observed.missing:
         return message("missing")
     if observed.late:
@@ -226,7 +230,7 @@ def heartbeat_message(observed: Observed) -> Message:
     return message("heartbeat_resumed")
 
 
-def reasons(instance: Instance, observed: Observed) -> list[Message]:
+def reasons(instance: Instance, observed: Observation) -> list[Message]:
     """What is wrong with an instance."""
     result = []
     if observed.check_failure:
@@ -236,7 +240,7 @@ def reasons(instance: Instance, observed: Observed) -> list[Message]:
     if observed.missing or observed.late:
         result.append(heartbeat_message(observed))
     if instance.status.state != "up":
-        result.append(message(STATES[instance.status.state]))
+        result.append(message(STATE_MESSAGES[instance.status.state]))
     if not instance.enabled:
         by_operator = instance.config.enabled is False
         result.append(message("disabled_by_operator" if by_operator else "disabled_by_itself"))
@@ -247,7 +251,7 @@ def reasons(instance: Instance, observed: Observed) -> list[Message]:
 
 def numbers(metrics: Mapping[str, JSON]) -> Iterator[tuple[str, float]]:
     """The finite numbers of a tree by path: `memory.usagePercent`. Limited in number and depth."""
-    return itertools.islice(_numbers(metrics, "", _MAX_DEPTH), NUMBERS)
+    return itertools.islice(_numbers(metrics, "", _MAX_DEPTH), MAX_METRICS)
 
 
 def _numbers(metrics: Mapping[str, JSON], path: str, depth: int) -> Iterator[tuple[str, float]]:
@@ -290,13 +294,13 @@ def aggregate(values: Iterable[float]) -> Aggregate:
 
 
 def aggregates(instances: Iterable[Instance]) -> dict[str, Aggregate]:
-    """The metrics of some instances, aggregated by path and sorted; at most `PATHS`."""
+    """The metrics of some instances, aggregated by path and sorted; at most `MAX_PATHS`."""
     values: dict[str, list[float]] = {}
     for instance in instances:
         for path, value in numbers(instance.status.metrics):
             if path in values:
                 values[path].append(value)
-            elif len(values) < PATHS:
+            elif len(values) < MAX_PATHS:
                 values[path] = [value]
     return {path: aggregate(values[path]) for path in sorted(values)}
 
@@ -307,7 +311,7 @@ def average(values: Iterable[float | None]) -> float | None:
     return round(math.fsum(known) / len(known), 1) if known else None
 
 
-def config_shown(config: Config) -> dict[str, JSON]:
+def masked_config(config: Config) -> dict[str, JSON]:
     """The operator overrides that are set, with secrets masked."""
     fields: dict[str, JSON] = dict(config.values)
     if config.weight is not None:
@@ -321,16 +325,16 @@ def config_shown(config: Config) -> dict[str, JSON]:
     return masked_fields(dict(sorted(fields.items())))
 
 
-def metadata_shown(metadata: Mapping[str, str]) -> dict[str, str]:
+def masked_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """Metadata of an instance, with secrets masked."""
-    return {name: str(value) for name, value in metrics_shown(metadata).items()}
+    return {name: str(value) for name, value in masked_metrics(metadata).items()}
 
 
-def metrics_shown(metrics: Mapping[str, JSON]) -> dict[str, JSON]:
+def masked_metrics(metrics: Mapping[str, JSON]) -> dict[str, JSON]:
     return masked_fields(dict(sorted(metrics.items())))
 
 
-def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> InstanceDetail:
+def instance_detail(instance: Instance, observed: Observation = NOT_OBSERVED) -> InstanceDetail:
     status = instance.status
     return InstanceDetail(
         instance_id=instance.id,
@@ -343,25 +347,25 @@ def instance_detail(instance: Instance, observed: Observed = UNOBSERVED) -> Inst
         weight=float(instance.weight),
         enabled=instance.enabled,
         healthy=healthy(instance, observed),
-        state=state_shown(instance, observed),
-        check=check_shown(observed),
+        state=display_state(instance, observed),
+        check=check_result(observed),
         ephemeral=instance.ephemeral,
-        metadata=metadata_shown(instance.metadata),
+        metadata=masked_metadata(instance.metadata),
         ports=dict(sorted(instance.ports.items())),
-        config=config_shown(instance.config),
+        config=masked_config(instance.config),
         registration_time=rfc3339(moment(status.registered_at)),
         last_heartbeat=rfc3339(observed.last_heartbeat),
         last_metadata_update=rfc3339(moment(status.updated_at)),
-        metrics=metrics_shown(status.metrics),
+        metrics=masked_metrics(status.metrics),
         heartbeat_delay=observed.heartbeat_delay,
     )
 
 
-def instance_metrics(instance: Instance, observed: Observed = UNOBSERVED) -> InstanceMetrics:
+def instance_metrics(instance: Instance, observed: Observation = NOT_OBSERVED) -> InstanceMetrics:
     return InstanceMetrics(
         instance_id=instance.id,
         service_name=instance.service,
-        metrics=metrics_shown(instance.status.metrics),
+        metrics=masked_metrics(instance.status.metrics),
         last_metadata_update=rfc3339(moment(instance.status.updated_at)),
         last_heartbeat=rfc3339(observed.last_heartbeat),
         heartbeat_delay=observed.heartbeat_delay,
@@ -371,14 +375,14 @@ def instance_metrics(instance: Instance, observed: Observed = UNOBSERVED) -> Ins
 def service_summary(
     name: str,
     instances: Mapping[str, Instance],
-    observed: Mapping[str, Observed],
+    observed: Mapping[str, Observation],
     *,
     changed: Time | None,
     metrics: dict[str, Aggregate] | None = None,
 ) -> ServiceSummary:
     """`metrics` are the aggregates of the instances, if already computed."""
     ordered = [instances[id] for id in sorted(instances)]
-    pairs = [(instance, observed.get(instance.id, UNOBSERVED)) for instance in ordered]
+    pairs = [(instance, observed.get(instance.id, NOT_OBSERVED)) for instance in ordered]
     healthy_count = sum(healthy(*pair) for pair in pairs)
     enabled_count = sum(instance.enabled for instance in ordered)
     return ServiceSummary(
@@ -417,10 +421,10 @@ class HealthCounts:
 
 
 def count_health(
-    instances: Mapping[str, Instance], observed: Mapping[str, Observed]
+    instances: Mapping[str, Instance], observed: Mapping[str, Observation]
 ) -> HealthCounts:
     """The counts of one service."""
-    pairs = [(instance, observed.get(id, UNOBSERVED)) for id, instance in instances.items()]
+    pairs = [(instance, observed.get(id, NOT_OBSERVED)) for id, instance in instances.items()]
     return HealthCounts(
         services=1,
         instances=len(pairs),
