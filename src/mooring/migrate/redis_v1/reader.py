@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.resources import files
 from typing import Any
 
 from mooring.errors import InvalidName, StoreError
@@ -22,7 +20,7 @@ from mooring.model import Config
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys
 from mooring.registry.redis.live_service import KEPT
-from mooring.registry.redis.pipeline import Script
+from mooring.registry.redis.pipeline import load_script
 from mooring.registry.redis.reader import Reader
 
 _BATCH = 500
@@ -180,14 +178,8 @@ def printable(value: str) -> str:
     return value if value.isascii() else raw(value).decode(errors="backslashreplace")
 
 
-def _load(name: str) -> Script:
-    shared = (files("mooring.registry.redis") / "scripts" / "record.lua").read_text()
-    own = (files("mooring.migrate.redis_v1") / "scripts" / f"{name}.lua").read_text()
-    text = shared + own
-    return Script(name, text, hashlib.sha1(text.encode()).hexdigest())
-
-
-COPY = _load("copy")
-DEREGISTER = _load("deregister")
-MIRROR = _load("mirror")
-DELETE = _load("delete")
+_PACKAGE = "mooring.migrate.redis_v1"
+COPY = load_script("copy", _PACKAGE)
+DEREGISTER = load_script("deregister", _PACKAGE)
+MIRROR = load_script("mirror", _PACKAGE)
+DELETE = load_script("delete", _PACKAGE)

@@ -23,24 +23,28 @@ class Script(NamedTuple):
     digest: str
 
 
-def _load(name: str) -> Script:
-    folder = files("mooring.registry.redis") / "scripts"
-    shared = "" if name in ("list", "lead", "note") else (folder / "record.lua").read_text()
-    text = shared + (folder / f"{name}.lua").read_text()
+_OWN = "mooring.registry.redis"
+
+
+def load_script(name: str, package: str = _OWN) -> Script:
+    """Load a script, after the functions that most scripts share."""
+    record = (files(_OWN) / "scripts" / "record.lua").read_text()
+    shared = "" if name in ("list", "lead", "note") else record
+    text = shared + (files(package) / "scripts" / f"{name}.lua").read_text()
     return Script(name, text, hashlib.sha1(text.encode()).hexdigest())
 
 
-REGISTER = _load("register")
-HEARTBEAT = _load("heartbeat")
-DEREGISTER = _load("deregister")
-CLEANUP = _load("cleanup")
-LIST = _load("list")
-EDIT = _load("edit")
-FORGET = _load("forget")
-LEAD = _load("lead")
-NOTE = _load("note")
-RELEASE = _load("release")
-STATE = _load("state")
+REGISTER = load_script("register")
+HEARTBEAT = load_script("heartbeat")
+DEREGISTER = load_script("deregister")
+CLEANUP = load_script("cleanup")
+LIST = load_script("list")
+EDIT = load_script("edit")
+FORGET = load_script("forget")
+LEAD = load_script("lead")
+NOTE = load_script("note")
+RELEASE = load_script("release")
+STATE = load_script("state")
 
 
 Argument: TypeAlias = str | bytes | int | float
