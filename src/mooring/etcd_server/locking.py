@@ -92,7 +92,7 @@ class ServerLocks:
         finally:
             calls.count -= 1
             if waiter is not None:
-                self._queue.forget(waiter, start)
+                self._queue.forget(waiter)
                 if not (calls.acquired or calls.count or waiter.gone):
                     await cleanup(self._abandon(calls, waiter), within=_LEAVE_WITHIN)
             if not calls.count and self._calls.get(at) is calls:

@@ -49,11 +49,11 @@ class Barrier:
 
     async def _pass(self, held: Held) -> int:
         """Record that this party passed, and stay until all parties of the round have passed."""
-        view = self._queue.view(held._start)
+        view = self._queue.view(held._waiter.start)
         position = held._waiter.position
         changed = asyncio.Event()
         unsubscribe = view.subscribe(changed.set)
-        self._queue.watch_holder(held._waiter, held._start)
+        self._queue.watch_holder(held._waiter)
         try:
             while not (bound := self._rule.opened(view.order, position)):
                 held.ensure()

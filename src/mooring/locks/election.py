@@ -65,7 +65,7 @@ class Campaign(Lock):
         return held
 
     def _hold(self, waiter: Waiter, lease: PooledLease, by: object) -> Leadership:
-        return Leadership(self._queue, self._start, waiter, lease, by)
+        return Leadership(self._queue, waiter, lease, by)
 
 
 class Election:

@@ -29,15 +29,12 @@ class Held:
     `async with held` makes it a scope: a loss cancels the body, and leaving raises `LockLost`.
     """
 
-    def __init__(
-        self, queue: Queue, start: bytes, waiter: Waiter, lease: PooledLease, by: object
-    ) -> None:
+    def __init__(self, queue: Queue, waiter: Waiter, lease: PooledLease, by: object) -> None:
         self.key: bytes = waiter.key
         self.token: int = waiter.token
         """The fencing token: higher than that of every earlier holder."""
         self._lost: asyncio.Event | None = None
-        self._queue, self._start = queue, start
-        self._waiter, self._lease, self._by = waiter, lease, by
+        self._queue, self._waiter, self._lease, self._by = queue, waiter, lease, by
         self._guarded = False
         """Whether its owner is recorded, so that it cannot deadlock by entering the lock again."""
         self._reason = ""
@@ -45,15 +42,12 @@ class Held:
         self._scope: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._cancelled = False
-        queue.add_holder(waiter, start)
-        self._listen()
-
-    def _listen(self) -> None:
-        self._lease.lost = self._waiter.on_gone = self._lose
+        queue.add_holder(waiter)
+        lease.lost = waiter.on_gone = self._lose
 
     @property
     def name(self) -> str:
-        return self._start[:-1].decode()
+        return self._waiter.start[:-1].decode()
 
     @property
     def lost(self) -> asyncio.Event:
@@ -127,9 +121,9 @@ class Held:
     def _stop_watching(self) -> None:
         """Stop watching a lock that was released or lost."""
         self._waiter.on_gone = self._lease.lost = None
-        self._queue.forget(self._waiter, self._start)
+        self._queue.forget(self._waiter)
         if self._guarded:
-            self._queue.owners.discard((self._start, self._by))
+            self._queue.owners.discard((self._waiter.start, self._by))
 
     async def release(self) -> None:
         """Release the lock. Raises `LockLost` if it was lost before, and `NotHeld` if it was
@@ -149,7 +143,7 @@ class Held:
             self._queue.leases.discard_soon(self._lease)
             raise self._error()
         try:
-            existed = await self._queue.leave(self._waiter, self._start)
+            existed = await self._queue.leave(self._waiter)
         except StoreError as error:
             log.info(
                 "the lock %s was not released; its lease will expire: %s", quoted(self.name), error

@@ -222,7 +222,7 @@ class Lock:
                     await waiter.turn()
                 except LockLost as error:
                     log.info("%s; joining the queue again", error)
-                    self._queue.forget(waiter, self._start)
+                    self._queue.forget(waiter)
                     await self._queue.leases.discard(lease)
                     await asyncio.sleep(backoff.next())
                     continue
@@ -232,7 +232,7 @@ class Lock:
             if lease.certain and not waiter.gone and not self._queue.closed:
                 backoff.reset()
                 return self._hold(waiter, lease, by)
-            self._queue.forget(waiter, self._start)
+            self._queue.forget(waiter)
             await self._queue.leases.discard(lease)
 
     async def _join(self, used: list[PooledLease], *, certain: bool) -> tuple[PooledLease, Waiter]:
@@ -275,14 +275,14 @@ class Lock:
                 return lease, waiter
 
     def _hold(self, waiter: Waiter, lease: PooledLease, by: object) -> Held:
-        return Held(self._queue, self._start, waiter, lease, by)
+        return Held(self._queue, waiter, lease, by)
 
     async def _withdraw(self, waiter: Waiter, lease: PooledLease) -> None:
         """Leave the queue. If that takes long, it continues in the background."""
         lease.lost = None
         if not self._queue.leases.forked:
             deadline = asyncio.get_running_loop().time() + GRACE
-            await wait_up_to(self._queue.withdraw(waiter, self._start, lease), within=GRACE)
+            await wait_up_to(self._queue.withdraw(waiter, lease), within=GRACE)
             left = deadline - asyncio.get_running_loop().time()
             if lease.end is not None and left > 0:
                 await wait_up_to(lease.end, within=left)

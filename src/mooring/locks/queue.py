@@ -46,7 +46,7 @@ class Queue:
         self.by = f"{socket.gethostname()}:{os.getpid()}"
         self._views: dict[bytes, WatchedQueue] = {}
         self._joining: dict[bytes, int] = {}
-        self._holders: dict[Waiter, tuple[bytes, float]] = {}
+        self._holders: dict[Waiter, float] = {}
         self._holder_timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
 
@@ -71,12 +71,12 @@ class Queue:
             done = await self.store.commit(
                 Put(name, value, lease), require=[absent(name)], read=head
             )
-            waiter = Waiter(name, done.revision, lease, rule)
+            waiter = Waiter(start, done.revision, lease, rule)
             if asks:
                 entries, more = done.reads[0].entries, done.reads[0].more
         except Conflict:
             # The key already exists with the same lease: joining twice takes one place.
-            waiter = await self._standing(name, lease, rule, value)
+            waiter = await self._standing(start, lease, rule, value)
         finally:
             self._joining[start] -= 1
             if not self._joining[start]:
@@ -93,7 +93,7 @@ class Queue:
                 waiter.admit()
             first = order.first or (view.order.first if view is not None else None)
             if first is not None and (problem := misfit(start, first, waiter.key, rule)):
-                await self.leave(waiter, start)
+                await self.leave(waiter)
                 raise InvalidRequest(problem)
         if view is not None or not waiter.admitted:
             self.view(start).add(waiter)
@@ -105,7 +105,8 @@ class Queue:
         view = self._views.get(start)
         return (view is not None and view.crowded) or self._joining.get(start, 0) >= CROWD
 
-    async def _standing(self, name: bytes, lease: int, rule: Rule, value: bytes) -> Waiter:
+    async def _standing(self, start: bytes, lease: int, rule: Rule, value: bytes) -> Waiter:
+        name = start + b"%x" % lease
         entry = (await self.store.read(key(name))).first
         if entry is None:
             raise LockLost(f"the queue entry {readable(name)} was deleted meanwhile")
@@ -113,11 +114,11 @@ class Queue:
             await self.store.commit(
                 Put(name, value, lease), require=[created_at(name, entry.created)]
             )
-        return Waiter(name, entry.created, lease, rule, fresh=False)
+        return Waiter(start, entry.created, lease, rule, fresh=False)
 
-    async def leave(self, waiter: Waiter, start: bytes) -> bool:
+    async def leave(self, waiter: Waiter) -> bool:
         """Leave the queue. Returns whether the key still existed. Raises the errors of `commit`."""
-        if (view := self._views.get(start)) is not None:
+        if (view := self._views.get(waiter.start)) is not None:
             view.forget(waiter)
         try:
             await self.store.commit(Delete(key(waiter.key)), require=[waiter.check])
@@ -125,17 +126,17 @@ class Queue:
             return False
         return True
 
-    def withdraw(self, waiter: Waiter, start: bytes, lease: PooledLease) -> asyncio.Task[object]:
+    def withdraw(self, waiter: Waiter, lease: PooledLease) -> asyncio.Task[object]:
         """Leave the queue and release the lease, or revoke it if the outcome is unknown."""
         return self._tasks.start(
-            self._withdraw(waiter, start, lease), name=f"leaving the queue {readable(start)}"
+            self._withdraw(waiter, lease), name=f"leaving the queue {readable(waiter.start)}"
         )
 
-    async def _withdraw(self, waiter: Waiter, start: bytes, lease: PooledLease) -> None:
+    async def _withdraw(self, waiter: Waiter, lease: PooledLease) -> None:
         clean = False
         try:
             async with asyncio.timeout(_LEAVE_WITHIN):
-                clean = await self.leave(waiter, start)
+                clean = await self.leave(waiter)
         except (StoreError, TimeoutError) as error:
             log.debug("leaving %s by revoking its lease: %s", readable(waiter.key), error)
         finally:
@@ -144,14 +145,14 @@ class Queue:
             else:
                 self.leases.discard_soon(lease)
 
-    def watch_holder(self, waiter: Waiter, start: bytes) -> None:
+    def watch_holder(self, waiter: Waiter) -> None:
         """Report the loss of a key even if no contender of this process waits for its name."""
         self._holders.pop(waiter, None)
-        self.view(start).add(waiter)
+        self.view(waiter.start).add(waiter)
 
-    def add_holder(self, waiter: Waiter, start: bytes) -> None:
+    def add_holder(self, waiter: Waiter) -> None:
         """Register a holder. If it holds the lock for longer, its key is watched."""
-        self._holders[waiter] = (start, time.monotonic())
+        self._holders[waiter] = time.monotonic()
         if self._holder_timer is None:
             self._watch_holders_later()
 
@@ -161,16 +162,16 @@ class Queue:
     def _watch_holders(self) -> None:
         self._holder_timer = None
         since = time.monotonic() - _BRIEF
-        for waiter, (start, held) in tuple(self._holders.items()):
+        for waiter, held in tuple(self._holders.items()):
             if held > since:
                 self._watch_holders_later()
                 return
-            self.watch_holder(waiter, start)
+            self.watch_holder(waiter)
 
-    def forget(self, waiter: Waiter, start: bytes) -> None:
+    def forget(self, waiter: Waiter) -> None:
         """Stop following a contender."""
         self._holders.pop(waiter, None)
-        if (view := self._views.get(start)) is not None:
+        if (view := self._views.get(waiter.start)) is not None:
             view.forget(waiter)
 
     def view(self, start: bytes) -> WatchedQueue:

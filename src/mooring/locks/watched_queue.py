@@ -19,9 +19,12 @@ class Waiter:
     """A contender of this process in a queue. Created by `Queue.join`."""
 
     def __init__(
-        self, key: bytes, created: int, lease: int, rule: Rule, *, fresh: bool = True
+        self, start: bytes, created: int, lease: int, rule: Rule, *, fresh: bool = True
     ) -> None:
-        self.key, self.token, self.lease = key, created, lease
+        self.start = start
+        """The prefix of the keys of the queue."""
+        self.key = start + b"%x" % lease
+        self.token, self.lease = created, lease
         self.rule = rule
         self.fresh = fresh
         """Whether joining created the key; else it already existed, with the same lease."""
@@ -31,7 +34,7 @@ class Waiter:
         """Why it cannot be in this queue; empty if it can."""
         self.on_gone: Callable[[str], None] | None = None
         self._turn: asyncio.Future[None] | None = None
-        self._admitted = False
+        self.admitted = False
 
     @property
     def position(self) -> Position:
@@ -42,14 +45,10 @@ class Waiter:
         """Holds as long as the key exists."""
         return created_at(self.key, self.token)
 
-    @property
-    def admitted(self) -> bool:
-        return self._admitted
-
     async def turn(self) -> None:
         """Wait until it is admitted. Raises `LockLost` if its key is gone, and `InvalidRequest` if
         the queue is of another kind."""
-        if not (self._admitted or self.gone or self.rejection):
+        if not (self.admitted or self.gone or self.rejection):
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         if self.gone:
@@ -58,7 +57,7 @@ class Waiter:
             raise InvalidRequest(self.rejection)
 
     def admit(self) -> None:
-        self._admitted = True
+        self.admitted = True
         self._wake()
 
     def reject(self, reason: str) -> None:
