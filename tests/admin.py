@@ -39,7 +39,6 @@ from mooring.server.http_listener import listen
 from mooring.server.live.state import Fleet
 from mooring.server.serving import serve_api
 from mooring.server.settings import ServerSettings, checked
-from mooring.store.url import REDIS, parse
 from tests.waiting import eventually
 
 _TRUST = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -98,17 +97,15 @@ class Admin:
                     tenants_namespace=settings.tenants_namespace,
                 )
             )
-            has_store = parse(settings.store).scheme not in REDIS
             await opened.enter_async_context(
-                self.server.sharing(self.hub.store if has_store else None)
+                self.server.sharing(self.hub.store if settings.has_store else None)
             )
             for role in self._roles:
                 self.tokens[role] = await self.token(role)
             await opened.enter_async_context(serve_api(self.server, self.hub))
             self.fleet = self.server.fleet
             opened.callback(self._stop)
-            apart = bool(settings.registry) or not has_store
-            self.readiness.probes = tuple(readiness_probes(self.hub, store=has_store, apart=apart))
+            self.readiness.probes = tuple(readiness_probes(self.hub, settings))
             self._opened = opened.pop_all()
         return self
 

@@ -56,13 +56,13 @@ class ReadinessProbe(NamedTuple):
         return ""
 
 
-def readiness_probes(hub: Hub, *, apart: bool, store: bool) -> Iterator[ReadinessProbe]:
+def readiness_probes(hub: Hub, settings: ServerSettings) -> Iterator[ReadinessProbe]:
     """Probes of the store, if there is one, and of the registry, if it is not in the store."""
-    if store:
+    if settings.has_store:
         yield ReadinessProbe(
             "the store", hub.store.url, lambda: hub.store.read(key(_PROBE_KEY), keys_only=True)
         )
-    if apart:
+    if settings.registry_apart:
         url = hub.registry.url
         yield ReadinessProbe("the registry", url, lambda: hub.registry.info(group="mooring"))
 

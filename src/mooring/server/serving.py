@@ -31,7 +31,6 @@ from mooring.server.live.service_history import ServiceHistory, scope_of
 from mooring.server.live.state import Fleet
 from mooring.server.settings import ServerSettings, split_address
 from mooring.store.embedded.store import EmbeddedStore
-from mooring.store.url import REDIS
 from mooring.tasks import Tasks
 from mooring.xds.server import ControlPlane
 
@@ -52,15 +51,13 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         if settings.http != "off":
             http = await stack.enter_async_context(_http(settings, readiness))
         addresses: list[str] = []
-        has_store = settings.url().scheme not in REDIS
-        apart = bool(settings.registry) or not has_store
         hub = await stack.enter_async_context(_hub(settings))
-        if has_store:
+        if settings.has_store:
             say(f"store    {hub.store.url}")
             # Also for tenants that are not published any more.
             sweeper = hub.publisher(by="mooring serve").sweeper
             await stack.enter_async_context(_background(sweeper.run(), "history retention"))
-        if apart:
+        if settings.registry_apart:
             say(f"registry {hub.registry.url}")
         if settings.sweeps and (evictions := hub.registry.evictions) is not None:
             await stack.enter_async_context(_background(evictions.run(), "cleanup"))
@@ -80,7 +77,7 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
             say(f"xds      {plane.address}{suffix}")
         if http is not None:
             server = http.server
-            store = hub.store if has_store else None
+            store = hub.store if settings.has_store else None
             await stack.enter_async_context(server.sharing(store))
             await stack.enter_async_context(serve_api(server, hub))
             if settings.alerts.host:
@@ -91,7 +88,7 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
             if settings.console:
                 code = await server.sessions.issue(ADMIN)
                 say(f"console  {http.url}/login?code={code}")
-        readiness.probes = tuple(readiness_probes(hub, store=has_store, apart=apart))
+        readiness.probes = tuple(readiness_probes(hub, settings))
         say("ready    Ctrl-C stops it")
         await stop.wait()
         say("stopping")
@@ -150,7 +147,7 @@ async def serve_api(server: ServerContext, hub: Hub) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(Fleet(hub.registry))
         alarms = None
-        if settings.url().scheme not in REDIS:
+        if settings.has_store:
             alarms = await stack.enter_async_context(StoreAlarms(hub.store))
         problems = CurrentProblems(fleet, settings.alerts.grace_periods, alarms=alarms)
         source = FleetSource(fleet, problems)

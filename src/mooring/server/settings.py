@@ -268,9 +268,14 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse(self.registry) if self.registry else self.url()
 
     @property
+    def has_store(self) -> bool:
+        """Whether there is a store; otherwise there is only a registry on Redis."""
+        return self.url().scheme not in REDIS
+
+    @property
     def registry_apart(self) -> bool:
         """Whether the registry is not in the store."""
-        return bool(self.registry) or self.url().scheme in REDIS
+        return bool(self.registry) or not self.has_store
 
     @property
     def sweeps(self) -> bool:

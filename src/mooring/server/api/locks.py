@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from mooring.formatting import quoted
-from mooring.locks.inspect import Contender, LockInfo, find_lock, release
+from mooring.locks.inspect import Contender, LockInfo, find_lock, locks, release
 from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList, not_found
 from mooring.server.auth.authorization import need
 from mooring.server.http.request import PageQuery, paginate
@@ -81,9 +81,8 @@ class ReleaseQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 async def list_locks(call: ApiCall) -> Response:
     """List locks and elections with their holders and waiters. 409: the server has no store, only
     Redis."""
-    call.server.store  # noqa: B018 - raises if there is none
-    locks = await call.server.hub.locks(call.query.prefix)
-    page, headers = paginate(locks, call.query, lambda lock: lock.name, path=call.raw_path)
+    infos = await locks(call.server.store, call.query.prefix)
+    page, headers = paginate(infos, call.query, lambda lock: lock.name, path=call.raw_path)
     return Response([_summary(lock) for lock in page], headers=headers)
 
 

@@ -235,7 +235,7 @@ class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
 async def brakes(call: ApiCall) -> Response:
     """List services whose eviction is paused by the mass-expiry brake (Redis only)."""
     evictions = call.server.registry.evictions
-    held = {} if evictions is None else await evictions.brakes()
+    active = {} if evictions is None else await evictions.brakes()
     infos = [
         BrakeInfo(
             service=service,
@@ -245,7 +245,7 @@ async def brakes(call: ApiCall) -> Response:
             until=_time(brake.until),
             why=str(brake),
         )
-        for service, brake in sorted(held.items())
+        for service, brake in sorted(active.items())
         if call.principal.sees_service(service)
     ]
     page, headers = paginate(infos, call.query, lambda info: info.service, path=call.raw_path)

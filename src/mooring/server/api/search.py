@@ -20,7 +20,7 @@ from mooring.model import Instance
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.api.tenants import TenantSummary, read_tenants
 from mooring.server.auth.authorization import READING
-from mooring.server.http.response import HTTPError, Response
+from mooring.server.http.response import Response
 from mooring.server.live.summary import masked_metadata
 from mooring.tenants.keys import TenantKeys
 
@@ -200,7 +200,7 @@ def _instance(instance: Instance) -> Candidate:
 
 
 async def _tenants(call: ApiCall) -> list[Candidate]:
-    if not _has_store(call):
+    if not call.server.settings.has_store:
         return []
     tenants = await _TENANTS.get(call.server.hub)
     return [_tenant(tenant) for tenant in tenants if call.principal.sees_tenant(tenant.id)]
@@ -220,7 +220,8 @@ def _tenant(tenant: TenantSummary) -> Candidate:
 async def _locks(call: ApiCall) -> list[Candidate]:
     """Locks belong to no group or tenant, so only unscoped callers see them."""
     caller = call.principal
-    if not _has_store(call) or caller.groups is not None or caller.tenants is not None:
+    unscoped = caller.groups is None and caller.tenants is None
+    if not call.server.settings.has_store or not unscoped:
         return []
     return [_lock(lock) for lock in await _LOCKS.get(call.server.hub)]
 
@@ -229,11 +230,3 @@ def _lock(lock: LockInfo) -> Candidate:
     contenders = (*lock.holders, *lock.waiting)
     processes = (("by", contender.by) for contender in contenders if contender.by)
     return Candidate(kind="lock", name=lock.name, texts=(("name", lock.name), *processes))
-
-
-def _has_store(call: ApiCall) -> bool:
-    try:
-        call.server.store  # noqa: B018 - raises if there is none
-    except HTTPError:
-        return False
-    return True
