@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from mooring.backends import missing_tenants, no_store, open_redis, open_store, store_addresses
-from mooring.discovery.last_known_good import HOLD, Empty
+from mooring.discovery.last_known_good import HOLD, Empty, InstanceCache
 from mooring.discovery.resilience import blames
 from mooring.errors import Closed
-from mooring.heartbeat.scheduler import Collecting
+from mooring.heartbeat.collectors import Collecting
 from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
 from mooring.registry.kv.layouts import layout_of
@@ -152,7 +152,6 @@ class Hub:
         When the last instances leave, they remain callable for `hold` seconds, unless another
         instance is callable. With `empty="keep"` they remain until another instance registers.
         """
-        from mooring.discovery.disk_cache import InstanceCache
         from mooring.discovery.eligibility import Selector
         from mooring.discovery.view import View
 

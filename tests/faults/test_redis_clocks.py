@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import mooring
-from mooring.discovery.disk_cache import InstanceCache
+from mooring.discovery.last_known_good import InstanceCache
 from mooring.discovery.view import View
 from mooring.hub import Hub
 from mooring.mirror import Mirror

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 
 import mooring
 from mooring import Instance, Resilience
-from mooring.discovery.disk_cache import InstanceCache
+from mooring.discovery.last_known_good import InstanceCache
 from mooring.discovery.resilience import blames
 from mooring.errors import Closed, InvalidRequest, NoInstance, Unavailable
 from mooring.hub import Hub

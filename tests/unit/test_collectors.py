@@ -25,8 +25,7 @@ from mooring.heartbeat.builtin_collectors import (
     NetworkCollector,
     loads,
 )
-from mooring.heartbeat.collectors import BUILT_IN, Collector, Cost, choose
-from mooring.heartbeat.scheduler import pace
+from mooring.heartbeat.collectors import BUILT_IN, Collector, Cost, choose, pace
 
 
 def number(values: Mapping[str, object], name: str) -> float:

@@ -10,20 +10,28 @@ repair their records within a few seconds. Each stays on the list until it is ba
 `GRACE` seconds, and the list is in `doubt`. An expired lease looks the same, so a service's only
 instance stays on the list equally long after it was killed. On Redis, the feed itself keeps missing
 instances.
+
+A copy of the list on disk (`InstanceCache`) serves callers that start without the registry.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
+import urllib.parse
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Literal
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
 
 from mooring.discovery.eligibility import Selector, exclusion
+from mooring.disk_copy import DiskCopy
 from mooring.mirror import Step, Steps
-from mooring.model import Instance
+from mooring.model import Instance, Time, now
 from mooring.registry.contract import InstanceFeed
 from mooring.tasks import Tasks
 
@@ -327,3 +335,40 @@ async def _next(source: AsyncIterator[Step[str, Instance]]) -> object:
         return None
     except Exception as error:  # noqa: BLE001 - the caller raises it
         return error
+
+
+class CachedInstances(msgspec.Struct, frozen=True):
+    """The last known instances of a service on disk."""
+
+    service: str
+    registry: str
+    saved_at: Time
+    instances: tuple[Instance, ...]
+
+
+class InstanceCache:
+    """The copy of one service in a folder, for a start without the registry.
+
+    `registry` distinguishes registries with different instances: other stores, and other layouts of
+    the same store.
+    """
+
+    def __init__(self, folder: Path, registry: str, service: str) -> None:
+        self._registry, self._service = registry, service
+        digest = hashlib.sha256(registry.encode()).hexdigest()[:12]
+        file = folder / f"{urllib.parse.quote(service, safe='')}.{digest}.json"
+        self._copy = DiskCopy(file, service)
+
+    def load(self) -> CachedInstances | None:
+        """The saved instances; None if there is no usable copy."""
+        return self._copy.read(self._parse)
+
+    def _parse(self, file: BinaryIO) -> CachedInstances:
+        cached = msgspec.json.decode(file.read(), type=CachedInstances)
+        if (cached.registry, cached.service) != (self._registry, self._service):
+            raise ValueError(f"it is of another registry ({cached.registry})")
+        return cached
+
+    def save(self, instances: Iterable[Instance]) -> None:
+        cached = CachedInstances(self._service, self._registry, now(), tuple(instances))
+        self._copy.save(lambda file: file.write(msgspec.json.encode(cached)))

@@ -18,9 +18,8 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypedDict, TypeVar
 
 from mooring import telemetry
-from mooring.discovery.disk_cache import InstanceCache
 from mooring.discovery.eligibility import Explanation, Selector
-from mooring.discovery.last_known_good import HOLD, Empty, RetainedFeed
+from mooring.discovery.last_known_good import HOLD, Empty, InstanceCache, RetainedFeed
 from mooring.discovery.resilience import Resilience, RetryBudget, blames
 from mooring.discovery.rotation import Rotation
 from mooring.errors import Closed, NoInstance, Unavailable

@@ -1,13 +1,12 @@
 """Smart heartbeats: when an instance sends a heartbeat, and when it publishes its metrics with it.
 
-`policy` decides what to send, and `scheduler` runs the `collectors`.
+`policy` decides what to send, and `collectors` measure the metrics.
 """
 
 from typing import TYPE_CHECKING
 
-from mooring.heartbeat.collectors import Collector, Cost
+from mooring.heartbeat.collectors import Collecting, Collector, Cost
 from mooring.heartbeat.policy import Beats, Decision, changes, flatten
-from mooring.heartbeat.scheduler import Collecting
 from mooring.settings.registry import (
     CleanupSettings,
     HeartbeatSettings,

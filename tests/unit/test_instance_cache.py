@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mooring.discovery.disk_cache import CachedInstances, InstanceCache
+from mooring.discovery.last_known_good import CachedInstances, InstanceCache
 from mooring.model import Instance
 
 ONE = Instance("Common/echo", "10.0.0.1", 80)

@@ -14,7 +14,7 @@ import pytest
 
 from mooring.errors import InvalidRequest
 from mooring.heartbeat import Collecting, Cost, MetricsSettings
-from mooring.heartbeat.scheduler import LOOP_LIMIT
+from mooring.heartbeat.collectors import LOOP_LIMIT
 from tests.waiting import eventually
 
 FAST = 0.02
