@@ -171,7 +171,9 @@ class StoredParts(msgspec.Struct, frozen=True):
         return claim.kind in unclear_kinds(self.parts) or normalized_key(keys, claim.key) in own
 
 
-def stored_parts(keys: TenantKeys, owner: Owner, entries: Iterable[Entry]) -> StoredParts:
+def stored_parts(
+    keys: TenantKeys, owner: Owner, entries: Iterable[Entry], resent: Resent = NOTHING_RESENT
+) -> StoredParts:
     parts: dict[str, JSON | UnreadablePart] = {}
     revisions: dict[str, int] = {}
     unknown_keys = []
@@ -186,7 +188,7 @@ def stored_parts(keys: TenantKeys, owner: Owner, entries: Iterable[Entry]) -> St
         except UnreadableValue:
             value = None
         parts[path] = UnreadablePart(entry.value) if value is None else value
-    return StoredParts(parts, revisions, tuple(unknown_keys))
+    return StoredParts(parts, revisions, tuple(unknown_keys), resent)
 
 
 class PartDiff(msgspec.Struct, frozen=True):

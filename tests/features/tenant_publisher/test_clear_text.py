@@ -11,7 +11,7 @@ import pytest
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.store import Committed, Delete, Put, Range, Snapshot, Store, key
-from mooring.tenants.publish.encryption import EncryptionMarker, EncryptionSearch
+from mooring.tenants.publish.encryption import EncryptionMarker, PasswordPlanner
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory
@@ -107,7 +107,7 @@ async def test_publishes_at_the_same_time_share_a_search(store: Store):
 
     await store.commit(Put(KEYS.part(1, "storage"), b"{}"))
     counting = Counting()
-    search = EncryptionSearch(cast(Store, counting), KEYS)
+    search = PasswordPlanner(cast(Store, counting), KEYS, NO_KEY)
     assert await asyncio.gather(*(search.key_in_use() for _ in range(10))) == [None] * 10
     assert counting.looks == 2, "the nine that came during the first search share the next"
     await store.commit(Put(KEYS.part(999, "database/query"), sealed()))

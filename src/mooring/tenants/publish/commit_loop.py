@@ -42,9 +42,8 @@ from mooring.tenants.publish.committer import (
     Plan,
     StoredTenant,
     chunks,
-    with_resent,
 )
-from mooring.tenants.publish.encryption import EncryptionSearch, PasswordPlan, plan_passwords
+from mooring.tenants.publish.encryption import PasswordPlanner
 from mooring.tenants.publish.plan import (
     COMMIT_OPERATIONS,
     Unit,
@@ -68,16 +67,17 @@ Change = Callable[[Parts], Parts]
 
 class CommitLoop:
     def __init__(self, committer: Committer, ring: Keyring, sweeper: Sweeper) -> None:
-        self._committer, self._ring, self._sweeper = committer, ring, sweeper
-        self._search = EncryptionSearch(committer.store, committer.keys)
+        self._committer, self._sweeper = committer, sweeper
+        self._passwords = PasswordPlanner(committer.store, committer.keys, ring)
 
     async def would_change(
         self, tenant: Owner, seen: StoredTenant, target: Parts, resent: Resent = NOTHING_RESENT
     ) -> list[PartDiff]:
         """What `change` would change. Raises what it would raise."""
-        await self._passwords(tenant, seen, target, resent=resent, dry=True)
+        stored = seen.stored
+        await self._passwords.plan(tenant, stored.parts, target, resent=resent, dry=True)
         await self._plan(tenant, seen, target, COMMIT_OPERATIONS)
-        return diff_parts(seen.stored.parts, target, seen.stored.resent)
+        return diff_parts(stored.parts, target, stored.resent)
 
     async def change(
         self,
@@ -85,13 +85,11 @@ class CommitLoop:
         change: Change,
         *,
         only_at: int | None = None,
-        resent: Resent = NOTHING_RESENT,
     ) -> PublishResult:
         """`only_at`: raise `HistoryAdvanced` unless this is the newest entry that is not ours."""
         tenant = check_owner(state.tenant)
 
         async def attempt(seen: StoredTenant) -> None:
-            seen = with_resent(seen, resent)
             if only_at is not None and seen.last != (state.number or only_at):
                 raise HistoryAdvanced(tenant)
             target = change(seen.stored.parts)
@@ -101,9 +99,9 @@ class CommitLoop:
             # The parts of a migration are in the store already.
             refuse = state.action != "migrate"
             # A rollback adds no password that the caller sent.
-            sent = NOTHING_RESENT if state.action == "rollback" else resent
-            state.passwords = await self._passwords(
-                tenant, seen, target, refuse=refuse, resent=sent
+            sent = NOTHING_RESENT if state.action == "rollback" else state.resent
+            state.passwords = await self._passwords.plan(
+                tenant, seen.stored.parts, target, refuse=refuse, resent=sent
             )
             writes, checks = state.extra_writes(target)
             room = COMMIT_OPERATIONS - max(len(writes), len(checks))
@@ -135,27 +133,6 @@ class CommitLoop:
                 raise NotConfigured(f"there is no {named(state.tenant)}")
 
         return await self._persist(state, attempt)
-
-    def _passwords(
-        self,
-        tenant: Owner,
-        seen: StoredTenant,
-        target: Parts,
-        *,
-        refuse: bool = True,
-        resent: Resent = NOTHING_RESENT,
-        dry: bool = False,
-    ) -> Awaitable[PasswordPlan]:
-        return plan_passwords(
-            self._search,
-            self._ring,
-            tenant,
-            seen.stored.parts,
-            target,
-            refuse=refuse,
-            resent=resent,
-            dry=dry,
-        )
 
     async def _plan(
         self, tenant: Owner, seen: StoredTenant, target: Parts, room: int
@@ -211,7 +188,7 @@ class CommitLoop:
     ) -> None:
         backoff = Backoff()
         for _ in range(TRIES):
-            seen = await self._committer.read(state.tenant)
+            seen = await self._committer.read(state.tenant, state.resent)
             if await self._committer.resolve_unconfirmed(state, seen):
                 return
             if state.require is not None and not state.written:

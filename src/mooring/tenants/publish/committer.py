@@ -32,6 +32,7 @@ from mooring.tenants.history import HistoryEntry, decode_entry, history_changes
 from mooring.tenants.keys import IndexEntry, Owner, TenantKeys, named
 from mooring.tenants.parts import (
     CASE_INSENSITIVE,
+    NOTHING_RESENT,
     Parts,
     Resent,
     StoredParts,
@@ -76,12 +77,6 @@ class StoredTenant(msgspec.Struct, frozen=True):
     """Entries up to this number are too old."""
 
 
-def with_resent(seen: StoredTenant, resent: Resent) -> StoredTenant:
-    if not resent:
-        return seen
-    return msgspec.structs.replace(seen, stored=msgspec.structs.replace(seen.stored, resent=resent))
-
-
 class Plan(msgspec.Struct, frozen=True):
     units: list[Unit]
     guarded: bool
@@ -97,7 +92,7 @@ class Committer:
         self.store, self.keys, self._ring = store, keys, ring
         self._by, self._keep, self._keep_for = by, keep, keep_for
 
-    async def read(self, tenant: Owner) -> StoredTenant:
+    async def read(self, tenant: Owner, resent: Resent = NOTHING_RESENT) -> StoredTenant:
         history = self.keys.history_of(tenant)
         snapshot = await self.store.commit(
             read=[
@@ -116,7 +111,7 @@ class Committer:
             and time.time() - _timestamp(decode_entry(entry).at) > self._keep_for
         ]
         return StoredTenant(
-            stored_parts(self.keys, tenant, parts),
+            stored_parts(self.keys, tenant, parts, resent),
             heads[0].modified if heads else 0,
             max([*numbers, *(_number(head.value) for head in heads)], default=0),
             any(head.value.endswith(_OPEN) for head in heads),

@@ -49,18 +49,77 @@ class PasswordPlan(NamedTuple):
     checks: tuple[Check, ...] = ()
 
 
-class EncryptionSearch:
-    """Searches all tenants for an encrypted password. Concurrent calls share a search, if it began
-    after the call."""
+class PasswordPlanner:
+    """Plans the passwords of publishes below one namespace."""
 
-    def __init__(self, store: Store, keys: TenantKeys) -> None:
-        self.store, self.keys = store, keys
+    def __init__(self, store: Store, keys: TenantKeys, ring: Keyring) -> None:
+        self._store, self._keys, self._ring = store, keys, ring
         self._lock = asyncio.Lock()
         self._begun = self._done = 0
         self._marker: EncryptionMarker | None = None
 
+    async def plan(
+        self,
+        tenant: Owner,
+        before: Parts,
+        after: Parts,
+        *,
+        refuse: bool = True,
+        resent: Resent = NOTHING_RESENT,
+        dry: bool = False,
+    ) -> PasswordPlan:
+        """Raises `InvalidRequest` if a password would be added in clear text while others are
+        encrypted, or under the key of another application. `refuse=False`: clear text is allowed.
+        `resent`: these count as added, so that a right and a wrong guess get the same answer.
+        `dry`: nothing is written."""
+        clear = tuple(path for path in after if _added(path, before, after, "password", resent))
+        sealed = [path for path in after if _added(path, before, after, "passwordEncrypted")]
+        if not clear and not sealed:
+            return PasswordPlan()
+        store, keys, ring = self._store, self._keys, self._ring
+        entry = (await store.read(key(keys.encryption))).first
+        revision = 0 if entry is None else entry.modified
+        stored = marker = None if entry is None else _decode_marker(entry.value)
+        own_keys = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
+        problem = ""
+        if clear and refuse:
+            marker = stored or await self.key_in_use()
+            plain = f"{clear[0]}.password would be stored in clear text"
+            if marker is None and sealed:
+                problem = (
+                    f"{plain}, but that of {sealed[0]} is encrypted: set {CURRENT[0]}{ring.remark}"
+                )
+            if marker is not None:
+                which = f" with the key {marker.key_id}" if marker.key_id else ""
+                problem = (
+                    f"{plain}, but {keys.namespace} has or had passwords that are encrypted"
+                    f"{which}: set {CURRENT[0]}{ring.remark}, or "
+                    f"delete {keys.encryption.decode()} if none is left"
+                )
+        if ring.borrowed and ring.current in own_keys and not problem:
+            foreign = await _foreign_key(store, keys, ring, marker)
+            if foreign is not None:
+                marker = foreign
+                which = f"the key {marker.key_id}" if marker.key_id else "an unknown key"
+                problem = (
+                    f"passwords are encrypted with {which}, and {CURRENT[1]} holds the key "
+                    f"{ring.current}, which may belong to another application: set {CURRENT[0]}"
+                )
+        if sealed and not problem and (marker is None or ring.current in own_keys):
+            marker = EncryptionMarker(ring.current if ring.current in own_keys else min(own_keys))
+        new = marker is not None and marker != stored
+        writes = (Put(keys.encryption, msgspec.json.encode(marker)),) if new else ()
+        checks = (unchanged(keys.encryption, revision),) if clear or new else ()
+        if problem:
+            if new and not dry:
+                with contextlib.suppress(Conflict):  # another publisher wrote the marker
+                    await store.commit(*writes, require=checks)
+            raise InvalidRequest(f"{named(tenant)}: {problem}")
+        return PasswordPlan(clear, writes, checks)
+
     async def key_in_use(self) -> EncryptionMarker | None:
-        """The key of the first encrypted password; None if there is none."""
+        """The key of the first encrypted password of any tenant; None if there is none. Concurrent
+        calls share a search if it began after the call."""
         called = self._begun
         async with self._lock:
             if self._done <= called:
@@ -70,71 +129,10 @@ class EncryptionSearch:
             return self._marker
 
     async def _first(self) -> EncryptionMarker | None:
-        async with contextlib.aclosing(_sealed_passwords(self.store, self.keys)) as passwords:
+        async with contextlib.aclosing(_sealed_passwords(self._store, self._keys)) as passwords:
             async for password in passwords:
                 return EncryptionMarker(password.key_id)
         return None
-
-
-async def plan_passwords(
-    search: EncryptionSearch,
-    ring: Keyring,
-    tenant: Owner,
-    before: Parts,
-    after: Parts,
-    *,
-    refuse: bool = True,
-    resent: Resent = NOTHING_RESENT,
-    dry: bool = False,
-) -> PasswordPlan:
-    """Raises `InvalidRequest` if a password would be added in clear text while others are
-    encrypted, or under the key of another application. `refuse=False`: clear text is allowed.
-    `resent`: these count as added, so that the answer is the same for a right and a wrong guess.
-    `dry`: nothing is written."""
-    clear = tuple(path for path in after if _added(path, before, after, "password", resent))
-    sealed = [path for path in after if _added(path, before, after, "passwordEncrypted")]
-    if not clear and not sealed:
-        return PasswordPlan()
-    store, keys = search.store, search.keys
-    entry = (await store.read(key(keys.encryption))).first
-    revision = 0 if entry is None else entry.modified
-    stored = marker = None if entry is None else _decode_marker(entry.value)
-    own_keys = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
-    problem = ""
-    if clear and refuse:
-        marker = stored or await search.key_in_use()
-        if marker is None and sealed:
-            problem = (
-                f"{clear[0]}.password would be stored in clear text, but that of {sealed[0]} is "
-                f"encrypted: set {CURRENT[0]}{ring.remark}"
-            )
-        if marker is not None:
-            which = f" with the key {marker.key_id}" if marker.key_id else ""
-            problem = (
-                f"{clear[0]}.password would be stored in clear text, but {keys.namespace} has or "
-                f"had passwords that are encrypted{which}: set {CURRENT[0]}{ring.remark}, or "
-                f"delete {keys.encryption.decode()} if none is left"
-            )
-    if ring.borrowed and ring.current in own_keys and not problem:
-        foreign = await _foreign_key(store, keys, ring, marker)
-        if foreign is not None:
-            marker = foreign
-            which = f"the key {marker.key_id}" if marker.key_id else "an unknown key"
-            problem = (
-                f"passwords are encrypted with {which}, and {CURRENT[1]} holds the key "
-                f"{ring.current}, which may belong to another application: set {CURRENT[0]}"
-            )
-    if sealed and not problem and (marker is None or ring.current in own_keys):
-        marker = EncryptionMarker(ring.current if ring.current in own_keys else min(own_keys))
-    new = marker is not None and marker != stored
-    writes = (Put(keys.encryption, msgspec.json.encode(marker)),) if new else ()
-    checks = (unchanged(keys.encryption, revision),) if clear or new else ()
-    if problem:
-        if new and not dry:
-            with contextlib.suppress(Conflict):  # another publisher wrote the marker
-                await store.commit(*writes, require=checks)
-        raise InvalidRequest(f"{named(tenant)}: {problem}")
-    return PasswordPlan(clear, writes, checks)
 
 
 async def _foreign_key(

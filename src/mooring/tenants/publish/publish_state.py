@@ -12,7 +12,14 @@ from mooring.masking import cleartext_secrets_of, is_hidden
 from mooring.messages import Message, message
 from mooring.store.contract import Check, Write
 from mooring.tenants.keys import Owner, field_of, kind_of, named
-from mooring.tenants.parts import PartDiff, Parts, StoredParts, UnreadablePart
+from mooring.tenants.parts import (
+    NOTHING_RESENT,
+    PartDiff,
+    Parts,
+    Resent,
+    StoredParts,
+    UnreadablePart,
+)
 from mooring.tenants.publish.encryption import PasswordPlan
 from mooring.tenants.secrets import CURRENT
 from mooring.tenants.validation import FIELDS
@@ -71,9 +78,10 @@ class PublishState:
         note: str,
         also: ExtraWrites | None = None,
         require: Require | None = None,
+        resent: Resent = NOTHING_RESENT,
     ) -> None:
         self.tenant, self.action, self.note = tenant, action, note
-        self.also, self.require = also, require
+        self.also, self.require, self.resent = also, require, resent
         self.changes: list[PartDiff] = []
         self.number = self.page = self.transactions = self.aside = 0
         self._first_number = 0

@@ -42,7 +42,7 @@ from mooring.tenants.publish.commit_loop import (
     too_many_conflicts,
 )
 from mooring.tenants.publish.commit_loop import Change as Change
-from mooring.tenants.publish.committer import Committer, sentinel_write, with_resent
+from mooring.tenants.publish.committer import Committer, sentinel_write
 from mooring.tenants.publish.encryption import Progress, rekey
 from mooring.tenants.publish.encryption import RekeyResult as RekeyResult
 from mooring.tenants.publish.merge import merged, merged_common, resealed
@@ -102,7 +102,7 @@ class Publisher:
         resent: Resent = NOTHING_RESENT,
     ) -> list[PartDiff]:
         """What `apply` would change. Raises what it would raise. `resent`: see `change`."""
-        seen = with_resent(await self._committer.read(document.tenant), resent)
+        seen = await self._committer.read(document.tenant, resent)
         if require is not None:
             require(seen.stored)
         target = document.applied(seen.stored.parts, self._ring, reseal=bool(resent))
@@ -163,7 +163,7 @@ class Publisher:
         the exception says so.
         """
         return await self._commit_loop.change(
-            PublishState(tenant, action, note, also, require), change, resent=resent
+            PublishState(tenant, action, note, also, require, resent), change
         )
 
     async def delete(
@@ -217,7 +217,7 @@ class Publisher:
         self.keys.common_part(path)
         path = joined(path)
         area = area_of(path)
-        seen = with_resent(await self._committer.read(area), resent)
+        seen = await self._committer.read(area, resent)
         if require is not None:
             require(seen.stored)
         parts = seen.stored.parts
@@ -283,7 +283,7 @@ class Publisher:
             if newest == tried:
                 raise incomplete_history(tenant, number)
             tried = newest
-            state = PublishState(tenant, "rollback", "", require=require)
+            state = PublishState(tenant, "rollback", "", require=require, resent=resent_in(later))
 
             def change(stored: Parts, state: PublishState = state, later: History = later) -> Parts:
                 target = self._before(stored, later)
@@ -293,9 +293,7 @@ class Publisher:
                 return target.parts
 
             try:
-                return await self._commit_loop.change(
-                    state, change, only_at=newest, resent=resent_in(later)
-                )
+                return await self._commit_loop.change(state, change, only_at=newest)
             except HistoryAdvanced:
                 continue
         raise too_many_conflicts(named(tenant))
@@ -303,7 +301,7 @@ class Publisher:
     async def diff_rollback(self, tenant: Owner, number: int) -> list[PartDiff]:
         """What `rollback` would change. Raises what it would raise."""
         later = entries_after(tenant, await self.history(tenant), number)
-        seen = with_resent(await self._committer.read(tenant), resent_in(later))
+        seen = await self._committer.read(tenant, resent_in(later))
         target = self._before(seen.stored.parts, later)
         return await self._commit_loop.would_change(tenant, seen, target.parts)
 
