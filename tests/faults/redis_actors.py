@@ -184,7 +184,7 @@ class World:
 
     def sweeper(self, connection: Connection | None = None) -> RedisEvictions:
         connection = connection or self.connection
-        return RedisEvictions(connection, self.keys, Reader(connection, self.keys), self.cleanup)
+        return RedisEvictions(connection, self.keys, Reader(connection), self.cleanup)
 
     async def remove(self, id: str, connection: Connection | None = None) -> bool:
         """As an operator."""
@@ -200,7 +200,7 @@ class World:
         return from_pairs(told if isinstance(told, list) else [x for p in told.items() for x in p])
 
     async def scores(self) -> dict[str, float]:
-        return await Reader(self.connection, self.keys).scores(self.keys.of(self.service))
+        return await Reader(self.connection).scores(self.keys.of(self.service))
 
     async def hashes(self) -> set[str]:
         """The ids that have a hash."""

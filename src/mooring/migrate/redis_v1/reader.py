@@ -34,7 +34,7 @@ class UnreadableService(Exception):
 class ServiceReader:
     def __init__(self, connection: Connection, v1: V1Keys, v2: RedisKeys) -> None:
         self._connection, self._v1, self._v2 = connection, v1, v2
-        self._reader = Reader(connection, v2)
+        self._reader = Reader(connection)
 
     async def keyspace(self) -> V1Keyspace:
         """The services of v1. Scans the whole Redis in small steps."""

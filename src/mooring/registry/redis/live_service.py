@@ -187,7 +187,7 @@ class LiveService:
         self.heartbeats = HeartbeatBatches(connection, keys, self.keys)
         self._connection, self._all_keys, self._channels = connection, keys, channels
         self._records: list[LiveRecord] = []
-        self._reader = Reader(connection, keys)
+        self._reader = Reader(connection)
         self._tasks = Tasks()
         self._subscribed = False
         self._unsubscribe: Callable[[], None] | None = None

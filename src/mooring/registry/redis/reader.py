@@ -19,7 +19,7 @@ from mooring.registry.contract import Brake, Problem
 from mooring.registry.json_values import Malformed
 from mooring.registry.redis import layout
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.layout import RedisKeys, ServiceKeys
+from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.liveness import ServerClock, brake_of
 from mooring.registry.redis.pipeline import LIST, STATE
 
@@ -56,8 +56,8 @@ class InstanceDetails(NamedTuple):
 
 
 class Reader:
-    def __init__(self, connection: Connection, keys: RedisKeys) -> None:
-        self._connection, self._keys = connection, keys
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     async def state(self, service: ServiceKeys) -> ServiceState:
         asked = time.monotonic()

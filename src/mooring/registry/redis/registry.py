@@ -66,7 +66,7 @@ class RedisRegistry(Registry):
             late=3 * interval,
         )
         self.connection, self.keys, self.settings = connection, keys, settings
-        self.reader = Reader(connection, keys)
+        self.reader = Reader(connection)
         self.evictions = RedisEvictions(
             connection, keys, self.reader, settings.cleanup, beat=interval
         )
