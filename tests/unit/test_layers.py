@@ -111,7 +111,9 @@ def test_drivers_stay_in_their_places():
 
 
 def test_backends_do_not_know_each_other():
-    for one, other in (("embedded", "etcd"), ("etcd", "embedded")):
-        for file in (ROOT / "store" / one).rglob("*.py"):
-            foreign = {target for target in imports(file) if f"mooring.store.{other}" in target}
-            assert not foreign, file
+    pairs = {"store": ("embedded", "etcd"), "registry": ("kv", "redis")}
+    for parent, (one, other) in pairs.items():
+        for here, there in ((one, other), (other, one)):
+            for file in (ROOT / parent / here).rglob("*.py"):
+                package = f"mooring.{parent}.{there}"
+                assert not [target for target in imports(file) if package in target], file

@@ -21,7 +21,18 @@ import msgspec
 
 from mooring.errors import InvalidRequest, Removed, Superseded
 from mooring.mirror import Feed
-from mooring.model import JSON, Config, Group, Instance, Service, State, Status, check_json, now
+from mooring.model import (
+    JSON,
+    NO_CONFIG,
+    Config,
+    Group,
+    Instance,
+    Service,
+    State,
+    Status,
+    check_json,
+    now,
+)
 from mooring.settings.registry import CleanupSettings
 
 
@@ -189,6 +200,11 @@ def check_incarnation(service: str, id: str, incarnation: str) -> None:
         raise InvalidRequest(
             f"{service} {id}: the incarnation is missing: use the one that registering returned"
         )
+
+
+def operator_fields(instance: Instance) -> list[str]:
+    """The fields that only an operator can set: a registration loses them."""
+    return ["config"] if instance.config != NO_CONFIG else []
 
 
 class Registrar(ABC):

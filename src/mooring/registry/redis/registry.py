@@ -26,8 +26,8 @@ from mooring.registry.contract import (
     RemoteRegistration,
     ServiceCount,
     StatusReport,
+    operator_fields,
 )
-from mooring.registry.kv.layouts.layout import operator_fields
 from mooring.registry.redis import layout
 from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import RedisEvictions

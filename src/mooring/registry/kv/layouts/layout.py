@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import NO_CONFIG, Config, Instance
-from mooring.registry.contract import Problem
+from mooring.registry.contract import Problem, operator_fields
 from mooring.store.contract import Entry, Range, prefix
 
 File = Literal["data", "status", "config", "info"]
@@ -191,8 +191,3 @@ class Layout(ABC):
         return InvalidRequest(
             f"the layout {quoted(self.name)} has no {feature}: use tree, or Redis"
         )
-
-
-def operator_fields(instance: Instance) -> list[str]:
-    """The fields that only an operator can set: a registration loses them."""
-    return ["config"] if instance.config != NO_CONFIG else []
