@@ -32,8 +32,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mooring.testing.etcd import EtcdNotFound, find_etcd
-from mooring.testing.redis import FaketimeNotFound, RedisNotFound, find_faketime, find_redis
+from mooring.testing.etcd import find_etcd
+from mooring.testing.redis import find_faketime, find_redis
+from mooring.testing.servers import ProgramNotFound
 
 TOOLS = Path(".tools")
 ETCD = ("etcd-server", "etcd-client")
@@ -93,7 +94,7 @@ def fetch_etcd() -> int:
     try:
         find_etcd("3.4")
         return 0
-    except EtcdNotFound as missing:
+    except ProgramNotFound as missing:
         return unpack(TOOLS / "etcd-3.4", ETCD, missing=str(missing))
 
 
@@ -101,7 +102,7 @@ def fetch_redis() -> int:
     try:
         find_redis("7.0")
         return 0
-    except RedisNotFound as missing:
+    except ProgramNotFound as missing:
         return unpack(TOOLS / "redis-7.0", REDIS, missing=str(missing))
 
 
@@ -118,7 +119,7 @@ def fetch_faketime() -> int:
     try:
         find_faketime()
         return 0
-    except FaketimeNotFound as missing:
+    except ProgramNotFound as missing:
         return unpack(TOOLS / "faketime", FAKETIME, missing=str(missing))
 
 

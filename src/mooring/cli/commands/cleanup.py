@@ -19,10 +19,7 @@ from mooring.model import JSON
 from mooring.registry.contract import Brake, CleanupReport, Evictions
 from mooring.settings.registry import RegistrySettings, load, parse
 
-app = CommandGroup(
-    help="List and release mass-expiry brakes of a Redis registry.",
-    no_args_is_help=True,
-)
+app = CommandGroup()
 
 ConfigOption = Annotated[
     Path | None,

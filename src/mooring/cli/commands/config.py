@@ -18,9 +18,7 @@ from mooring.hub import Hub
 from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON
 
-app = CommandGroup(
-    help="Get, set and unset service and instance configuration.", no_args_is_help=True
-)
+app = CommandGroup()
 
 
 @app.command()

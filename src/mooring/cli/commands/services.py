@@ -68,7 +68,7 @@ async def _warn_of_brakes(evictions: Evictions, services: list[ServiceCount]) ->
             warn(f"{service.name}: the mass-expiry brake is on: {brakes[service.name]}")
 
 
-app = CommandGroup(help="Get and set descriptions of services and groups.", no_args_is_help=True)
+app = CommandGroup()
 
 _FIELDS = ("displayName", "department", "description")
 

@@ -21,7 +21,7 @@ from mooring.store.embedded import sqlite_file
 from mooring.store.export_import import batches_of, line_of, pages, puts_of
 from mooring.store.url import StoreURL, parse
 
-app = CommandGroup(help="Check, back up, export and import a store.", no_args_is_help=True)
+app = CommandGroup()
 
 _SERVER_RECORDS = b"/mooring/"
 """Prefix of the records of Mooring servers, which are valid in their own store only."""
@@ -77,7 +77,7 @@ def export_keys(
         address = parse(url)
         if address.scheme == "sqlite" and not os.path.exists(address.file):
             raise InvalidRequest(f"{address.file} not found: name the file of a store")
-        run_command(_export(address, os.fsencode(key_prefix), leased, _unless_dash(file)))
+        run_command(_export(address, os.fsencode(key_prefix), leased, file))
 
 
 @app.command(name="import")
@@ -91,16 +91,13 @@ def import_keys(
 
     Existing keys are overwritten.
     """
-    puts = list(puts_of(_read(_unless_dash(file))))  # reads everything before the first write
+    puts = list(puts_of(_read(file)))  # reads everything before the first write
     with url_or_local(store) as url:
         run_command(_import(parse(url), puts))
 
 
-def _unless_dash(file: Path | None) -> Path | None:
-    return None if file == Path("-") else file
-
-
 def _read(file: Path | None) -> str:
+    file = None if file == Path("-") else file
     name = file or "standard input"
     try:
         data = file.read_bytes() if file else sys.stdin.buffer.read()

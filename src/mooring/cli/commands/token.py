@@ -19,7 +19,7 @@ from mooring.tenants.keys import MAX_ID
 ROLES = ("viewer", "operator", "admin", "service")
 _PAGE = 1000
 
-app = CommandGroup(help="Create, list and revoke API tokens.", no_args_is_help=True)
+app = CommandGroup()
 
 
 @app.command()

@@ -9,16 +9,14 @@ from typing import Annotated
 import typer
 import yaml
 
+from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import MissingExtra
 
-app = typer.Typer(
-    help="Write bootstrap files for Envoy and gRPC xDS clients.", no_args_is_help=True
-)
+app = CommandGroup()
 
 
 @app.callback()
-def xds() -> None:
-    """Write bootstrap files for Envoy and gRPC xDS clients."""
+def xds() -> None: ...  # keeps `bootstrap` a subcommand, although it is the only one
 
 
 @app.command()

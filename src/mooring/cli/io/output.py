@@ -80,8 +80,9 @@ def guarded(stream: TextIO) -> TextIO:
 
 @contextmanager
 def open_output(file: Path | None, *, mode: int = 0o666) -> Iterator[TextIO]:
-    """Standard output, or a file that is replaced when everything is written and is unchanged after
-    an error. `mode` is that of a new file."""
+    """Standard output for None or `-`, else a file. The file is replaced when all is written, and
+    is unchanged after an error. `mode` is that of a new file."""
+    file = None if file == Path("-") else file
     try:
         if file is None:
             sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]

@@ -5,6 +5,6 @@ from __future__ import annotations
 from mooring.cli.commands.migrate import jxt, redis_v1
 from mooring.cli.typer_extensions import CommandGroup
 
-app = CommandGroup(help="Migrate from older key formats.", no_args_is_help=True)
+app = CommandGroup()
 app.add_typer(jxt.app, name="jxt")
 app.add_typer(redis_v1.app, name="redis-v1")

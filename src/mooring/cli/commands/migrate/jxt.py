@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mooring.migrate.jxt.plan import PartPlan
     from mooring.migrate.jxt.sync_unit import SyncResult
 
-app = CommandGroup(help="Migrate tenants from the old keys (jxt//…).", no_args_is_help=True)
+app = CommandGroup(help="Migrate tenants from the old keys (jxt//…).")
 
 
 @dataclass(frozen=True)

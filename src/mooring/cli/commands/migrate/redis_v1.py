@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from mooring.migrate.redis_v1.migration import CopyOutcome, Migration
     from mooring.migrate.redis_v1.plan import InstancePlan
 
-app = CommandGroup(
-    help="Migrate version 1.0 of the Redis registry to version 2.", no_args_is_help=True
-)
+app = CommandGroup(help="Migrate version 1.0 of the Redis registry to version 2.")
 
 
 @dataclass(frozen=True)

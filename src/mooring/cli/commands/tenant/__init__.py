@@ -9,10 +9,7 @@ from mooring.cli.commands.tenant.resolve import resolve
 from mooring.cli.commands.tenant.show import export, list_tenants, show_tenant
 from mooring.cli.typer_extensions import CommandGroup
 
-app = CommandGroup(
-    help="Publish, inspect, roll back and delete tenant configuration.",
-    no_args_is_help=True,
-)
+app = CommandGroup()
 app.command(name="list")(list_tenants)
 app.command(name="show")(show_tenant)
 for command in (resolve, diff, publish, delete, export, history, rollback, rekey):

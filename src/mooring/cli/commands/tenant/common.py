@@ -41,7 +41,7 @@ KeyArgument = Annotated[
 
 def settings_group(area: Area, help: str) -> CommandGroup:
     """The commands for the settings of one area."""
-    app = CommandGroup(help=help, no_args_is_help=True)
+    app = CommandGroup(help)
 
     @app.command()
     def get(

@@ -233,14 +233,13 @@ def export(
     Secrets are written as they are stored: encrypted, or in clear text with a warning. Exits with
     1 if a part of a tenant cannot be read and is left out.
     """
-    path = None if file == Path("-") else file
-    json_lines = as_json or (path is not None and path.suffix in JSON_SUFFIXES)
+    json_lines = as_json or (file is not None and file.suffix in JSON_SUFFIXES)
     entries = run_command(_read(target, tenants or []))
     stored = _by_tenant(target.keys, entries)
     for tenant in tenants or []:
         if tenant not in stored:
             raise NotConfigured(f"there is no tenant {tenant}")
-    with open_output(path, mode=0o600) as output, progress("exported") as report:
+    with open_output(file, mode=0o600) as output, progress("exported") as report:
         for number, (tenant, parts) in enumerate(stored.items()):
             report(number, len(stored))
             document = to_document(tenant, parts.parts, secrets=True)
