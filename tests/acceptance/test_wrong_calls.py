@@ -45,7 +45,7 @@ tenant publish {s} {f}/binary                         is not text in UTF-8
 tenant diff {s} {f}/none.yaml                         cannot be read
 tenant show {s} 0                                     Invalid value for 'ID'
 tenant list {s} --status nix                          is none of
-tenant list {s} --namespace=/                         give it a name
+tenant list {s} --namespace=/                         the namespace of the tenants is empty
 tenant resolve {s}                                    give one of
 tenant resolve {s} --url http://[                     is not a URL
 tenant resolve {s} a..b                               is not a host name
