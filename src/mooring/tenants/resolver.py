@@ -16,7 +16,7 @@ hosts, is rejected: another program might choose a different one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, get_args
 from urllib.parse import unquote_plus
@@ -51,6 +51,14 @@ Code = Literal[
 
 _DEFAULT = Resolver()
 _STATUSES: tuple[Status, ...] = get_args(Status)
+
+_HTTP_STATUSES: Mapping[Code, int] = {
+    "tenant_unknown": 404,
+    "tenant_inactive": 403,
+    "tenant_suspended": 403,
+    "tenants_unavailable": 503,
+}
+"""The HTTP status of each code; 400 for the others."""
 
 _MAX_LENGTH = 255
 """Characters of a tenant's name in a request. Longer names are invalid, and not echoed."""
@@ -103,11 +111,14 @@ class TenantReference(msgspec.Struct, frozen=True):
 class TenantRejection(msgspec.Struct, frozen=True):
     """Why a request is rejected, and the response to it."""
 
-    status: int
     code: Code
     message: str
     tenant: int | str | None = None
     """The name in the request; None if there is none."""
+
+    @property
+    def status(self) -> int:
+        return _HTTP_STATUSES.get(self.code, 400)
 
     @property
     def body(self) -> bytes:
@@ -125,11 +136,8 @@ class TenantRejection(msgspec.Struct, frozen=True):
         ]
 
 
-UNAVAILABLE = TenantRejection(
-    503, "tenants_unavailable", "the tenants are not loaded yet: try again"
-)
+UNAVAILABLE = TenantRejection("tenants_unavailable", "the tenants are not loaded yet: try again")
 UNRESOLVED = TenantRejection(
-    503,
     "tenants_unavailable",
     "the setting common/resolver, which says how a request names its tenant, is unreadable",
 )
@@ -202,9 +210,11 @@ class Admission:
             return None if passes else reference
         tenant = find(tenants, reference)
         if tenant is None:
-            by_chance = resolver.http_type == "host" and resolver.http_host_mode != "numeric"
-            passes = by_chance and not self._required
-            return None if passes else _unknown(reference)
+            may_be_none = resolver.http_type == "host" and resolver.http_host_mode != "numeric"
+            if may_be_none and not self._required:
+                return None
+            message = f"no tenant has this {reference.by}"
+            return TenantRejection("tenant_unknown", message, reference.shown)
         return self._check_status(tenant, reference)
 
     def _reject_all(self, rejection: TenantRejection, reason: str) -> TenantRejection:
@@ -225,7 +235,7 @@ class Admission:
         if status not in self._refuse:
             return tenant
         code: Code = "tenant_suspended" if status == "suspended" else "tenant_inactive"
-        return TenantRejection(403, code, f"the tenant is {status}", reference.shown)
+        return TenantRejection(code, f"the tenant is {status}", reference.shown)
 
 
 def _load(source: Source | None) -> tuple[Lookup | None, str]:
@@ -264,16 +274,15 @@ def tenant_reference(
         segments = [segment for segment in request.path.split("/") if segment]
         values = segments[index : index + 1] if index >= 0 else []
     if not values:
-        return TenantRejection(
-            400, "tenant_missing", f"{_where(resolver)} is missing: it names the tenant"
-        )
+        message = f"{_where(resolver)} is missing: it names the tenant"
+        return TenantRejection("tenant_missing", message)
     value = values[0]
     if len(values) > 1 and len({value.lower() for value in values}) > 1:
         message = f"{_where(resolver)} is given more than once, with different values"
-        return TenantRejection(400, "tenant_ambiguous", message)
+        return TenantRejection("tenant_ambiguous", message)
     if len(value) > _MAX_LENGTH or not value.isprintable():
         message = f"{_where(resolver)} is neither the id nor the code of a tenant"
-        return TenantRejection(400, "tenant_malformed", message)
+        return TenantRejection("tenant_malformed", message)
     return TenantReference("id" if value.isascii() and value.isdigit() else "code", value)
 
 
@@ -281,15 +290,13 @@ def _by_host(
     mode: Literal["numeric", "domain", "code"], values: Sequence[str], header: str
 ) -> TenantReference | TenantRejection:
     if len(values) > 1:
-        return TenantRejection(
-            400, "tenant_ambiguous", f"the header {header} is given more than once"
-        )
+        return TenantRejection("tenant_ambiguous", f"the header {header} is given more than once")
     host = "" if not values else host_of(values[0]) if values[0].isascii() else None
     if host is None:
-        return TenantRejection(400, "tenant_malformed", f"the header {header} is not a host")
+        return TenantRejection("tenant_malformed", f"the header {header} is not a host")
     if not host:
         message = f"the header {header} is missing: it names the tenant"
-        return TenantRejection(400, "tenant_missing", message)
+        return TenantRejection("tenant_missing", message)
     if mode == "domain":
         return TenantReference("host", host)
     label, dot, rest = host.partition(".")
@@ -297,7 +304,7 @@ def _by_host(
     if is_address or (mode == "numeric" and not label.isdigit()):
         kind = "id" if mode == "numeric" else "code"
         message = f"the host {host} does not begin with the {kind} of a tenant"
-        return TenantRejection(400, "tenant_missing", message)
+        return TenantRejection("tenant_missing", message)
     return TenantReference("id" if mode == "numeric" else "code", label)
 
 
@@ -322,12 +329,6 @@ def _where(resolver: Resolver) -> str:
         name = resolver.http_query_param or _DEFAULT.http_query_param
         return f"the query parameter {name[:_MAX_LENGTH]}"
     return f"the header {(resolver.http_header_name or _DEFAULT.http_header_name)[:_MAX_LENGTH]}"
-
-
-def _unknown(reference: TenantReference) -> TenantRejection:
-    return TenantRejection(
-        404, "tenant_unknown", f"no tenant has this {reference.by}", reference.shown
-    )
 
 
 _tenant: ContextVar[Tenant | None] = ContextVar("mooring.tenant", default=None)
