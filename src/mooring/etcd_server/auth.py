@@ -11,7 +11,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
@@ -41,16 +41,10 @@ USERS = not_served("changes of users and roles", "configure users in the server'
 class AuthService:
     """`users` maps names to passwords; without users, authentication is off."""
 
-    def __init__(
-        self,
-        runner: EngineRunner,
-        users: Mapping[str, str],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, runner: EngineRunner, users: Mapping[str, str]) -> None:
         self._runner = runner
         self._digests = {name: _digest(password) for name, password in users.items()}
         self._tokens: dict[str, float] = {}  # token to expiry
-        self._clock = clock
 
     @property
     def enabled(self) -> bool:
@@ -63,7 +57,7 @@ class AuthService:
         token = next((v for k, v in context.invocation_metadata() if k == "token"), None)
         if token is None:
             return NO_USER
-        now = self._clock()
+        now = time.monotonic()
         if self._tokens.get(str(token), now) <= now:
             return BAD_TOKEN
         self._tokens[str(token)] = now + TOKEN_TTL
@@ -79,7 +73,7 @@ class AuthService:
             name = quoted(request.name)
             log.warning("login of user %s refused: wrong name or password", name)
             raise RpcAborted(BAD_LOGIN)
-        now = self._clock()
+        now = time.monotonic()
         self._tokens = {token: until for token, until in self._tokens.items() if until > now}
         token = secrets.token_urlsafe()
         self._tokens[token] = now + TOKEN_TTL
