@@ -43,7 +43,10 @@ class Held:
         self._cancelling = 0
         self._cancelled = False
         queue.add_holder(waiter)
-        lease.lost = waiter.on_gone = self._lose
+        self._watch_loss()
+
+    def _watch_loss(self) -> None:
+        self._lease.lost = self._waiter.on_gone = self._lose
 
     @property
     def name(self) -> str:
