@@ -86,8 +86,9 @@ class UnitSync:
     ) -> SyncResult:
         """Sync a unit.
 
-        With `back`, the old keys follow the new ones too, and only they after the cut-over, which
-        otherwise ends the sync. Parts with `conflicts` are not written.
+        With `back`, the old keys also follow the new ones; after the cut-over, that is the only
+        direction. Without `back`, nothing is written after the cut-over. Parts with `conflicts` are
+        never written.
         """
         result, backoff = SyncResult(unit), Backoff()
         taken = {path: str(conflict) for path, conflict in (conflicts or {}).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,7 +257,7 @@ def _show_copied(results: Mapping[int, SyncResult], as_json: bool) -> None:
     note(f"{parts} written" if count else "nothing to write")
 
 
-def _show_results(results: Iterable[SyncResult]) -> None:
+def _show_results(results: Collection[SyncResult]) -> None:
     conflict = "both were changed: the later counts"
     rows: list[tuple[int, str, str, str]] = []
     for result in results:
