@@ -63,7 +63,7 @@ if it is not idempotent."""
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 FAILURE_STATUSES = frozenset({502, 503, 504})
 
-_UNKNOWN_FOR = 1.0  # seconds until the registry is asked again for an unknown service
+_UNKNOWN_FOR = 1.0  # seconds until an unknown service is looked up again
 
 Stream = httpx.AsyncByteStream | httpx.SyncByteStream
 EndCall = Callable[[BaseException | None], None]

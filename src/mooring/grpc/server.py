@@ -73,9 +73,8 @@ def serve_and_register(
     without another instance can continue. Raises `InvalidRequest`.
     """
     instances = (instance,) if isinstance(instance, Instance) else tuple(instance)
-    for what, value in (("grace", grace), ("linger", linger)):
-        if not value >= 0:
-            raise InvalidRequest(f"{what} is a time of 0 seconds or more, not {quoted(value)}")
+    _check_seconds("grace", grace)
+    _check_seconds("linger", linger)
     if not instances or not all(isinstance(item, Instance) for item in instances):
         raise InvalidRequest(f"instance is a mooring.Instance, or several, not {quoted(instance)}")
     health = health or Health()
@@ -87,6 +86,11 @@ def serve_and_register(
         "a server of grpc.aio goes with a hub of mooring.connect, and one of grpc.server with a "
         f"hub of mooring.sync.connect: not {type(server).__name__} with {type(hub).__name__}"
     )
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if not value >= 0:
+        raise InvalidRequest(f"{name} is a time of 0 seconds or more, not {quoted(value)}")
 
 
 S = TypeVar("S")

@@ -97,7 +97,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 class HeartbeatSettings(_Section, frozen=True):
     heartbeat_interval: Seconds = 10.0
     metadata_interval: Seconds = 60.0
-    """Between updates of the metrics, each of which is a heartbeat too."""
+    """Between updates of the metrics, which are heartbeats too."""
     change_thresholds: dict[str, Threshold] = {}
     """As configured; `RegistrySettings.thresholds` are the effective ones."""
 
