@@ -133,18 +133,22 @@ def entries_after(
         )
     allowed = versions(entries)
     if number not in allowed:
-        below = [str(version) for version in allowed if version < number][-1:]
-        above = [str(version) for version in allowed if version > number][:1]
-        hint = f"choose {' or '.join(below + above)}" if below or above else "publish it again"
-        raise NotConfigured(
-            f"{named(tenant)} cannot go back to {number}, which is in the middle of a publish that "
-            f"took several transactions: {hint}"
-        )
+        raise _middle_of_publish(tenant, number, allowed)
     later = [entry for entry in reversed(entries) if entry.number > number]
     complete = number + len(later) == kept[-1]
     if not complete or any(entry.action == UNREADABLE for entry in later):
         raise incomplete_history(tenant, number)
     return later
+
+
+def _middle_of_publish(tenant: Owner, number: int, allowed: Sequence[int]) -> NotConfigured:
+    below = [str(version) for version in allowed if version < number][-1:]
+    above = [str(version) for version in allowed if version > number][:1]
+    hint = f"choose {' or '.join(below + above)}" if below or above else "publish it again"
+    return NotConfigured(
+        f"{named(tenant)} cannot go back to {number}, which is in the middle of a publish that "
+        f"took several transactions: {hint}"
+    )
 
 
 def incomplete_history(tenant: Owner, number: int) -> NotConfigured:

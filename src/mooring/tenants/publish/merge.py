@@ -56,18 +56,22 @@ def _with_password(
         return others
     assert isinstance(password, str)
     sealed = stored.get("passwordEncrypted")
-    if sealed and not reseal:
-        try:
-            if ring.unseal(str(sealed), str(stored.get("passwordKeyId") or "")) == password:
-                return others | kept
-        except Undecipherable:
-            pass
+    key_id = str(stored.get("passwordKeyId") or "")
+    if sealed and not reseal and _equals(password, str(sealed), key_id, ring):
+        return others | kept
     if sealed and not ring.current:
         raise InvalidRequest(
             f"{about}.password is encrypted in the store and would be plain text now: set "
             f"{CURRENT[0]}"
         )
     return others | _sealed(password, ring)
+
+
+def _equals(password: str, sealed: str, key_id: str, ring: Keyring) -> bool:
+    try:
+        return ring.unseal(sealed, key_id) == password
+    except Undecipherable:
+        return False
 
 
 def _sealed(password: str, ring: Keyring) -> dict[str, JSON]:
