@@ -72,7 +72,7 @@ def serve(
         ),
     ] = "",
     config: Annotated[
-        Path | None, typer.Option(help="YAML file with settings; flags override it")
+        Path | None, typer.Option(metavar="FILE", help="YAML file with settings; flags override it")
     ] = None,
     insecure: Annotated[
         bool,

@@ -47,7 +47,8 @@ def check(path: FilePath) -> None:
 def backup(
     path: FilePath,
     target: Annotated[
-        Path | None, typer.Argument(help="target file (default: a new file beside the store)")
+        Path | None,
+        typer.Argument(metavar="TARGET", help="target file (default: a new file beside the store)"),
     ] = None,
 ) -> None:
     """Back up the file of an embedded store.
@@ -69,7 +70,8 @@ def export_keys(
     ] = "",
     leased: Annotated[bool, typer.Option(help="include keys that are attached to a lease")] = False,
     file: Annotated[
-        Path | None, typer.Argument(help="output file (default: standard output)")
+        Path | None,
+        typer.Argument(metavar="FILE", help="output file (default, and -: standard output)"),
     ] = None,
 ) -> None:
     """Export keys as JSON lines."""
@@ -84,7 +86,8 @@ def export_keys(
 def import_keys(
     store: StoreOption = "",
     file: Annotated[
-        Path | None, typer.Argument(help="input file (default: standard input)")
+        Path | None,
+        typer.Argument(metavar="FILE", help="input file (default, and -: standard input)"),
     ] = None,
 ) -> None:
     """Import exported keys into a store.
