@@ -14,8 +14,8 @@ import pytest
 import trustme
 from hypothesis import settings
 
-from mooring import durations
 from mooring.backends import open_store
+from mooring.formatting import parse_duration
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.redis import RedisServer
@@ -110,7 +110,7 @@ def few_authorities(certificates: Path) -> Iterator[None]:
 def soak_seconds(request: pytest.FixtureRequest) -> float:
     """This campaign's share of the time that was given to all."""
     chosen = len(request.session.items)
-    return durations.parse(request.config.getoption("--soak")) / chosen
+    return parse_duration(request.config.getoption("--soak")) / chosen
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mooring
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe, printable, quoted, readable
+from mooring.formatting import (
+    describe,
+    format_duration,
+    parse_duration,
+    printable,
+    quoted,
+    readable,
+)
 
 ROOT = Path(mooring.__file__).parent
 
@@ -124,3 +133,38 @@ def test_no_message_is_written_in_pythons_notation():
     assert wrong == set()
     for name in NOT_SHOWN:
         assert [*_python_notation(ast.parse((ROOT / name).read_text()))], f"{name} needs no entry"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10s", 10), ("5m", 300), ("1m30s", 90), ("250ms", 0.25), ("1.5h", 5400), ("1d", 86400)],
+)
+def test_a_duration_is_read(text: str, seconds: float):
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "10", "s", "-1s", "10 s", "1x", "1s2"])
+def test_an_invalid_duration_is_refused(text: str):
+    with pytest.raises(InvalidRequest, match="10s"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.000004, "4µs"),
+        (0.0005, "500µs"),
+        (0.25, "250ms"),
+        (3.14159, "3.14s"),
+        (90, "1m30s"),
+        (90061, "1d1h"),
+        (-2, "-2s"),
+    ],
+)
+def test_a_duration_is_shown(seconds: float, text: str):
+    assert format_duration(seconds) == text
+
+
+@given(st.integers(10, 10**6))
+def test_whole_seconds_come_back_within_their_two_largest_units(seconds: int):
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=0.05)

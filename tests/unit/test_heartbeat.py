@@ -15,7 +15,6 @@ def test_every_public_name_exists():
 
 def test_it_knows_nothing_of_stores_and_sessions():
     below = {
-        "durations",
         "errors",
         "formatting",
         "heartbeat",

@@ -11,11 +11,11 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
-    {"errors", "formatting"},
+    {"errors"},
+    {"formatting"},
     {
         "atomic_file",
         "connection_limit",
-        "durations",
         "fork_safety",
         "names",
         "protobuf",

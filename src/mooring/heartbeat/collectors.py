@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
-from mooring.durations import show
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe, quoted
+from mooring.formatting import describe, format_duration, quoted
 from mooring.names import nearest
 from mooring.settings.registry import MetricsSettings
 from mooring.tasks import Tasks, in_thread
@@ -273,7 +272,7 @@ class _Source:
                 "collector %s declares a low cost, but blocked the event loop for %s: it runs in "
                 "a thread from now on",
                 self.name,
-                show(took),
+                format_duration(took),
             )
         return outcome
 
@@ -287,7 +286,7 @@ class _Source:
         # Unlike `wait_for`, `wait` does not cancel the collection after the timeout.
         await asyncio.wait([self._collection], timeout=self._timeout)
         if not self._collection.done():
-            return TimeoutError(f"it took longer than {show(self._timeout)}")
+            return TimeoutError(f"it took longer than {format_duration(self._timeout)}")
         return self._collection.result()
 
     def _arrived(self, reading: Reading) -> bool:
@@ -308,7 +307,7 @@ class _Source:
         if self._missed < KEPT_FOR or self.reading is None:
             return False
         self.reading = None
-        kept = show(KEPT_FOR * self.interval)
+        kept = format_duration(KEPT_FOR * self.interval)
         log.warning("collector %s has failed for %s: its last values are dropped", self.name, kept)
         return True
 

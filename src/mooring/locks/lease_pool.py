@@ -13,8 +13,8 @@ import os
 import time
 from collections.abc import Callable
 
-from mooring import durations
 from mooring.errors import Closed, InvalidRequest, LeaseNotFound, MooringError, StoreError
+from mooring.formatting import format_duration
 from mooring.session import Session
 from mooring.store.contract import Store
 from mooring.tasks import Tasks
@@ -129,8 +129,8 @@ class LeasePool:
             if session.ttl > math.ceil(ttl):
                 await self.discard(lease)
                 raise InvalidRequest(
-                    f"a TTL of {durations.show(ttl)} is too short for {self._store.url}: it "
-                    f"must be at least {durations.show(session.ttl)}"
+                    f"a TTL of {format_duration(ttl)} is too short for {self._store.url}: it "
+                    f"must be at least {format_duration(session.ttl)}"
                 )
         except MooringError as error:
             return error

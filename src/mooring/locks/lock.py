@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Iterable
 from types import TracebackType
 
-from mooring import durations
 from mooring.errors import (
     InvalidName,
     InvalidRequest,
@@ -20,7 +19,7 @@ from mooring.errors import (
     Reentered,
     Unavailable,
 )
-from mooring.formatting import quoted
+from mooring.formatting import format_duration, quoted
 from mooring.locks.held import Held, caller, has_ended
 from mooring.locks.lease_pool import GRACE, PooledLease, wait_up_to
 from mooring.locks.ordering import (
@@ -146,7 +145,7 @@ class Lock:
                 raise
             problem = (
                 f"the lock {quoted(self.name)} is not held: the store did not answer within "
-                f"{durations.show(TRY_WITHIN)}"
+                f"{format_duration(TRY_WITHIN)}"
             )
             if remains := self._remaining_key(used):
                 raise OutcomeUnknown(problem + remains) from None
@@ -158,7 +157,7 @@ class Lock:
             return ""
         return (
             "; the store did not confirm the deletion of its key, which may block other contenders "
-            f"until its TTL of {durations.show(self._ttl)} ends"
+            f"until its TTL of {format_duration(self._ttl)} ends"
         )
 
     def _timed_out(self, used: Iterable[PooledLease] = ()) -> LockTimeout:
@@ -172,7 +171,7 @@ class Lock:
             holder = f": held by {name} (token {first.created}){others}"
         return LockTimeout(
             f"the lock {quoted(self.name)} was not acquired within "
-            f"{durations.show(self._timeout or 0)}{holder}{self._remaining_key(used)}"
+            f"{format_duration(self._timeout or 0)}{holder}{self._remaining_key(used)}"
         )
 
     @staticmethod

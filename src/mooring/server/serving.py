@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from mooring.addresses import join
 from mooring.backends import open_runner
-from mooring.durations import show
 from mooring.etcd_server.locking import ServerLocks
 from mooring.etcd_server.server import EtcdAPIServer, ServerTLS
+from mooring.formatting import format_duration
 from mooring.hub import Hub, connect
 from mooring.server.alerts import Alerts, RedisElection, StoreElection
 from mooring.server.api import all_endpoints
@@ -62,7 +62,10 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         if settings.sweeps and (evictions := hub.registry.evictions) is not None:
             await stack.enter_async_context(_background(evictions.run(), "cleanup"))
             cleanup = evictions.settings
-            interval, timeout = show(cleanup.interval), show(cleanup.global_timeout)
+            interval, timeout = (
+                format_duration(cleanup.interval),
+                format_duration(cleanup.global_timeout),
+            )
             say(f"cleanup  every {interval}, after {timeout} without a heartbeat")
         if settings.etcd and settings.etcd != "off":
             address = await stack.enter_async_context(_etcd(settings, tls))

@@ -16,9 +16,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from mooring import durations
 from mooring.errors import InvalidRequest
-from mooring.formatting import in_words, quoted
+from mooring.formatting import in_words, parse_duration, quoted
 from mooring.names import nearest
 
 log = logging.getLogger(__name__)
@@ -164,7 +163,7 @@ def _seconds(path: str, value: object) -> float:
             f"{path}: {quoted(value)} is not a duration: write it with its unit, like 10s"
         )
     try:
-        seconds = durations.parse(value.strip())
+        seconds = parse_duration(value.strip())
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {error}") from error
     if seconds <= 0:

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
-from mooring import durations
 from mooring.errors import InvalidURL
-from mooring.formatting import quoted
+from mooring.formatting import parse_duration, quoted
 from mooring.names import nearest
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ def _quota(value: str) -> int:
 
 
 def _duration(value: str) -> float:
-    if not (seconds := durations.parse(value)):
+    if not (seconds := parse_duration(value)):
         raise ValueError("it must be more than 0")
     return seconds
 

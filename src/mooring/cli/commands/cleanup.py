@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from mooring import durations
 from mooring.cli.io.connect import open_hub, require_service, run_until_stopped
 from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption, seconds
 from mooring.cli.io.output import log_to_stderr, note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
+from mooring.formatting import format_duration
 from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.registry.contract import Brake, CleanupReport, Evictions
@@ -88,8 +88,8 @@ async def _run_cleanup(
     await run_until_stopped(
         evictions.run,
         _report_record,
-        f"{url}: every {durations.show(interval)}, evicts instances without a heartbeat for "
-        f"{durations.show(timeout)}; Ctrl-C stops it",
+        f"{url}: every {format_duration(interval)}, evicts instances without a heartbeat for "
+        f"{format_duration(timeout)}; Ctrl-C stops it",
         as_json=as_json,
     )
 
@@ -191,4 +191,4 @@ def _moment(ms: int) -> str:
 
 def _span(ms: int) -> str:
     """A time span on the server's clock."""
-    return durations.show(max(round(ms / 1000), 1))
+    return format_duration(max(round(ms / 1000), 1))

@@ -20,9 +20,8 @@ from mooring.backends import open_store
 from mooring.cli.io.connect import url_or_local
 from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import show_json
-from mooring.durations import show
 from mooring.errors import StoreError
-from mooring.formatting import quoted
+from mooring.formatting import format_duration, quoted
 from mooring.hub import connect
 from mooring.store import Delete, Member, Put, Status, Store, key
 from mooring.store.url import REDIS, parse
@@ -126,7 +125,7 @@ def judge_member(member: Member) -> DoctorFinding:
     if not member.version:
         return _ok(member.address, "contains the store itself")
     leader = ", leader" if member.leader else ""
-    text = f"answers in {show(member.latency)}, version {member.version}{leader}"
+    text = f"answers in {format_duration(member.latency)}, version {member.version}{leader}"
     if member.latency > SLOW:
         return _warning(member.address, f"{text}: that is slow")
     if (version := _numbers(member.version)) and version < (3, 4):
@@ -150,8 +149,8 @@ def judge_clock(member: Member | ServerInfo) -> DoctorFinding | None:
     direction, difference = ("ahead of", least) if least > 0 else ("behind", -most)
     return _warning(
         member.address,
-        f"clock is at least {show(difference)} {direction} ours: displayed times will not match "
-        "(leases, locks and heartbeats do not depend on it); check NTP",
+        f"clock is at least {format_duration(difference)} {direction} ours: displayed times will "
+        "not match (leases, locks and heartbeats do not depend on it); check NTP",
     )
 
 
@@ -197,7 +196,7 @@ async def _timed(call: Callable[[], Awaitable[object]], count: int = 5) -> str:
         started = time.monotonic()
         await call()
         times.append(time.monotonic() - started)
-    return f"allowed, {show(statistics.median(times))}"
+    return f"allowed, {format_duration(statistics.median(times))}"
 
 
 async def _watch(store: Store, name: bytes) -> str:
@@ -205,14 +204,14 @@ async def _watch(store: Store, name: bytes) -> str:
         started = time.monotonic()
         await store.commit(Put(name, b"watched"))
         await anext(watch)
-    return f"allowed, a change arrives after {show(time.monotonic() - started)}"
+    return f"allowed, a change arrives after {format_duration(time.monotonic() - started)}"
 
 
 async def _lease(store: Store) -> str:
     lease = await store.grant(5)
     await store.renew(lease.id)
     await store.revoke(lease.id)
-    return f"granted for {show(lease.ttl)}, renewed, revoked"
+    return f"granted for {format_duration(lease.ttl)}, renewed, revoked"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -275,7 +274,7 @@ def judge_server(server: ServerInfo, *, alone: bool) -> Iterator[DoctorFinding]:
 
 def _judge_version(server: ServerInfo) -> DoctorFinding:
     assert server.latency is not None
-    info, text = server.info, f"answers in {show(server.latency)}"
+    info, text = server.info, f"answers in {format_duration(server.latency)}"
     if not info:
         return _ok(
             server.address, f"{text}; version unknown: this user may not ask (INFO is refused)"
@@ -392,7 +391,7 @@ async def _subscribe(trial: AccessTrial) -> str:
     seconds = await trial.hear()
     if seconds is None:
         return "subscribing is allowed; no change was sent, because registering failed"
-    return f"allowed, one arrives after {show(seconds)}"
+    return f"allowed, one arrives after {format_duration(seconds)}"
 
 
 def _size(count: int) -> str:

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import typer
 
-from mooring import durations
 from mooring.cli.io.connect import RegistryTarget, did_you_mean, list_instances
 from mooring.cli.io.options import JSONOption, RevealOption, ServiceArgument
 from mooring.cli.io.output import (
@@ -26,7 +25,7 @@ from mooring.cli.io.output import (
 )
 from mooring.discovery.view import View
 from mooring.errors import RegistryError
-from mooring.formatting import printable, quoted
+from mooring.formatting import format_duration, printable, quoted
 from mooring.masking import MASK, masked_fields
 from mooring.mirror import Change
 from mooring.model import JSON, Config, Instance, RecordedMetadata, Time, now
@@ -138,7 +137,7 @@ def _age(instance: Instance) -> str:
     since = instance.status.registered_at
     if since is None:
         return ""
-    return durations.show(max(round((now() - since).total_seconds()), 1))
+    return format_duration(max(round((now() - since).total_seconds()), 1))
 
 
 def _pairs(pairs: Mapping[str, str | int]) -> str:
@@ -206,7 +205,7 @@ async def watch(
 def _report_staleness(view: View, before: bool) -> bool:
     """Whether the list is stale. Prints a note when that begins and when it ends."""
     if view.stale and not before:
-        silence = f"no contact with the store for {durations.show(view.age)}"
+        silence = f"no contact with the store for {format_duration(view.age)}"
         note(f"{view.service}: stale: {view.seen.reason or silence}")
     elif before and not view.stale:
         note(f"{view.service}: live again")

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from mooring import durations
 from mooring.cli.commands.instances import record, without_secrets
 from mooring.cli.io.connect import RegistryTarget, list_instances
 from mooring.cli.io.options import (
@@ -29,6 +28,7 @@ from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
 from mooring.discovery.rotation import explain as explain_rotation
 from mooring.errors import NoInstance
+from mooring.formatting import format_duration
 from mooring.model import Instance
 
 _FIRST_RESPONSE = 1.0  # seconds for the first response of the store, even with a shorter --timeout
@@ -137,7 +137,7 @@ async def wait(
             callable_count = sum(explanation.called for explanation in view.explain())
             raise NoInstance(
                 f"{service} has {callable_count} of {count} callable instances after "
-                f"{durations.show(within)}: run `mooring explain {service}` for the reasons"
+                f"{format_duration(within)}: run `mooring explain {service}` for the reasons"
             ) from None
         instances = [explanation.instance for explanation in view.explain() if explanation.called]
     _show_addresses(instances, protocol, as_json)

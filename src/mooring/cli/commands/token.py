@@ -7,13 +7,12 @@ from urllib.parse import quote
 
 import typer
 
-from mooring import durations
 from mooring.cli.io.http_client import ServerTarget
 from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
-from mooring.formatting import printable, quoted
+from mooring.formatting import parse_duration, printable, quoted
 from mooring.tenants.keys import MAX_ID
 
 ROLES = ("viewer", "operator", "admin", "service")
@@ -56,7 +55,7 @@ def create(
     if role not in ROLES:
         raise InvalidRequest(f"there is no role {quoted(role)}: there are {', '.join(ROLES)}")
     if expires != "never":
-        durations.parse(expires)
+        parse_duration(expires)
     settings = {
         "name": name,
         "role": role,

@@ -11,8 +11,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from mooring import durations
 from mooring.cli.io.output import note
+from mooring.formatting import format_duration
 
 _POLL_INTERVAL = 0.02  # seconds between two checks whether a process group has ended
 _KILL_TIMEOUT = 2.0  # seconds until a killed process group has ended
@@ -82,7 +82,7 @@ class Child:
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
         if not await self._ends_within(within):
-            note(f"the command still runs after {durations.show(within)}: it is killed")
+            note(f"the command still runs after {format_duration(within)}: it is killed")
             self.signal(signal.SIGKILL)
             if not await self._ends_within(_KILL_TIMEOUT):
                 note(f"processes may be left in the process group {self.group}")

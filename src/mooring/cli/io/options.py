@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring import durations
 from mooring.errors import Conflict, InvalidRequest
-from mooring.formatting import quoted
+from mooring.formatting import parse_duration, quoted
 from mooring.tenants.keys import MAX_ID, NAMESPACE_VARIABLE, Owner, named
 
 if TYPE_CHECKING:
@@ -149,6 +148,6 @@ def pairs(what: str, typed: Iterable[str] | None) -> dict[str, str]:
 def seconds(what: str, typed: str) -> float:
     """Parse a duration: `15s`, `1m30s`."""
     try:
-        return durations.parse(typed)
+        return parse_duration(typed)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error), param_hint=what) from None

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from prometheus_client import Counter, Gauge
 
-from mooring.durations import show
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
+from mooring.formatting import format_duration
 from mooring.registry.contract import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys, ServiceKeys, is_service
@@ -152,7 +152,7 @@ class RedisEvictions(Evictions):
                 "cleanup after %s, with a heartbeat every %s: a single lost heartbeat evicts an "
                 "instance; set registry.cleanup.global-timeout to at least twice the interval",
                 self._timeout,
-                show(self._beat),
+                format_duration(self._beat),
             )
         self._checked = True
 
@@ -308,7 +308,7 @@ class RedisEvictions(Evictions):
 
     @property
     def _timeout(self) -> str:
-        return show(self.settings.global_timeout)
+        return format_duration(self.settings.global_timeout)
 
     def _report_brake(self, service: str, state: str, brake: Brake, report: CleanupReport) -> bool:
         """Report a change of the brake once. Returns whether it holds."""

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from mooring.durations import show
 from mooring.errors import InvalidRequest, StoreError
-from mooring.formatting import quoted
+from mooring.formatting import format_duration, quoted
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry import json_values as values
 from mooring.registry.contract import Brake, Problem
@@ -74,7 +73,7 @@ class Reader:
                 "%s: the clock of Redis stepped %s by %s: %s",
                 self._connection.where,
                 "forward" if step > 0 else "back",
-                show(abs(step)),
+                format_duration(abs(step)),
                 "no instance counts as silent because of it"
                 if step > 0
                 else "a dead instance is listed until cleanup has lowered its heartbeat",

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from mooring import durations
 from mooring.errors import InvalidRequest, StoreError
-from mooring.formatting import quoted
+from mooring.formatting import parse_duration, quoted
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.audit import AuditEntry
 from mooring.server.auth.authorization import ROLES, Need, Role, need
@@ -124,7 +123,7 @@ async def create_token(call: ApiCall) -> Response:
         request.role,
         groups=request.groups,
         tenants=request.tenants,
-        lasts=None if request.expires == NEVER else durations.parse(request.expires),
+        lasts=None if request.expires == NEVER else parse_duration(request.expires),
     )
     call.notes.update(id=token.id, name=token.name, role=token.role)
     if token.groups or token.tenants:

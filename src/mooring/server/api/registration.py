@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mooring import durations
 from mooring.discovery.eligibility import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
+from mooring.formatting import parse_duration
 from mooring.messages import message
 from mooring.model import Instance, State
 from mooring.server.api.endpoint import ApiCall, EndpointList
@@ -170,7 +170,7 @@ async def register(call: ApiCall) -> Response:
 def _seconds(ttl: float | str | None) -> float | None:
     if not isinstance(ttl, str):
         return ttl
-    seconds = durations.parse(ttl)
+    seconds = parse_duration(ttl)
     if not 0 < seconds <= MAX_TTL:
         raise HTTPError(400, "bad_request", f"invalid ttl {ttl}: the maximum is one hour")
     return seconds

@@ -21,9 +21,8 @@ import grpc
 import grpc.aio
 
 from mooring import __version__, addresses
-from mooring.durations import show
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe, quoted
+from mooring.formatting import describe, format_duration, quoted
 from mooring.grpc.health import SERVICE, ServingStatus, encoded
 from mooring.names import nearest
 from mooring.server.settings import NONE
@@ -87,7 +86,7 @@ def failure_text(error: BaseException, *, timeout: float) -> str:
         case CheckFailed():
             return str(error)
         case TimeoutError():
-            return f"no answer within {show(timeout)}"
+            return f"no answer within {format_duration(timeout)}"
         case ssl.SSLCertVerificationError():
             untrusted = "its certificate is not signed by an authority that is trusted here"
             return _CERTIFICATES.get(error.verify_code, untrusted)

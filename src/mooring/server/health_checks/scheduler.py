@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from mooring.durations import show
+from mooring.formatting import format_duration
 from mooring.model import Instance
 from mooring.server.health_checks import target_policy as targets
 from mooring.server.health_checks.checkers import (
@@ -109,7 +109,7 @@ class HealthChecks:
         self._tasks = Tasks()
 
     def __str__(self) -> str:
-        interval, budget = show(self._settings.interval), self._settings.budget
+        interval, budget = format_duration(self._settings.interval), self._settings.budget
         return f"every {interval}, at most {budget} at once: {', '.join(sorted(self._checkers))}"
 
     async def __aenter__(self) -> Self:

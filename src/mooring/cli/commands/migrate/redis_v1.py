@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring import durations
 from mooring.cli.commands.migrate.output import (
     reject_verified,
     save_verified,
@@ -22,6 +21,7 @@ from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seco
 from mooring.cli.io.output import Columns, log_to_stderr, note, progress, show
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
+from mooring.formatting import format_duration
 from mooring.model import JSON
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ async def bridge(
         await run_until_stopped(
             lambda notify: Bridge(migration).run(notify, interval=pause),
             _pass_record,
-            f"{migration.connection.url}: syncs v1 and v2 every {durations.show(pause)}; Ctrl-C "
+            f"{migration.connection.url}: syncs v1 and v2 every {format_duration(pause)}; Ctrl-C "
             "stops it",
             as_json=as_json,
         )
