@@ -11,7 +11,6 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +79,7 @@ async def opened(folder: DataDir, store: Store, clock: Clock) -> AsyncIterator[T
     tokens.open()
     async with SignedRecords(store, KEY, "tokens", Token, changed=tokens.changed) as records:
         await records.ready()
-        await tokens.attach(records)
+        tokens.attach(records)
         yield tokens
 
 
@@ -91,12 +90,6 @@ async def tokens(
     monkeypatch.setattr(tokens_module, "_REFRESH", 0.0)
     async with opened(folder, store, clock) as made:
         yield made
-
-
-def former(folder: DataDir, *tokens: Token) -> None:
-    """`tokens.json`, as an earlier version wrote it."""
-    folder.tokens.write_bytes(msgspec.json.encode({"tokens": tokens, "version": 1}))
-    folder.tokens.chmod(0o600)
 
 
 def request(**headers: str) -> Request:
@@ -242,16 +235,14 @@ class TestFolder:
         monkeypatch.setattr(folder_module, "is_trusted", lambda owner, **_: False)
         with pytest.raises(InvalidRequest, match="belongs to another user"):
             folder.prepare()
-        for file in (folder.admin_token, folder.tokens):
+        for file in (folder.admin_token, folder.path / "server.json"):
             file.touch(mode=0o600)
             monkeypatch.setattr(folder, "check", folder.path.stat)
             with pytest.raises(InvalidRequest, match=f"{file.name} belongs to another user"):
                 folder.read(file, closed=0o022)
 
-    @pytest.mark.parametrize("name", ["admin-token", "tokens.json"])
-    def test_what_is_no_file_of_ours_is_refused(self, folder: DataDir, name: str):
-        former(folder)
-        file, elsewhere = folder.path / name, folder.path / "elsewhere"
+    def test_what_is_no_file_of_ours_is_refused(self, folder: DataDir):
+        file, elsewhere = folder.admin_token, folder.path / "elsewhere"
         file.rename(elsewhere)
         file.symlink_to(elsewhere)
         with pytest.raises(InvalidRequest, match="symbolic link"):
@@ -262,13 +253,14 @@ class TestFolder:
             Tokens(folder).open()
 
     @pytest.mark.parametrize("writable", [0o620, 0o602, 0o666])
-    def test_former_tokens_that_others_may_write_are_refused(self, folder: DataDir, writable: int):
-        former(folder)
-        folder.tokens.chmod(0o644)  # as a copy has it
-        Tokens(folder).open()
-        folder.tokens.chmod(writable)
-        with pytest.raises(InvalidRequest, match=r"tokens.json is not private"):
-            Tokens(folder).open()
+    def test_an_address_that_others_may_write_is_refused(self, folder: DataDir, writable: int):
+        folder.announce("http://127.0.0.1:7480")
+        file = folder.path / "server.json"
+        file.chmod(0o644)  # as a copy has it
+        assert folder.running() is not None
+        file.chmod(writable)
+        with pytest.raises(InvalidRequest, match=r"server.json is not private"):
+            folder.running()
 
     def test_the_server_key_is_made_once_and_for_the_user_alone(
         self, folder: DataDir, monkeypatch: pytest.MonkeyPatch
@@ -375,34 +367,6 @@ class TestTokens:
         assert await tokens.revoke("nothing") is None
         with pytest.raises(InvalidRequest, match="admin-token"):
             await tokens.revoke(ADMIN)
-
-    @pytest.mark.parametrize(
-        "content", ["", "{", "[]", '{"tokens": [{"id": "x"}]}', '{"tokens": [], "more": 1}']
-    )
-    def test_a_damaged_file_of_former_tokens_is_refused(self, folder: DataDir, content: str):
-        former(folder)
-        folder.tokens.write_text(content)
-        with pytest.raises(InvalidRequest, match=r"tokens\.json"):
-            Tokens(folder).open()
-
-    async def test_former_tokens_are_moved_into_the_store(
-        self, folder: DataDir, store: Store, clock: Clock
-    ):
-        created = clock.wall()
-        ann = Token(id="1", name="ann", role="viewer", created=created, sha256=digest("a"))
-        bob = Token(
-            id="2", name="bob", role="admin", created=created, revoked=created, sha256=digest("b")
-        )
-        former(folder, ann, bob)
-        before = Tokens(folder, clock=clock.wall)
-        before.open()
-        assert before.bearer("a") is not None, "also while the store is away"
-        for _ in range(2):
-            async with opened(folder, store, clock) as tokens:
-                assert tokens.bearer("a") == ann.principal()
-                assert tokens.bearer("b") is None
-                assert [each.id for each in tokens.listed()] == [ADMIN, "1", "2"]
-            assert not folder.tokens.exists()
 
     async def test_another_server_of_the_store_knows_it_and_its_end(
         self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock

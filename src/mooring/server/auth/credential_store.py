@@ -145,7 +145,7 @@ class CredentialStore:
             await self._opened.enter_async_context(records)
         for records in (tokens, sessions, codes):
             await records.ready()
-        await _retried(partial(self._tokens.attach, tokens))
+        self._tokens.attach(tokens)
         self._sessions.attach(sessions, codes)
 
     async def _share_admin(self) -> None:

@@ -20,8 +20,7 @@ from mooring.errors import InvalidRequest, MooringError, StoreError, misplaced
 ADMIN_TOKEN = "admin-token"
 SERVER_KEY = "server-key"
 SERVER_KEY_VARIABLE = "MOORING_SERVER_KEY"
-TOKENS = "tokens.json"
-"""Where earlier versions kept the tokens."""
+
 SERVER = "server.json"
 ENDED_TOKENS = "ended-tokens.json"
 _LOCK = ".lock"
@@ -31,7 +30,6 @@ _SHARED_ADMIN = "admin-token-shared"
 _IF_REMOVED = {
     ADMIN_TOKEN: "and the next start creates another",
     SERVER_KEY: "and give this server the key of the others again",
-    TOKENS: "which revokes all tokens except the admin token",
     SERVER: "and start the server again",
     _SERVER_ID: "and the next start creates another",
     _SHARED_ADMIN: "and the admin token is shared again, even if another server revoked it",
@@ -90,10 +88,6 @@ class DataDir:
     @property
     def admin_token(self) -> Path:
         return self.path / ADMIN_TOKEN
-
-    @property
-    def tokens(self) -> Path:
-        return self.path / TOKENS
 
     def prepare(self) -> None:
         """Create the folder and the admin token if they are missing. Raises `StoreError` if the

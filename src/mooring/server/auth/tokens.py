@@ -7,12 +7,10 @@ know it as an ordinary token.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import hmac
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -22,7 +20,6 @@ from typing import TypeAlias
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, MooringError, OutOfSpace, Unavailable
-from mooring.formatting import in_words
 from mooring.names import check_name
 from mooring.server.auth.authorization import Principal, Role, scope
 from mooring.server.auth.data_dir import DataDir, new_token
@@ -78,13 +75,6 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return Principal(self.name, self.role, groups, tenants, token=self.id, session=session)
 
 
-class _TokensFile(msgspec.Struct, forbid_unknown_fields=True):
-    """`tokens.json` of earlier versions."""
-
-    tokens: list[Token] = []
-    version: int = 1
-
-
 def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -100,8 +90,7 @@ class Tokens:
     def __init__(self, folder: DataDir, *, clock: Callable[[], Time] = utcnow) -> None:
         self._folder, self._clock = folder, clock
         self._records: SignedRecords[Token] | None = None
-        self._former: list[Token] = []
-        """The tokens of `tokens.json`, until they are in the records."""
+
         self._admin: Token | None = None
         self._own = ""
         """The id of the record of this server's admin token; empty if it was never shared."""
@@ -117,29 +106,18 @@ class Tokens:
         """When each token was last used on this server, by id."""
 
     def open(self) -> None:
-        """Read the files of the folder. Raises `InvalidRequest` for unusable files."""
+        """Read the admin token. Raises `InvalidRequest` if its file is unusable."""
         self._stamp = _stamp(self._folder.admin_token)  # before it is read
         self._admin = self._read_admin()
-        self._former = self._read_former()
         self._changed = True
 
     def changed(self) -> None:
         """Called when the records change."""
         self._changed = True
 
-    async def attach(self, records: SignedRecords[Token]) -> None:
-        """Use the tokens of these records, and move those of `tokens.json` there. Raises what the
-        store raises."""
+    def attach(self, records: SignedRecords[Token]) -> None:
+        """Use the tokens of these records."""
         self._records, self._changed = records, True
-        for token in self._former:
-            if records.get(token.id) is None:
-                with contextlib.suppress(Conflict):  # another server moved it
-                    await records.create(token.id, token)
-        if self._former:
-            log.info("moved %d tokens of %s", len(self._former), self._folder.tokens)
-        self._former, self._changed = [], True
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(self._folder.tokens, self._folder.tokens.with_suffix(".json.moved"))
 
     async def share_admin(self, server: str) -> None:
         """Share the current admin token with the other servers, unless one of them revoked it. Each
@@ -150,27 +128,32 @@ class Tokens:
             return
         self._refresh()
         self._own = own = f"{ADMIN}-{server}"
-        admin, known = self._admin, records.get(own)
         if self._shared is None:
             self._shared = self._folder.shared_admin
+        admin = self._admin
         if admin is None:
-            if known is not None and await records.remove(own) and known.revoked is None:
+            shared = records.get(own)
+            if shared is not None and await records.remove(own) and shared.revoked is None:
                 self._keep_shared("")
-            return
-        wanted = msgspec.structs.replace(admin, id=own)
-        if known is None:
-            if self._shared == admin.sha256:
-                self._report_deleted(own)
-                return
-            await records.discard(own)
-            try:
-                await records.create(own, wanted)
-            except Conflict:  # another record exists, but was not read yet
-                return
-        elif known.sha256 != admin.sha256 and not await records.change(own, lambda _: wanted):
-            return  # it was deleted meanwhile
-        self._reported = False
-        self._keep_shared(admin.sha256)
+        elif await self._write_shared(records, msgspec.structs.replace(admin, id=own)):
+            self._reported = False
+            self._keep_shared(admin.sha256)
+
+    async def _write_shared(self, records: SignedRecords[Token], admin: Token) -> bool:
+        """Create or update the record of the admin token. Whether the store has it now."""
+        before = records.get(admin.id)
+        if before is not None:
+            unchanged = before.sha256 == admin.sha256
+            return unchanged or await records.change(admin.id, lambda _: admin) is not None
+        if self._shared == admin.sha256:
+            self._report_deleted(admin.id)
+            return False
+        await records.discard(admin.id)
+        try:
+            await records.create(admin.id, admin)
+        except Conflict:  # another record exists, but was not read yet
+            return False
+        return True
 
     def _keep_shared(self, sha256: str) -> None:
         if self._shared != sha256:
@@ -324,23 +307,8 @@ class Tokens:
         created = datetime.datetime.fromtimestamp(changed, datetime.UTC)
         return Token(id=ADMIN, name=ADMIN, role="admin", created=created, sha256=digest(token))
 
-    def _read_former(self) -> list[Token]:
-        file = self._folder.tokens
-        try:
-            content = self._folder.read(file, closed=0o022)
-            return msgspec.json.decode(content, type=_TokensFile).tokens
-        except FileNotFoundError:
-            return []
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest(
-                f"{in_words(error, str(file))}: repair it, or remove it, which revokes all tokens "
-                "except the admin token"
-            ) from error
-
     def _index(self) -> None:
-        known = {token.id: token for token in self._former}
-        if self._records is not None:
-            known.update(self._records.all())
+        known = {} if self._records is None else dict(self._records.all())
         known.pop(self._own, None)  # the file takes precedence
         if self._admin is not None:
             known[ADMIN] = self._admin
