@@ -484,7 +484,7 @@ async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admi
     entered = await admin.hub.registry.enter(Instance("orders", "10.0.0.1", 80))
     await eventually(lambda: admin.fleet.observation("orders", "10.0.0.1:80").silence is not None)
     await hands_of(admin.hub).delete_all()
-    await eventually(lambda: admin.fleet.observations("orders")["10.0.0.1:80"].missing)
+    await eventually(lambda: admin.fleet.observation("orders", "10.0.0.1:80").missing)
     found = await told(admin, "services", "orders")
     assert (found["totalInstances"], found["healthyInstances"]) == (1, 0)
     (abnormal,) = found["abnormalInstances"]
@@ -493,7 +493,7 @@ async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admi
     wrong = (await admin.get("/admin/overview")).json()["problems"]
     assert {each["service"] for each in wrong} == {"orders"}
     await admin.hub.registry.enter(entered.instance)
-    await eventually(lambda: not admin.fleet.observations("orders")["10.0.0.1:80"].missing)
+    await eventually(lambda: not admin.fleet.observation("orders", "10.0.0.1:80").missing)
     assert (await told(admin, "services", "orders"))["healthyInstances"] == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,21 +50,17 @@ def service(
 class Seen:
     """A picture of a fleet as plain data."""
 
-    services: dict[str, KnownService] = field(default_factory=dict)
+    known: dict[str, KnownService] = field(default_factory=dict)
     stale: bool = False
     error: str = ""
     observed: dict[str, dict[str, Observation]] = field(default_factory=dict)
     brakes: dict[str, str] = field(default_factory=dict)
     events: dict[str, list[TimelineEvent]] = field(default_factory=dict)
 
-    def names(self) -> Sequence[str]:
-        return sorted(self.services)
-
-    def service(self, name: str) -> KnownService | None:
-        return self.services.get(name)
-
-    def observations(self, service: str) -> Mapping[str, Observation]:
-        return self.observed.get(service, {})
+    def services(self) -> Sequence[KnownService]:
+        for name, observed in self.observed.items():
+            self.known[name].observations.update(observed)
+        return [self.known[name] for name in sorted(self.known)]
 
     def brake(self, service: str) -> str:
         return self.brakes.get(service, "")

@@ -19,7 +19,7 @@ from mooring.registry.contract import Registry
 from mooring.server.live import services
 from mooring.server.live import state as live
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import MAX_METRICS, HealthCounts
+from mooring.server.live.summary import MAX_METRICS, NOT_OBSERVED, HealthCounts
 from tests.waiting import eventually
 
 
@@ -106,7 +106,7 @@ async def test_who_was_there_before_is_no_news(hub: Hub):
 async def test_silence_is_sampled_soon_after_somebody_has_come(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
-        assert fleet.observations("a")["h:1"].last_heartbeat is not None
+        assert fleet.observation("a", "h:1").last_heartbeat is not None
     await eventually(lambda: fleet.observation("a", "h:1").silence is None)
 
 
@@ -116,10 +116,10 @@ async def test_who_is_silent_for_too_long_is_late_until_it_is_heard_again(hub: H
         await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
         version = fleet.version
         fleet.update_silence("a", {"h:1": 31.0, "unknown": 99.0})
-        assert fleet.observations("a")["h:1"].late
+        assert fleet.observation("a", "h:1").late
         assert fleet.version == version + 1
         fleet.update_silence("a", {"h:1": 1.0})
-        assert not fleet.observations("a")["h:1"].late
+        assert not fleet.observation("a", "h:1").late
         late = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "late"]
         assert late == ["heartbeat late: silent for 31 s", "heartbeats resumed"]
 
@@ -137,18 +137,18 @@ async def test_who_is_shown_and_not_in_the_registry_is_missing(
         monkeypatch.setattr(hub.registry, "silence", nobody)
         known = fleet.service("a")
         assert known is not None
-        await eventually(lambda: fleet.observations("a")["h:1"].missing)
-        first = fleet.observations("a")["h:1"]
+        await eventually(lambda: fleet.observation("a", "h:1").missing)
+        first = fleet.observation("a", "h:1")
         assert (first.late, fleet.rendering.counts(known)) == (True, HealthCounts(1, 1, 0, 0))
         (abnormal,) = fleet.rendering.summary(known).abnormal_instances
         assert abnormal.reason == "missing from the registry"
         fleet.update_silence("a", {})
-        later = fleet.observations("a")["h:1"]
+        later = fleet.observation("a", "h:1")
         assert later.silence is not None
         assert later.silence > (first.silence or 0)
         assert later.last_heartbeat == first.last_heartbeat
         monkeypatch.undo()
-        await eventually(lambda: not fleet.observations("a")["h:1"].missing)
+        await eventually(lambda: not fleet.observation("a", "h:1").missing)
         late = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "late"]
         assert late == ["missing from the registry", "heartbeats resumed"]
 
@@ -160,7 +160,7 @@ async def test_one_look_in_which_somebody_is_missing_may_be_an_accident(hub: Hub
         fleet.update_silence("a", {})
         fleet.update_silence("a", {"h:1": 1.0})
         fleet.update_silence("a", {})
-        assert not fleet.observations("a")["h:1"].late
+        assert not fleet.observation("a", "h:1").late
         assert not [event for event in fleet.timeline("a") if event.kind == "late"]
 
 
@@ -201,7 +201,7 @@ async def test_a_check_that_is_not_made_is_no_failure(hub: Hub, fleet: Fleet):
         fleet.report_check("a", "h:1", None, "refused")
         fleet.report_unchecked("a", "h:1", "its address is link-local")
         assert fleet.observation("a", "h:1").check_failure == ""
-        assert fleet.observations("a")["h:1"].unchecked == "its address is link-local"
+        assert fleet.observation("a", "h:1").unchecked == "its address is link-local"
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
         assert checks == ["check failing: refused", 'not checked: "its address is link-local"']
 
@@ -287,7 +287,9 @@ async def test_what_was_written_is_written_anew_only_when_something_else_is_show
     hub: Hub, fleet: Fleet
 ):
     async with hub.register(at("a", 1)), hub.register(at("a", 2)):
-        await eventually(lambda: len(fleet.observations("a")) == 2)
+        await eventually(
+            lambda: NOT_OBSERVED not in [fleet.observation("a", id) for id in ("h:1", "h:2")]
+        )
         known, rendering = fleet.service("a"), fleet.rendering
         assert known is not None
         one = rendering.instance_text(known, "h:1")

@@ -177,7 +177,9 @@ def test_an_instance_that_is_not_checked_is_healthy():
 
 
 def test_the_shape_of_health():
-    told = msgspec.json.decode(encode(health(HealthCounts(2, 4, 3, 1) + HealthCounts(), MOMENT)))
+    told = msgspec.json.decode(
+        encode(health([HealthCounts(1, 3, 2, 0), HealthCounts(1, 1, 1, 1)], MOMENT))
+    )
     assert told == {
         "totalServices": 2,
         "totalInstances": 4,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, Self, TypeVar, get_args
 from weakref import WeakSet
@@ -25,7 +25,7 @@ from mooring.names import split_service
 from mooring.server.http.response import encode
 from mooring.server.live.problems import CurrentProblems, FleetProblem, visible_problems
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import HealthCounts, HealthSummary, health
+from mooring.server.live.summary import HealthSummary, health
 from mooring.tasks import Tasks
 
 K = TypeVar("K", bound=Hashable)
@@ -127,9 +127,8 @@ class FleetSource:
         return msgspec.Raw(self._fleet.rendering.instance_text(known, id))
 
     def health(self, sees: Callable[[str], bool]) -> HealthSummary:
-        services = map(self._fleet.service, filter(sees, self._fleet.names()))
-        counts = (self._fleet.rendering.counts(known) for known in services if known is not None)
-        return health(sum(counts, start=HealthCounts()), now())
+        services = self._fleet.services(sees)
+        return health(map(self._fleet.rendering.counts, services), now())
 
 
 @dataclass(slots=True)
@@ -347,25 +346,35 @@ class EventStream:
         return frame
 
     def _compose(self, subscription: EventSubscription, position: int) -> bytes:
-        service, kinds = subscription.service, subscription.kinds
         services = self._services.since(position)
-        instances = self._instances.since(position) if service else []
+        instances = self._instances.since(position) if subscription.service else []
         if services is None or instances is None:
             return self.hello(subscription, reset="too many changes since the last event")
-        blocks = []
-        names = [name for name in services if subscription.sees(name)]
-        if "services" in kinds and names:
-            changes = ((name, self._encode((name, ""))) for name in names)
-            blocks.append(_block("services", _delta(b'{"changed":[', changes)))
-        ids = [id for name, id in instances if name == service]
-        if "instances" in kinds and ids:
-            start = b'{"service":' + encode(service) + b',"changed":['
-            changes = ((id, self._encode((service, id))) for id in ids)
-            blocks.append(_block("instances", _delta(start, changes)))
-        blocks += self._scope_blocks(subscription, since=position)
+        blocks = [
+            *self._service_blocks(subscription, services),
+            *self._instance_blocks(subscription, instances),
+            *self._scope_blocks(subscription, since=position),
+        ]
         if not blocks:
             return b""
         return b"".join([*blocks[:-1], self.event_id(self._position), blocks[-1]])
+
+    def _service_blocks(
+        self, subscription: EventSubscription, changed: Iterable[str]
+    ) -> Iterator[bytes]:
+        names = [name for name in changed if subscription.sees(name)]
+        if "services" in subscription.kinds and names:
+            changes = ((name, self._encode((name, ""))) for name in names)
+            yield _block("services", _delta(b'{"changed":[', changes))
+
+    def _instance_blocks(
+        self, subscription: EventSubscription, changed: Iterable[tuple[str, str]]
+    ) -> Iterator[bytes]:
+        keys = [key for key in changed if key[0] == subscription.service]
+        if "instances" in subscription.kinds and keys:
+            start = b'{"service":' + encode(subscription.service) + b',"changed":['
+            changes = ((key[1], self._encode(key)) for key in keys)
+            yield _block("instances", _delta(start, changes))
 
     def _scope_blocks(self, subscription: EventSubscription, *, since: int) -> list[bytes]:
         scope = self._scopes.get(subscription.groups)

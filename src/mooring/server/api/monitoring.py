@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -18,12 +19,14 @@ from mooring.addresses import join
 from mooring.model import Instance
 from mooring.names import split_service
 from mooring.server.api.endpoint import ApiCall, EndpointList
+from mooring.server.api.registry import loaded_fleet
 from mooring.server.auth.authorization import OPEN, READING
 from mooring.server.context import ServerContext
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.live.problems import SEVERITIES, visible_problems
+from mooring.server.live.services import KnownService
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import NOT_OBSERVED, Observation, masked_metadata, percentile
+from mooring.server.live.summary import Observation, masked_metadata, percentile
 
 endpoints = EndpointList()
 
@@ -81,8 +84,7 @@ class ScopedCollector(Collector):
             metric.samples = [s for s in metric.samples if self._includes(s.labels)]
             yield metric
         yield from server_metrics(self._server)
-        names = [name for name in self._fleet.names() if self._sees(name)]
-        yield from fleet_metrics(self._fleet, names)
+        yield from fleet_metrics(self._fleet, self._fleet.services(self._sees))
         yield from self._problem_metrics()
 
     def _includes(self, labels: Mapping[str, str]) -> bool:
@@ -124,9 +126,8 @@ def server_metrics(server: ServerContext) -> Iterator[Metric]:
     )
 
 
-def fleet_metrics(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
+def fleet_metrics(fleet: Fleet, services: Sequence[KnownService]) -> Iterator[Metric]:
     """The metrics of these services."""
-    count = 0
     instances = GaugeMetricFamily(
         "mooring_instances", "Instances by state", labels=["service", "state"]
     )
@@ -138,19 +139,17 @@ def fleet_metrics(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
     brakes = GaugeMetricFamily(
         "mooring_brake", "1 while the mass-expiry brake pauses eviction", labels=["service"]
     )
-    for name in names:
-        known = fleet.service(name)
-        if known is None:
-            continue
-        count += 1
-        counts, silences = _count(known.instances, fleet.observations(name))
+    for known in services:
+        pairs = list(known.observed_instances())
+        counts = Counter(state_of(*pair) for pair in pairs)
+        silences = sorted(seen.silence for _, seen in pairs if seen.silence is not None)
         # No states for a service that is empty on purpose: alerts on `up == 0` would fire.
         for state in STATES if known.instances or known.lost else ():
-            instances.add_metric([name, state], counts[state])
+            instances.add_metric([known.name, state], counts[state])
         for share in SHARES if silences else ():
-            delays.add_metric([name, f"{share:.0%}".rstrip("%")], percentile(silences, share))
-        brakes.add_metric([name], int(bool(fleet.brake(name))))
-    yield GaugeMetricFamily("mooring_services", "Known services", value=count)
+            delays.add_metric([known.name, f"{share:.0%}".rstrip("%")], percentile(silences, share))
+        brakes.add_metric([known.name], int(bool(fleet.brake(known.name))))
+    yield GaugeMetricFamily("mooring_services", "Known services", value=len(services))
     yield instances
     yield delays
     yield brakes
@@ -159,18 +158,6 @@ def fleet_metrics(fleet: Fleet, names: Iterable[str]) -> Iterator[Metric]:
         "1 while the registry cannot be read and the metrics may be outdated",
         value=int(fleet.stale),
     )
-
-
-def _count(
-    instances: Mapping[str, Instance], observed: Mapping[str, Observation]
-) -> tuple[dict[str, int], list[float]]:
-    counts, silences = dict.fromkeys(STATES, 0), []
-    for id, instance in instances.items():
-        observation = observed.get(id, NOT_OBSERVED)
-        counts[state_of(instance, observation)] += 1
-        if observation.silence is not None:
-            silences.append(observation.silence)
-    return counts, sorted(silences)
 
 
 @endpoints.add("GET", "/metrics", READING, answers={200: None}, media="text/plain")
@@ -205,18 +192,8 @@ class TargetsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The name of an additional port, or a number; by default the main port."""
 
 
-def targets(fleet: Fleet, names: Iterable[str], port: str = "") -> list[TargetGroup]:
-    """The instances of these services, ordered by id. Instances without the port are omitted."""
-    groups: list[TargetGroup] = []
-    for name in names:
-        known = fleet.service(name)
-        instances = {} if known is None else known.instances
-        candidates = (_target(instances[id], port) for id in sorted(instances))
-        groups += [group for group in candidates if group is not None]
-    return groups
-
-
 def _target(instance: Instance, port: str) -> TargetGroup | None:
+    """The target for an instance; None if it does not have the port."""
     number = instance.port if not port else instance.ports.get(port)
     if port.isascii() and port.isdecimal():
         number = int(port)
@@ -261,20 +238,17 @@ def label_name(text: str) -> str:
 async def scrape_targets(call: ApiCall) -> Response:
     """List scrape targets for Prometheus' http_sd_configs."""
     query: TargetsQuery = call.query
-    fleet = call.server.fleet
-    if not fleet.loaded:
-        # An empty list would make Prometheus drop all targets; after an error it keeps them.
-        raise HTTPError(503, "unavailable", f"the registry has not been read yet: {fleet.error}")
+    # An empty list would make Prometheus drop all targets; after an error it keeps them.
+    services = loaded_fleet(call).services(call.principal.sees_service)
     port = query.port
     if port.isascii() and port.isdecimal() and not 0 < int(port) < 65536:
         raise HTTPError(
             400, "bad_query", f"invalid port {port[:10]}: expected 1 to 65535, or a name"
         )
-    names = [
-        name
-        for name in fleet.names()
-        if call.principal.sees_service(name)
-        and (not query.group or split_service(name)[0] == query.group)
-        and (not query.service or name == query.service)
+    targets = [
+        _target(known.instances[id], port)
+        for known in services
+        if query.group in ("", split_service(known.name)[0]) and query.service in ("", known.name)
+        for id in sorted(known.instances)
     ]
-    return Response(targets(fleet, names, port))
+    return Response([target for target in targets if target is not None])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import structs
@@ -16,9 +16,9 @@ from mooring.server.auth.authorization import READING, Principal
 from mooring.server.http.response import Response, digest, encode, rfc3339
 from mooring.server.live.history import TimelineEvent
 from mooring.server.live.problems import FleetProblem, visible_problems
-from mooring.server.live.services import RenderedPage
+from mooring.server.live.services import KnownService, RenderedPage
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import HealthCounts, HealthSummary, Observation, health, percentile
+from mooring.server.live.summary import HealthCounts, HealthSummary, health, percentile
 
 endpoints = EndpointList()
 
@@ -78,24 +78,21 @@ def overview(
     """The overview of the services that a principal may access."""
     counts: dict[str, HealthCounts] = {}
     delays: list[float] = []
-    names = [name for name in fleet.names() if principal.sees_service(name)]
-    for name in names:
-        known = fleet.service(name)
-        if known is None:
-            continue
-        group = split_service(name)[0]
+    services = fleet.services(principal.sees_service)
+    for known in services:
+        group = split_service(known.name)[0]
         counts[group] = counts.get(group, HealthCounts()) + fleet.rendering.counts(known)
-        delays += _delays(known.instances, fleet.observations(name))
+        delays += _delays(known)
     delays.sort()
     return Overview(
         version=fleet.version,
         stale=fleet.stale,
         error=fleet.error,
-        health=health(sum(counts.values(), start=HealthCounts()), moment),
+        health=health(counts.values(), moment),
         problems=visible_problems(problems, principal.sees_service),
         groups=[_group_counts(group, counts[group]) for group in sorted(counts)],
         heartbeat_lag=heartbeat_lag(delays),
-        events=[EventInfo.of(event) for event in recent_events(fleet, names)],
+        events=[EventInfo.of(event) for event in recent_events(fleet, services)],
     )
 
 
@@ -106,16 +103,16 @@ def heartbeat_lag(delays: Sequence[float]) -> HeartbeatLag:
     return HeartbeatLag(delays[-1], percentile(delays, 0.99), len(delays))
 
 
-def recent_events(fleet: Fleet, names: Iterable[str]) -> list[TimelineEvent]:
+def recent_events(fleet: Fleet, services: Iterable[KnownService]) -> list[TimelineEvent]:
     """The last events of these services and of the fleet itself, newest first."""
     events = list(fleet.timeline()[-MAX_EVENTS_PER_SERVICE:])
-    for name in names:
-        events += fleet.timeline(name)[-MAX_EVENTS_PER_SERVICE:]
+    for known in services:
+        events += fleet.timeline(known.name)[-MAX_EVENTS_PER_SERVICE:]
     return heapq.nlargest(MAX_EVENTS, events, key=lambda event: event.time)
 
 
-def _delays(instances: Iterable[str], observed: Mapping[str, Observation]) -> list[float]:
-    delays = (observed[id].heartbeat_delay for id in instances if id in observed)
+def _delays(known: KnownService) -> list[float]:
+    delays = (observed.heartbeat_delay for observed in known.observations.values())
     return [delay for delay in delays if delay is not None]
 
 

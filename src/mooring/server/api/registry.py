@@ -30,7 +30,6 @@ from mooring.server.live.state import Fleet
 from mooring.server.live.summary import (
     NOT_OBSERVED,
     DisplayState,
-    HealthCounts,
     HealthSummary,
     InstanceDetail,
     InstanceMetrics,
@@ -119,7 +118,7 @@ def known_of(call: ApiCall) -> KnownService:
         name = call.service
     known = fleet.service(name)
     if known is None or not call.principal.sees_service(name):
-        visible = (known.name for known in _visible_services(call, fleet))
+        visible = filter(call.principal.sees_service, fleet.names())
         raise not_found(f"there is no service {quoted(name)}", name, visible)
     return known
 
@@ -131,12 +130,6 @@ def _known_instance(call: ApiCall) -> tuple[KnownService, Instance]:
     if instance is None:
         raise not_found(f"{known.name} has no instance {quoted(id)}", id, known.instances)
     return known, instance
-
-
-def _visible_services(call: ApiCall, fleet: Fleet) -> list[KnownService]:
-    """The services that the caller may access, by name."""
-    services = map(fleet.service, filter(call.principal.sees_service, fleet.names()))
-    return [known for known in services if known is not None]
 
 
 def _response(call: ApiCall, fleet: Fleet, stamp: Hashable, value: Any, **headers: str) -> Response:
@@ -169,7 +162,7 @@ def _fleet_stamp(call: ApiCall, fleet: Fleet) -> Hashable:
     not reveal changes of other services."""
     if call.principal.groups is None:
         return fleet.version, fleet.sampled
-    visible = _visible_services(call, fleet)
+    visible = fleet.services(call.principal.sees_service)
     return hash(tuple((known.name, _stamp(known)) for known in visible))
 
 
@@ -177,8 +170,8 @@ def _fleet_stamp(call: ApiCall, fleet: Fleet) -> Hashable:
 async def fleet_health(call: ApiCall) -> Response:
     """Get the health of all services the caller may see."""
     fleet = loaded_fleet(call)
-    counts = map(fleet.rendering.counts, _visible_services(call, fleet))
-    value = health(sum(counts, start=HealthCounts()), now())
+    visible = fleet.services(call.principal.sees_service)
+    value = health(map(fleet.rendering.counts, visible), now())
     return _response(call, fleet, _fleet_stamp(call, fleet), value)
 
 
@@ -186,7 +179,7 @@ async def fleet_health(call: ApiCall) -> Response:
 async def service_health(call: ApiCall) -> Response:
     """Get the health of a service."""
     fleet, known = loaded_fleet(call), known_of(call)
-    return _response(call, fleet, _stamp(known), health(fleet.rendering.counts(known), now()))
+    return _response(call, fleet, _stamp(known), health([fleet.rendering.counts(known)], now()))
 
 
 @endpoints.add("GET", SERVICES, READING, query=ServicesQuery, answers={200: list[ServiceSummary]})
@@ -195,9 +188,8 @@ async def list_services(call: ApiCall) -> Response:
     fleet, query = loaded_fleet(call), call.query
 
     def render() -> RenderedPage:
-        services = [
-            known for known in _visible_services(call, fleet) if _matches(fleet, known, query)
-        ]
+        visible = fleet.services(call.principal.sees_service)
+        services = [known for known in visible if _matches(fleet, known, query)]
         page, headers = paginate(services, query, lambda known: known.name, path=call.raw_path)
         return RenderedPage(array(map(fleet.rendering.summary_text, page)), headers)
 
@@ -234,7 +226,7 @@ async def list_instances(call: ApiCall) -> Response:
     fleet, known, query = loaded_fleet(call), known_of(call), call.query
 
     def render() -> RenderedPage:
-        ids = sorted(_matching_ids(fleet, known, query))
+        ids = sorted(_matching_ids(known, query))
         page, headers = paginate(ids, query, str, path=call.raw_path)
         texts = (fleet.rendering.instance_text(known, id) for id in page)
         return RenderedPage(array(texts), headers)
@@ -242,12 +234,11 @@ async def list_instances(call: ApiCall) -> Response:
     return _page_response(call, fleet, "instances", _stamp(known), render)
 
 
-def _matching_ids(fleet: Fleet, known: KnownService, query: InstancesQuery) -> list[str]:
-    observed, substring = fleet.observations(known.name), query.name.casefold()
-    pairs = ((item, observed.get(id, NOT_OBSERVED)) for id, item in known.instances.items())
+def _matching_ids(known: KnownService, query: InstancesQuery) -> list[str]:
+    substring = query.name.casefold()
     return [
         instance.id
-        for instance, observation in pairs
+        for instance, observation in known.observed_instances()
         if (not substring or substring in instance.id.casefold())
         and query.healthy in (None, healthy(instance, observation))
         and query.enabled in (None, instance.enabled)
@@ -271,7 +262,7 @@ async def metrics(call: ApiCall) -> Response:
     """Get the metrics of an instance with their times."""
     fleet = loaded_fleet(call)
     known, instance = _known_instance(call)
-    observed = fleet.observations(known.name).get(instance.id, NOT_OBSERVED)
+    observed = known.observations.get(instance.id, NOT_OBSERVED)
     return _response(call, fleet, _stamp(known), instance_metrics(instance, observed))
 
 

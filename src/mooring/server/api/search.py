@@ -179,12 +179,9 @@ async def search(call: ApiCall) -> Response:
 
 
 def _registered(call: ApiCall) -> Iterator[Candidate]:
-    fleet = call.server.fleet
-    for name in filter(call.principal.sees_service, fleet.names()):
-        yield Candidate(kind="service", name=name, texts=_service_texts(name))
-        known = fleet.service(name)
-        for instance in known.instances.values() if known is not None else ():
-            yield _instance(instance)
+    for known in call.server.fleet.services(call.principal.sees_service):
+        yield Candidate(kind="service", name=known.name, texts=_service_texts(known.name))
+        yield from map(_instance, known.instances.values())
 
 
 def _service_texts(name: str) -> tuple[tuple[str, str], ...]:
@@ -219,9 +216,7 @@ def _tenant(tenant: TenantSummary) -> Candidate:
 
 async def _locks(call: ApiCall) -> list[Candidate]:
     """Locks belong to no group or tenant, so only unscoped callers see them."""
-    caller = call.principal
-    unscoped = caller.groups is None and caller.tenants is None
-    if not call.server.settings.has_store or not unscoped:
+    if not call.server.settings.has_store or not call.principal.unscoped:
         return []
     return [_lock(lock) for lock in await _LOCKS.get(call.server.hub)]
 

@@ -60,6 +60,10 @@ class Principal:
     session: str = ""
     """The id of the browser's session; empty for a bearer of the token itself."""
 
+    @property
+    def unscoped(self) -> bool:
+        return self.groups is None and self.tenants is None
+
     def sees_service(self, service: str) -> bool:
         return self.groups is None or split_service(service)[0] in self.groups
 
@@ -85,12 +89,14 @@ def objection(
         least = next((role for role in ROLES if role in wanted.roles), "admin")
         article = "an" if principal.role[0] in "aeiou" else "a"
         return f"{principal.name} is {article} {principal.role}: this requires the role {least}"
-    if wanted.within == "group" and not (service and principal.sees_service(service)):
+    return _scope_objection(principal, wanted.within, service, tenant)
+
+
+def _scope_objection(principal: Principal, within: Within, service: str, tenant: int | None) -> str:
+    if within == "group" and not (service and principal.sees_service(service)):
         return f"{principal.name} may not access {service or 'this'}: outside its groups"
-    if wanted.within == "tenant" and (tenant is None or not principal.sees_tenant(tenant)):
+    if within == "tenant" and (tenant is None or not principal.sees_tenant(tenant)):
         return f"{principal.name} may not access tenant {tenant}: outside its tenants"
-    if wanted.within == "everything" and not (
-        principal.groups is None and principal.tenants is None
-    ):
+    if within == "everything" and not principal.unscoped:
         return f"{principal.name} is scoped to groups or tenants: this requires an unscoped token"
     return ""

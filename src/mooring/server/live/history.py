@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from mooring.messages import Message, message
 from mooring.model import Instance, Time
 from mooring.server.live.summary import STATE_MESSAGES, moment, numbers
@@ -171,13 +173,14 @@ def events_of(
 ) -> Iterator[tuple[EventKind, Message]]:
     """The events that describe a change of an instance; `how` it left, if it did. A change of
     metrics alone is not an event."""
-    if before is None or after is None:
-        if after is not None:
-            version = _shortened(after.version)
-            yield "added", message("registered", address=after.address, version=version)
-            yield from _restrictions(after)
-        elif before is not None:
-            yield "removed", message(_DEPARTURES[how or "lost"])
+    if after is None:
+        yield "removed", message(_DEPARTURES[how or "lost"])
+        return
+    if before is None:
+        version = _shortened(after.version)
+        yield "added", message("registered", address=after.address, version=version)
+        usable = replace(after.status, state="up", healthy=True)
+        yield from _usability_changes(replace(after, status=usable, enabled=True), after)
         return
     if before.incarnation != after.incarnation:
         yield "restarted", message("restarted")
@@ -186,12 +189,7 @@ def events_of(
     if before.version != after.version:
         old, new = _shortened(before.version), _shortened(after.version)
         yield "version", message("version_changed", before=old, after=new)
-    if before.status.state != after.status.state:
-        yield "state", message(STATE_MESSAGES[after.status.state])
-    if before.status.healthy != after.status.healthy:
-        yield "health", message("healthy_again" if after.status.healthy else "unhealthy")
-    if before.enabled != after.enabled:
-        yield "enabled", message("enabled" if after.enabled else "disabled")
+    yield from _usability_changes(before, after)
     if before.weight != after.weight:
         old_weight, new_weight = float(before.weight), float(after.weight)
         yield "weight", message("weight_changed", before=old_weight, after=new_weight)
@@ -201,13 +199,13 @@ def events_of(
         yield "metadata", message("metadata_changed", names=names)
 
 
-def _restrictions(instance: Instance) -> Iterator[tuple[EventKind, Message]]:
-    if instance.status.state != "up":
-        yield "state", message(STATE_MESSAGES[instance.status.state])
-    if not instance.status.healthy:
-        yield "health", message("unhealthy")
-    if not instance.enabled:
-        yield "enabled", message("disabled")
+def _usability_changes(before: Instance, after: Instance) -> Iterator[tuple[EventKind, Message]]:
+    if before.status.state != after.status.state:
+        yield "state", message(STATE_MESSAGES[after.status.state])
+    if before.status.healthy != after.status.healthy:
+        yield "health", message("healthy_again" if after.status.healthy else "unhealthy")
+    if before.enabled != after.enabled:
+        yield "enabled", message("enabled" if after.enabled else "disabled")
 
 
 _DEPARTURES: Mapping[Departure, str] = {

@@ -18,7 +18,7 @@ from mooring.names import split_service
 from mooring.server.http.response import rfc3339
 from mooring.server.live.history import EventKind, TimelineEvent
 from mooring.server.live.services import KnownService
-from mooring.server.live.summary import NOT_OBSERVED, Observation, active
+from mooring.server.live.summary import Observation, active
 from mooring.store import Status, Store
 from mooring.tasks import Tasks
 
@@ -99,9 +99,7 @@ class FleetState(Protocol):
     def stale(self) -> bool: ...
     @property
     def error(self) -> str: ...
-    def names(self) -> Sequence[str]: ...
-    def service(self, name: str, /) -> KnownService | None: ...
-    def observations(self, service: str, /) -> Mapping[str, Observation]: ...
+    def services(self) -> Sequence[KnownService]: ...
     def brake(self, service: str, /) -> str: ...
     def timeline(self, service: str, /) -> Sequence[TimelineEvent]: ...
 
@@ -124,10 +122,8 @@ def problems(
     if alarms:
         alarm = "; ".join(alarms)
         result.append(_problem("store_alarm", "", since=alarms_since, params={"alarm": alarm}))
-    for name in fleet.names():
-        known = fleet.service(name)
-        if known is not None:
-            result += service_problems(fleet, known, now, grace)
+    for known in fleet.services():
+        result += service_problems(fleet, known, now, grace)
     return sorted(result, key=_rank)
 
 
@@ -157,8 +153,7 @@ def service_problems(
         elif known.absent:
             yield _problem("absent", name, since=known.since)
         return
-    observed = fleet.observations(name)
-    pairs = [(instance, observed.get(id, NOT_OBSERVED)) for id, instance in instances.items()]
+    pairs = list(known.observed_instances())
     if not any(active(*pair) for pair in pairs):
         yield _problem("none_callable", name, params={"total": len(instances)})
     yield from _instance_problems(fleet, name, pairs, now, grace)

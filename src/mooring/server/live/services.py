@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -78,6 +78,16 @@ class KnownService:
     rendered: dict[str, tuple[Hashable, Any]] = field(default_factory=dict)
     """What `RenderCache` last computed for it, with the state that it was computed from."""
     rendered_instances: dict[str, _RenderedInstance] = field(default_factory=dict)
+
+    def add(self, id: str, instance: Instance) -> None:
+        self.instances[id] = instance
+        self.emptied = None
+        self.absent = self.remembered = self.kept = False
+
+    def observed_instances(self) -> Iterator[tuple[Instance, Observation]]:
+        """Each instance with what was observed of it."""
+        for id, instance in self.instances.items():
+            yield instance, self.observations.get(id, NOT_OBSERVED)
 
     @property
     def stamp(self) -> Stamp:

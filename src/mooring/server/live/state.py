@@ -13,7 +13,6 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Self
 
 from mooring.messages import Message, message
@@ -109,13 +108,13 @@ class Fleet:
     def service(self, name: str) -> KnownService | None:
         return self._known.get(name)
 
-    def observations(self, service: str) -> Mapping[str, Observation]:
-        """What was observed of each instance of a service."""
-        known = self._known.get(service)
-        return MappingProxyType({} if known is None else known.observations)
+    def services(self, sees: Callable[[str], bool] = lambda _: True) -> list[KnownService]:
+        """The services whose names `sees` accepts, sorted by name."""
+        return [self._known[name] for name in self._names if sees(name)]
 
     def observation(self, service: str, id: str) -> Observation:
-        return self.observations(service).get(id, NOT_OBSERVED)
+        known = self._known.get(service)
+        return NOT_OBSERVED if known is None else known.observations.get(id, NOT_OBSERVED)
 
     def brake(self, service: str) -> str:
         """Why the eviction of instances of a service is paused; empty if it is not."""
@@ -168,31 +167,27 @@ class Fleet:
         """Instances were registered, changed or removed."""
         moment = now()
         first, self._loaded = not self._loaded, True
-        emptied: set[str] = set()
+        touched: dict[str, KnownService] = {}
         lost: set[str] = set()
         for change in update.changes:
             service, id = change.key
-            known = self._ensure_known(service, moment)
+            known = touched[service] = self._ensure_known(service, moment)
             known.version += 1
             known.changed = moment
             departure = self._track_liveness(change, first=first)
-            if change.after is None:
+            if change.after is not None:
+                known.add(id, change.after)
+            else:
                 known.instances.pop(id, None)
                 if departure == "lost":
                     lost.add(service)
-                if not known.instances:
-                    emptied.add(service)
-            else:
-                known.instances[id] = change.after
-                known.emptied, known.absent, known.kept = None, False, False
-                known.remembered = False
-                emptied.discard(service)
             try:
                 self._record(change, known, departure, first=first)
             except Exception:
                 log.exception("%s %s: the change is missing from the history", service, id)
+        emptied = [name for name, known in touched.items() if not known.instances]
         for service in emptied:
-            known = self._known[service]
+            known = touched[service]
             known.emptied, known.lost = moment, service in lost
             kind = "emptied_lost" if known.lost else "emptied_left"
             self._add_event(service, "", "emptied", message(kind))
@@ -270,28 +265,20 @@ class Fleet:
 
     def report_check(self, service: str, id: str, ms: float | None, failure: str) -> None:
         """Record the result of an active check: its response time, or why it failed."""
-        self._update_check(service, id, response_time=ms, failure=failure)
+        self._update_check(service, id, ms, failure, unchecked="")
 
     def report_unchecked(self, service: str, id: str, reason: str) -> None:
         """Record that an active check was skipped."""
-        self._update_check(service, id, unchecked=reason)
+        self._update_check(service, id, None, "", unchecked=reason)
 
     def _update_check(
-        self,
-        service: str,
-        id: str,
-        *,
-        response_time: float | None = None,
-        failure: str = "",
-        unchecked: str = "",
+        self, service: str, id: str, ms: float | None, failure: str, *, unchecked: str
     ) -> None:
         known = self._known.get(service)
         if known is None or id not in known.instances:
             return
         before = self.observation(service, id)
-        after = replace(
-            before, response_time=response_time, check_failure=failure, unchecked=unchecked
-        )
+        after = replace(before, response_time=ms, check_failure=failure, unchecked=unchecked)
         if after == before:
             return
         known.observations[id] = after
@@ -368,22 +355,24 @@ class Fleet:
             known = self._known.get(name)
             if known is not None and not known.instances:
                 known.kept = True
-        listed = set(names)
-        empty = sorted(
-            (known.emptied or known.since, name)
-            for name, known in self._known.items()
-            if not known.instances and name not in listed
-        )
-        excess = len(empty) - _MAX_EMPTY
-        expired = [
-            name
-            for number, (since, name) in enumerate(empty)
-            if number < excess or (moment - since).total_seconds() >= self._known[name].retention
-        ]
+        expired = self._expired(set(names), moment)
         for name in expired:
             self._drop(name)
         if added or expired:
             self._notify([(name, "") for name in (*added, *expired)])
+
+    def _expired(self, listed: Collection[str], moment: Time) -> list[str]:
+        """The services without instances to forget now, unless the registry lists them."""
+        unlisted = [known for name, known in self._known.items() if name not in listed]
+        empty = sorted(
+            (known.emptied or known.since, known.name) for known in unlisted if not known.instances
+        )
+        excess = max(len(empty) - _MAX_EMPTY, 0)
+        return [name for _, name in empty[:excess]] + [
+            name
+            for since, name in empty[excess:]
+            if (moment - since).total_seconds() >= self._known[name].retention
+        ]
 
     def remember(self, services: Mapping[str, ServiceRecord]) -> None:
         """Add services that servers knew before this server started."""

@@ -433,12 +433,14 @@ def count_health(
     )
 
 
-def health(counts: HealthCounts, at: Time) -> HealthSummary:
+def health(services: Iterable[HealthCounts], at: Time) -> HealthSummary:
+    """The health of all these services together."""
+    total = sum(services, start=HealthCounts())
     return HealthSummary(
-        total_services=counts.services,
-        total_instances=counts.instances,
-        healthy_instances=counts.healthy,
-        active_instances=counts.active,
-        healthy_rate=rate(counts.healthy, counts.instances),
+        total_services=total.services,
+        total_instances=total.instances,
+        healthy_instances=total.healthy,
+        active_instances=total.active,
+        healthy_rate=rate(total.healthy, total.instances),
         timestamp=rfc3339(at),
     )
