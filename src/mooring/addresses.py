@@ -46,6 +46,13 @@ def is_ip(host: str) -> bool:
     return True
 
 
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_host(host: object) -> None:
     """Raise `InvalidRequest` unless it is a host that other machines can call."""
     if not isinstance(host, str) or not host:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import yaml
 
+from mooring.addresses import is_loopback
 from mooring.backends import EMBEDDED, no_store
 from mooring.connection_limit import LOOPBACK, PER_ADDRESS, ConnectionLimit
 from mooring.errors import InvalidRequest
@@ -415,10 +416,3 @@ def split_address(flag: str, address: str) -> tuple[str, int]:
     if not separator or not port.isdecimal() or int(port) > 65535 or not host:
         raise InvalidRequest(f"{flag} {address}: expected an address like 127.0.0.1:2379")
     return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

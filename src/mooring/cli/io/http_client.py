@@ -6,7 +6,6 @@ The default is the local server of this user: its data folder has its address an
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import os
 import socket
@@ -87,26 +86,24 @@ class ServerTarget:
         no local server runs."""
         self.tls_context()  # reports wrong files first
         folder = DataDir(self.data.absolute() if self.data else data_folder())
-        token = os.environ.get("MOORING_TOKEN", "").strip()
-        if not token.isascii() or not token.isprintable():
-            raise InvalidRequest("MOORING_TOKEN is not a token")
+        token = _token_from_environment()
         url, address = (_checked(self.server), "") if self.server else _local_server(folder)
-        local = _is_loopback(f"//{address}" if address else url)
-        if url.startswith("http://") and not local and not self.insecure:
+        location = urllib.parse.urlsplit(f"//{address}" if address else url)
+        if not addresses.is_loopback(location.hostname or ""):
+            self._check_remote(url, token)
+        return AdminClient(self, url, token or _admin_token(folder), address)
+
+    def _check_remote(self, url: str, token: str) -> None:
+        """Raise `InvalidRequest` if no token may be sent to this server on another machine."""
+        if url.startswith("http://") and not self.insecure:
             raise InvalidRequest(
                 f"{url} would send the token unencrypted: use https://, or add --insecure"
             )
-        if not token and not local:
+        if not token:
             raise InvalidRequest(
                 f"{url} is another machine, and the local admin token is not valid there: set "
                 "MOORING_TOKEN"
             )
-        if not token:
-            try:
-                token = folder.read_admin_token()
-            except FileNotFoundError:
-                raise Unavailable(f"{folder.admin_token} not found: {_START_ONE}") from None
-        return AdminClient(self, url, token, address)
 
     def tls_context(self) -> ssl.SSLContext:
         """Raises `InvalidRequest` for unusable files."""
@@ -129,6 +126,20 @@ class ServerTarget:
                 f"{pair} is not a certificate with its key: {reason or error}"
             ) from error
         return context
+
+
+def _token_from_environment() -> str:
+    token = os.environ.get("MOORING_TOKEN", "").strip()
+    if not token.isascii() or not token.isprintable():
+        raise InvalidRequest("MOORING_TOKEN is not a token")
+    return token
+
+
+def _admin_token(folder: DataDir) -> str:
+    try:
+        return folder.read_admin_token()
+    except FileNotFoundError:
+        raise Unavailable(f"{folder.admin_token} not found: {_START_ONE}") from None
 
 
 def _no_password() -> str:
@@ -274,11 +285,3 @@ def _checked(server: str) -> str:
             f"--server {quoted(server)} is not a server: write it like https://HOST:7480"
         )
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def _is_loopback(url: str) -> bool:
-    host = urllib.parse.urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -21,7 +21,7 @@ from mooring import addresses
 from mooring.formatting import quoted
 from mooring.model import Instance
 from mooring.server.health_checks.checkers import Target
-from mooring.server.settings import CheckSettings, is_loopback, is_path
+from mooring.server.settings import CheckSettings, is_path
 from mooring.tasks import in_thread
 
 Address: TypeAlias = IPv4Address | IPv6Address
@@ -147,7 +147,7 @@ def policy(networks: Iterable[str], listening: Iterable[tuple[str, int]]) -> Tar
     listening = list(listening)
     return TargetPolicy(
         networks=tuple(ipaddress.ip_network(network) for network in networks),
-        loopback=all(is_loopback(host) for host, _ in listening),
+        loopback=all(addresses.is_loopback(host) for host, _ in listening),
         ports=frozenset(port for _, port in listening),
     )
 
