@@ -37,6 +37,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{meant} (there are {', '.join(known)})"
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: a suggestion, if there is one."""
+    close = closest(name, known)
+    return f": did you mean {quoted(close)}?" if close else ""
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """The known name that was probably meant; empty if there is none, or if finding it would take
     too long."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import typer
 
-from mooring.cli.io.connect import RegistryTarget, did_you_mean, list_instances
+from mooring.cli.io.connect import RegistryTarget, list_instances
 from mooring.cli.io.options import JSONOption, RevealOption, ServiceArgument
 from mooring.cli.io.output import (
     EMPTY_FIELD,
@@ -29,6 +29,7 @@ from mooring.formatting import format_duration, printable, quoted
 from mooring.masking import MASK, masked_fields
 from mooring.mirror import Change
 from mooring.model import JSON, Config, Instance, RecordedMetadata, Time, now
+from mooring.names import did_you_mean
 
 _STYLES = {"up": "green", "draining": "yellow", "down": "red"}
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import RegistryTarget, did_you_mean, require_service
+from mooring.cli.io.connect import RegistryTarget, require_service
 from mooring.cli.io.options import JSONOption, pairs
 from mooring.cli.io.output import note, show, show_fields, warn
 from mooring.cli.typer_extensions import CommandGroup
@@ -14,6 +14,7 @@ from mooring.errors import RegistryError, StoreError
 from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.model import JSON, Group, Service
+from mooring.names import did_you_mean
 from mooring.registry.contract import Evictions, ServiceCount
 
 

@@ -17,7 +17,7 @@ from mooring.errors import InvalidRequest, RegistryError, Unavailable
 from mooring.formatting import quoted
 from mooring.hub import Hub, connect
 from mooring.model import JSON, Instance
-from mooring.names import closest, join_service, split_service
+from mooring.names import did_you_mean, join_service, split_service
 from mooring.settings.registry import RegistrySettings, parse
 from mooring.tasks import Tasks
 from mooring.tenants.keys import NAMESPACE, TenantKeys
@@ -176,9 +176,3 @@ async def require_service(hub: Hub, service: str) -> None:
         return
     if not await hub.registry.configured(service):
         raise RegistryError(f"there is no service {quoted(service)}{did_you_mean(service, known)}")
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    """The end of an error about an unknown name."""
-    close = closest(name, known)
-    return f": did you mean {quoted(close)}?" if close else ""

@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 
 from mooring.formatting import quoted
-from mooring.names import closest
+from mooring.names import did_you_mean
 from mooring.server.auth.authorization import Need, Principal
 from mooring.server.context import ServerContext
 from mooring.server.http.response import HTTPError, Response
@@ -102,9 +102,7 @@ UNMASKED: Mapping[str, str] = {"Cache-Control": "no-store"}
 
 def not_found(message: str, name: str, known: Iterable[str]) -> HTTPError:
     """A 404 that suggests the most similar of the known names."""
-    suggestion = closest(name, known)
-    hint = f": did you mean {quoted(suggestion)}?" if suggestion else ""
-    return HTTPError(404, "not_found", f"{message}{hint}")
+    return HTTPError(404, "not_found", f"{message}{did_you_mean(name, known)}")
 
 
 Handler = Callable[[ApiCall], Awaitable[Response]]
