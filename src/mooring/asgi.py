@@ -35,7 +35,7 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
-    "Serving",
+    "ServerRegistration",
     "State",
     "TenantMiddleware",
     "lifespan",
@@ -86,8 +86,8 @@ def lifespan(
             state: dict[str, object] = {}
             if inner is not None:
                 state |= await stack.enter_async_context(inner(app)) or {}
-            serving = Serving(hub, instance, ttl=ttl, grace=grace, linger=linger)
-            state["mooring"] = await stack.enter_async_context(serving)
+            registration = ServerRegistration(hub, instance, ttl=ttl, grace=grace, linger=linger)
+            state["mooring"] = await stack.enter_async_context(registration)
             yield state
 
     return registered
@@ -110,13 +110,13 @@ def registered(
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             return await app(scope, receive, send)
-        serving = Serving(hub, instance, ttl=ttl, grace=grace, linger=linger)
-        await _LifespanProtocol(app, serving).run(scope, receive, send)
+        registration = ServerRegistration(hub, instance, ttl=ttl, grace=grace, linger=linger)
+        await _LifespanProtocol(app, registration).run(scope, receive, send)
 
     return wrapped
 
 
-class Serving:
+class ServerRegistration:
     """Registers an instance once its address accepts connections, and deregisters it in time."""
 
     def __init__(
@@ -182,8 +182,8 @@ class Serving:
 class _LifespanProtocol:
     """The lifespan protocol between server and application, with a registration in between."""
 
-    def __init__(self, app: Application, serving: Serving) -> None:
-        self._app, self._serving = app, serving
+    def __init__(self, app: Application, registration: ServerRegistration) -> None:
+        self._app, self._registration = app, registration
         self._started = self._entered = False
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,7 +221,7 @@ class _LifespanProtocol:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _enter(self, scope: Scope) -> None:
-        hub = await self._serving.__aenter__()
+        hub = await self._registration.__aenter__()
         self._entered = True
         if "state" in scope:
             scope["state"]["mooring"] = hub
@@ -229,7 +229,7 @@ class _LifespanProtocol:
     async def _leave(self) -> None:
         if self._entered:
             self._entered = False
-            await self._serving.__aexit__()
+            await self._registration.__aexit__()
 
 
 POLICY_VIOLATION = 1008
