@@ -60,10 +60,13 @@ INSTANCES = tuple(
 )
 
 
+Action = Literal["fail", "recover", "drain", "leave", "return"]
+
+
 class ScriptStep(NamedTuple):
     at: float
     """Seconds from the beginning of a round."""
-    action: Literal["fail", "recover", "drain", "leave", "return"]
+    action: Action
     service: str
     number: int
     """The instance, counted from 1; 0 means all instances of the service."""
@@ -207,6 +210,19 @@ class DemoInstance:
     async def restart(self) -> None:
         await self.stop()
         await self.start()
+
+    async def perform(self, action: Action) -> None:
+        match action:
+            case "fail":
+                self.update(healthy=False)
+            case "recover":
+                self.update(healthy=True)
+            case "drain":
+                await self.drain()
+            case "leave":
+                await self.stop()
+            case "return":
+                await self.restart()
 
     async def _stop_server(self) -> None:
         server, self._server = self._server, None
@@ -422,17 +438,7 @@ class DemoFleet:
         self._report(f"{subject}: {step.text}")
         for instance in instances:
             try:
-                match step.action:
-                    case "fail":
-                        instance.update(healthy=False)
-                    case "recover":
-                        instance.update(healthy=True)
-                    case "drain":
-                        await instance.drain()
-                    case "leave":
-                        await instance.stop()
-                    case "return":
-                        await instance.restart()
+                await instance.perform(step.action)
             except MooringError as error:
                 self._report(f"{instance.name}: {error}")
 
