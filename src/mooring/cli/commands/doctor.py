@@ -28,7 +28,13 @@ from mooring.store.url import REDIS, parse
 
 if TYPE_CHECKING:
     from mooring.registry.redis.registry import RedisRegistry
-    from mooring.registry.redis.server_info import AccessTrial, Sentinels, ServerInfo, SlotCoverage
+    from mooring.registry.redis.server_info import (
+        AccessTrial,
+        Sentinels,
+        ServerInfo,
+        SlotCoverage,
+        Topology,
+    )
 
 SLOW = 0.1
 """Seconds of a round trip above which a store is called slow."""
@@ -158,9 +164,9 @@ def judge_status(status: Status) -> Iterator[DoctorFinding]:
     answering = [member for member in status.members if member.latency is not None]
     if answering and not any(member.leader for member in answering):
         yield _warning("leader", "none of the servers in the URL is the leader")
-    if len({member.version for member in answering}) > 1:
-        versions = ", ".join(sorted({member.version for member in answering}))
-        yield _warning("versions", f"the members differ: {versions}")
+    versions = sorted({member.version for member in answering})
+    if len(versions) > 1:
+        yield _warning("versions", f"the members differ: {', '.join(versions)}")
     for alarm in status.alarms:
         yield _error("alarm", alarm)
     if answering and not status.alarms:
@@ -223,16 +229,10 @@ async def check_redis(registry: RedisRegistry) -> AsyncIterator[DoctorFinding]:
     """Check a Redis. Registers an instance for a moment, which no client calls."""
     from mooring.registry.redis.server_info import AccessTrial, inspect_servers
 
-    kind = registry.connection.settings.kind
-    topology = await inspect_servers(registry.connection.settings)
-    if topology.sentinels is not None:
-        for finding in judge_sentinels(topology.sentinels):
-            yield finding
-    for server in topology.servers:
-        for finding in judge_server(server, alone=kind == "single"):
-            yield finding
-    if topology.coverage is not None:
-        yield judge_coverage(topology.coverage)
+    settings = registry.connection.settings
+    topology = await inspect_servers(settings)
+    for finding in judge_topology(topology, alone=settings.kind == "single"):
+        yield finding
     answering = [server for server in topology.servers if server.latency is not None]
     if answering and all(server.is_sentinel for server in answering):
         return
@@ -242,6 +242,15 @@ async def check_redis(registry: RedisRegistry) -> AsyncIterator[DoctorFinding]:
     masters = [server.address for server in answering if not server.is_replica]
     async for finding in _try_redis(AccessTrial(registry, masters)):
         yield finding
+
+
+def judge_topology(topology: Topology, *, alone: bool) -> Iterator[DoctorFinding]:
+    if topology.sentinels is not None:
+        yield from judge_sentinels(topology.sentinels)
+    for server in topology.servers:
+        yield from judge_server(server, alone=alone)
+    if topology.coverage is not None:
+        yield judge_coverage(topology.coverage)
 
 
 def judge_server(server: ServerInfo, *, alone: bool) -> Iterator[DoctorFinding]:

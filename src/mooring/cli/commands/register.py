@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, cast
 
 import msgspec
@@ -32,9 +33,68 @@ _FIRST_REGISTRATION = 1.0  # seconds to wait for it before the command starts
 _STOP_TIMEOUT = 10.0  # seconds until the command is killed if the registration ends first
 
 
+@dataclass(frozen=True)
+class InstanceOptions:
+    """Options that describe the instance to register."""
+
+    version: Annotated[str, typer.Option(metavar="VERSION", help="version of the service")] = (
+        "0.0.0"
+    )
+    weight: Annotated[float, typer.Option(metavar="N", help="relative share of calls")] = 1.0
+    zone: Annotated[str, typer.Option(metavar="ZONE", help="zone of the instance")] = ""
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="protocol of the main port (default: tcp; with hprose, the prefix of the domain)",
+        ),
+    ] = ""
+    port: Annotated[
+        list[str] | None,
+        typer.Option("--port", metavar="NAME=PORT", help="additional named port; repeatable"),
+    ] = None
+    meta: Annotated[
+        list[str] | None, typer.Option("--meta", metavar="KEY=VALUE", help="metadata; repeatable")
+    ] = None
+    ttl: Annotated[
+        str, typer.Option(metavar="DURATION", help="expire after this time without a heartbeat")
+    ] = ""
+    persistent: Annotated[
+        bool,
+        typer.Option(
+            "--persistent",
+            help="on Redis: mark as unhealthy instead of evicting when heartbeats stop",
+        ),
+    ] = False
+
+    def instance(self, service: str, host: str, port: int, layout: str) -> Instance:
+        extra = pairs("--port", self.port)
+        return Instance(
+            service,
+            host,
+            port,
+            protocol=self.protocol or _default_protocol(service, layout),
+            version=self.version,
+            zone=self.zone,
+            weight=self.weight,
+            metadata=pairs("--meta", self.meta),
+            ports={name: _number(name, text) for name, text in extra.items()},
+            ephemeral=not self.persistent,
+        )
+
+    def lifetime(self) -> float | None:
+        """Seconds until the instance expires without a heartbeat; None for the default."""
+        if not self.ttl:
+            return None
+        lifetime = seconds("--ttl", self.ttl)
+        check_ttl(lifetime)
+        return lifetime
+
+
 async def register(
     context: typer.Context,
     service: ServiceArgument,
+    options: InstanceOptions,
     target: RegistryTarget,
     address: Annotated[
         str,
@@ -44,35 +104,6 @@ async def register(
             "gets a free port in $PORT",
         ),
     ] = "",
-    version: Annotated[
-        str, typer.Option(metavar="VERSION", help="version of the service")
-    ] = "0.0.0",
-    weight: Annotated[float, typer.Option(metavar="N", help="relative share of calls")] = 1.0,
-    zone: Annotated[str, typer.Option(metavar="ZONE", help="zone of the instance")] = "",
-    protocol: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="protocol of the main port (default: tcp; with hprose, the prefix of the domain)",
-        ),
-    ] = "",
-    port: Annotated[
-        list[str] | None,
-        typer.Option("--port", metavar="NAME=PORT", help="additional named port; repeatable"),
-    ] = None,
-    meta: Annotated[
-        list[str] | None, typer.Option("--meta", metavar="KEY=VALUE", help="metadata; repeatable")
-    ] = None,
-    ttl: Annotated[
-        str, typer.Option(metavar="DURATION", help="expire after this time without a heartbeat")
-    ] = "",
-    persistent: Annotated[
-        bool,
-        typer.Option(
-            "--persistent",
-            help="on Redis: mark as unhealthy instead of evicting when heartbeats stop",
-        ),
-    ] = False,
     as_json: JSONOption = False,
 ) -> None:
     """Register an instance while a command runs.
@@ -86,21 +117,8 @@ async def register(
     if not address and not command:
         raise typer.BadParameter("give an address, or a command after --", param_hint="HOST:PORT")
     host, number = _split(address) if address else ("", _free_port())
-    instance = Instance(
-        service,
-        host,
-        number,
-        protocol=protocol or _default_protocol(service, target.layout),
-        version=version,
-        zone=zone,
-        weight=weight,
-        metadata=pairs("--meta", meta),
-        ports={name: _number(name, text) for name, text in pairs("--port", port).items()},
-        ephemeral=not persistent,
-    )
-    lifetime = seconds("--ttl", ttl) if ttl else None
-    if lifetime is not None:
-        check_ttl(lifetime)
+    instance = options.instance(service, host, number, target.layout)
+    lifetime = options.lifetime()
     async with target.connect() as hub:
         signals = queue_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if not as_json:
