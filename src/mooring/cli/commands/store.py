@@ -68,7 +68,9 @@ def export_keys(
     key_prefix: Annotated[
         str, typer.Option("--prefix", metavar="KEY", help="only keys with this prefix")
     ] = "",
-    leased: Annotated[bool, typer.Option(help="include keys that are attached to a lease")] = False,
+    leased: Annotated[
+        bool, typer.Option("--leased", help="include keys that are attached to a lease")
+    ] = False,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="output file (default, and -: standard output)"),

@@ -8,12 +8,11 @@ from urllib.parse import quote
 import typer
 
 from mooring.cli.io.http_client import ServerTarget
-from mooring.cli.io.options import JSONOption
+from mooring.cli.io.options import JSONOption, tenant_id
 from mooring.cli.io.output import note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
 from mooring.formatting import parse_duration, printable, quoted
-from mooring.tenants.keys import MAX_ID
 
 ROLES = ("viewer", "operator", "admin", "service")
 _PAGE = 1000
@@ -40,7 +39,10 @@ def create(
     tenant: Annotated[
         list[int] | None,
         typer.Option(
-            "--tenant", metavar="ID", min=1, max=MAX_ID, help="restrict to this tenant; repeatable"
+            "--tenant",
+            metavar="ID",
+            parser=tenant_id,
+            help="restrict to this tenant; repeatable",
         ),
     ] = None,
     expires: Annotated[

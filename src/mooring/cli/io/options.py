@@ -10,10 +10,18 @@ import typer
 
 from mooring.errors import Conflict, InvalidRequest
 from mooring.formatting import parse_duration, quoted
-from mooring.tenants.keys import MAX_ID, NAMESPACE_VARIABLE, Owner, named
+from mooring.tenants.keys import NAMESPACE_VARIABLE, Owner, is_id, named
 
 if TYPE_CHECKING:
     from mooring.tenants.parts import StoredParts
+
+
+def tenant_id(typed: str) -> int:
+    """Parse the id of a tenant."""
+    if not is_id(typed):
+        raise typer.BadParameter(f"{quoted(typed)} is not a tenant id: expected a positive integer")
+    return int(typed)
+
 
 StoreOption = Annotated[
     str,
@@ -82,7 +90,7 @@ TagOption = Annotated[
     ),
 ]
 TenantArgument = Annotated[
-    int, typer.Argument(metavar="ID", min=1, max=MAX_ID, help="id of the tenant")
+    int, typer.Argument(metavar="ID", parser=tenant_id, help="id of the tenant")
 ]
 EntryArgument = Annotated[
     int, typer.Argument(metavar="NUMBER", min=0, help="number of an entry in the history")

@@ -22,6 +22,7 @@ from mooring.tenants.model import (
     parse_part,
     to_record,
 )
+from mooring.tenants.publish.merge import unsealed
 from mooring.tenants.secrets import Keyring, Secret
 from mooring.tenants.validation import FIELDS, host
 
@@ -89,46 +90,48 @@ class Translation(msgspec.Struct, frozen=True):
 
 def translate(keys: OldKeys, unit: int, entries: Iterable[Entry]) -> Translation:
     """Translate the old keys of a unit. Ignores keys of other units."""
-    parts: dict[str, TranslatedPart] = {}
-    translated_keys: dict[bytes, TranslatedKey] = {}
-    raw: dict[bytes, bytes] = {}
-    hidden: set[str] = set()
     places = [(keys.parse(entry.key), entry) for entry in entries]
-    known = [(place, entry) for place, entry in places if isinstance(place, OldPart)]
-    known.sort(key=lambda pair: pair[0].previous)  # the previous format has the lowest precedence
-    for place, entry in known:
-        if place.unit != unit:
-            continue
-        name = entry.key
-        raw[name] = entry.value
-        try:
-            value = parse(place, entry.value)
-        except UnreadableValue as error:
-            translated_keys[name] = TranslatedKey(
-                name, entry.modified, problems=(str(error),), readable=False
-            )
-            hidden.add(_hidden_by(place))
-            continue
-        valid: list[str] = []
-        problems: list[str] = []
-        contents = list(_parts_in(unit, place, value))
-        for path, part, problem in contents:
-            problem = problem or _validate(unit, path, part)
-            if problem:
-                problems.append(problem)
-                hidden |= {path} if path else set()
-            elif path in valid:
-                problems.append(f"{path} appears twice: the first one counts")
-            elif path not in parts:
-                parts[path] = TranslatedPart(part, name, entry.modified)
-                valid.append(path)
-        superseded = place.previous and not valid and not problems and bool(contents)
-        translated_keys[name] = TranslatedKey(
-            name, entry.modified, tuple(valid), tuple(problems), superseded=superseded
-        )
-    translation = Translation(unit, parts, translated_keys, raw, frozenset(hidden))
+    own = [
+        (place, entry)
+        for place, entry in places
+        if isinstance(place, OldPart) and place.unit == unit
+    ]
+    own.sort(key=lambda pair: pair[0].previous)  # the previous format has the lowest precedence
+    parts: dict[str, TranslatedPart] = {}
+    hidden: set[str] = set()
+    translated = {entry.key: _translate_key(place, entry, parts, hidden) for place, entry in own}
+    raw = {entry.key: entry.value for _, entry in own}
+    translation = Translation(unit, parts, translated, raw, frozenset(hidden))
     visible = {path: part for path, part in parts.items() if not translation.hides(path)}
     return msgspec.structs.replace(translation, parts=visible)
+
+
+def _translate_key(
+    place: OldPart, entry: Entry, parts: dict[str, TranslatedPart], hidden: set[str]
+) -> TranslatedKey:
+    """Translate one key. Adds its parts to `parts`, unless an earlier key has them, and the parts
+    with unknown values to `hidden`."""
+    try:
+        value = parse(place, entry.value)
+    except UnreadableValue as error:
+        hidden.add(_hidden_by(place))
+        return TranslatedKey(entry.key, entry.modified, problems=(str(error),), readable=False)
+    valid: list[str] = []
+    problems: list[str] = []
+    contents = list(_parts_in(place, value))
+    for path, part, problem in contents:
+        if problem := problem or _validate(place.unit, path, part):
+            problems.append(problem)
+            hidden |= {path} if path else set()
+        elif path in valid:
+            problems.append(f"{path} appears twice: the first one counts")
+        elif path not in parts:
+            parts[path] = TranslatedPart(part, entry.key, entry.modified)
+            valid.append(path)
+    superseded = place.previous and not valid and not problems and bool(contents)
+    return TranslatedKey(
+        entry.key, entry.modified, tuple(valid), tuple(problems), superseded=superseded
+    )
 
 
 def _hidden_by(place: OldPart) -> str:
@@ -159,27 +162,32 @@ def _users(value: JSON) -> JSON:
     return [] if value is None else value
 
 
-def _parts_in(unit: int, place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, str]]:
+def _parts_in(place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, str]]:
     """The parts in a key: path, value, and a problem if it has one."""
-    path = place.path
-    if path == "ftp":
-        yield from _ftp_parts(unit, value)
-    elif path == "database" and isinstance(value, dict):
-        service = str(value.get("serviceCode") or DEFAULT_SERVICE)
-        yield f"database/{service}", {**value, "tenantId": unit, "serviceCode": service}, ""
-    elif kind_of(path) == "database" and isinstance(value, dict):
-        yield path, {**value, "tenantId": unit, "serviceCode": name_of(path)}, ""
-    elif path == "meta" and isinstance(value, dict):
-        yield path, {**value, "id": unit}, ""
-    elif path == "storage" and isinstance(value, dict):
-        try:
-            yield path, _new_storage(unit, value), ""
-        except UnreadableValue as error:
-            yield path, value, str(error)
+    if place.path == "ftp":
+        yield from _ftp_parts(place.unit, value)
+    elif isinstance(value, dict):
+        yield _part_of_object(place, value)
     elif value is None:
-        yield path, value, "it is null"
-    elif kind_of(path) != "domain" or value != "":  # an empty domain means no domain
-        yield path, value, ""
+        yield place.path, value, "it is null"
+    elif kind_of(place.path) != "domain" or value != "":  # an empty domain means no domain
+        yield place.path, value, ""
+
+
+def _part_of_object(place: OldPart, value: dict[str, JSON]) -> tuple[str, JSON, str]:
+    """As `_parts_in`. The new value has the names that its path has."""
+    unit, path = place.unit, place.path
+    if kind_of(path) == "database":
+        service = name_of(path) or str(value.get("serviceCode") or DEFAULT_SERVICE)
+        return f"database/{service}", {**value, "tenantId": unit, "serviceCode": service}, ""
+    if path == "meta":
+        return path, {**value, "id": unit}, ""
+    if path == "storage":
+        try:
+            return path, _new_storage(unit, value), ""
+        except UnreadableValue as error:
+            return path, value, str(error)
+    return path, value, ""
 
 
 def _ftp_parts(unit: int, value: JSON) -> Iterator[tuple[str, JSON, str]]:
@@ -234,24 +242,29 @@ def _validate(unit: int, path: str, value: JSON) -> str:
 
 
 def _validate_names(path: str, value: JSON) -> str:
-    kind, name = kind_of(path), name_of(path)
+    kind = kind_of(path)
     if not is_path(path):
         return f"{path} is not the name of a part: it is empty or contains a slash"
     if kind == "domain":
         hosts = value if isinstance(value, list) else [value]
         problem = next(filter(None, map(host, hosts)), "")
         return f"{path} {problem}" if problem else ""
-    if kind in ("database", "ftp"):
-        field = {"database": "serviceCode", "ftp": "username"}[kind]
+    for field, name in _names_in(path, value).items():
         if problem := FIELDS[kind][field](name):
             return f"{field} {problem}"
-    if kind == "meta" and isinstance(value, dict):
-        for field in ("code", "name"):
-            if value.get(field) in (None, ""):
-                continue
-            if problem := FIELDS[kind][field](value[field]):
-                return f"{field} {problem}"
     return ""
+
+
+def _names_in(path: str, value: JSON) -> Mapping[str, JSON]:
+    """The names that a part has, by field."""
+    kind = kind_of(path)
+    if kind == "database":
+        return {"serviceCode": name_of(path)}
+    if kind == "ftp":
+        return {"username": name_of(path)}
+    if kind != "meta" or not isinstance(value, dict):
+        return {}
+    return {field: value[field] for field in ("code", "name") if value.get(field) not in (None, "")}
 
 
 def is_same(unit: int, path: str, one: JSON, other: JSON, ring: Keyring) -> bool:
@@ -342,7 +355,7 @@ def _in_old_form(path: str, value: JSON, before: bytes | None, ring: Keyring) ->
         if path == "storage":
             value = _old_storage(value, old_fields)
         elif kind_of(path) == "database" and "password" in old_fields:
-            value = _with_clear_password(value, ring)
+            return msgspec.json.encode(unsealed(value, ring))
     return msgspec.json.encode(value)
 
 
@@ -362,19 +375,6 @@ def _old_storage(value: dict[str, JSON], old_fields: Mapping[str, JSON]) -> dict
             del fields[new]
             fields[old] = round(size * unit)
     return fields
-
-
-def _with_clear_password(value: dict[str, JSON], ring: Keyring) -> dict[str, JSON]:
-    sealed = value.get("passwordEncrypted")
-    if not isinstance(sealed, str):
-        return value
-    text = ring.unseal(sealed, str(value.get("passwordKeyId") or ""))
-    rest = {
-        name: inner
-        for name, inner in value.items()
-        if name not in ("passwordEncrypted", "passwordKeyId")
-    }
-    return {**rest, "password": text}
 
 
 def _with_users(before: bytes | None, changes: Mapping[str, JSON]) -> bytes | None:

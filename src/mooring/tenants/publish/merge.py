@@ -82,6 +82,15 @@ def _sealed(password: str, ring: Keyring) -> dict[str, JSON]:
     return {"passwordEncrypted": sealed, "passwordKeyId": key_id}
 
 
+def unsealed(value: JSON, ring: Keyring) -> JSON:
+    """The part with its password in clear text. Raises `Undecipherable`."""
+    if not isinstance(value, dict) or not value.get("passwordEncrypted"):
+        return value
+    sealed, key_id = str(value["passwordEncrypted"]), str(value.get("passwordKeyId") or "")
+    others = {name: inner for name, inner in value.items() if name not in PASSWORD}
+    return {**others, "password": ring.unseal(sealed, key_id)}
+
+
 def resealed(path: str, value: object, ring: Keyring) -> JSON | None:
     """The part with its password under the current key; None if it has no password or nothing
     changes. Raises `Undecipherable`."""

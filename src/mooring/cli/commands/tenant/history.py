@@ -17,13 +17,14 @@ from mooring.cli.io.options import (
     TenantArgument,
     WriteOptions,
     YesOption,
+    tenant_id,
 )
 from mooring.cli.io.output import confirm, count_of, note, progress, show, show_json, warn
 from mooring.errors import NotConfigured
 from mooring.model import JSON
 from mooring.tenants.diff import changes_to_json
 from mooring.tenants.history import HistoryEntry, entry_diffs
-from mooring.tenants.keys import MAX_ID, Owner, named
+from mooring.tenants.keys import Owner, named
 from mooring.tenants.publish.publisher import Publisher, RekeyResult
 from mooring.tenants.secrets import FORMER, Keyring
 
@@ -31,11 +32,8 @@ from mooring.tenants.secrets import FORMER, Keyring
 def history(
     target: TenantTarget,
     tenant: Annotated[
-        int,
-        typer.Argument(
-            metavar="ID", min=0, max=MAX_ID, show_default=False, help="id of the tenant"
-        ),
-    ] = 0,
+        int | None, typer.Argument(metavar="ID", parser=tenant_id, help="id of the tenant")
+    ] = None,
     number: EntryFilter = 0,
     purge: Annotated[
         bool, typer.Option("--purge", help="delete entries instead of showing them")
@@ -50,8 +48,8 @@ def history(
     all tenants that are older than 90 days.
     """
     if purge:
-        return _purge(target, tenant, number, yes, as_json)
-    if not tenant:
+        return _purge(target, tenant or 0, number, yes, as_json)
+    if tenant is None:
         raise typer.BadParameter("give the id of a tenant", param_hint="ID")
 
     async def read(publisher: Publisher) -> list[HistoryEntry]:

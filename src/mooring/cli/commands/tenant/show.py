@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from mooring.cli.io.connect import TenantTarget, run_command
-from mooring.cli.io.options import JSONOption, RevealOption, TenantArgument
+from mooring.cli.io.options import JSONOption, RevealOption, TenantArgument, tenant_id
 from mooring.cli.io.output import (
     as_text,
     count_of,
@@ -31,9 +31,10 @@ from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.document import JSON_SUFFIXES, to_document
 from mooring.tenants.history import UNREADABLE
-from mooring.tenants.keys import MAX_ID, PartOf, TenantKeys, kind_of, name_of
+from mooring.tenants.keys import PartOf, TenantKeys, kind_of, name_of
 from mooring.tenants.model import Part, Tenant, UnreadableValue, decode, parse_part
 from mooring.tenants.parts import Parts, StoredParts, UnreadablePart, stored_parts
+from mooring.tenants.publish.merge import unsealed
 from mooring.tenants.secrets import Keyring
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # written in C, if available
@@ -120,7 +121,6 @@ async def show_tenant(
     """
     if as_yaml and (reveal or as_json):
         raise typer.BadParameter("cannot be combined with --reveal or --json", param_hint="--yaml")
-    ring = Keyring.from_environment() if reveal else Keyring([])
     async with target.connect() as hub:
         entries = (await hub.store.read(target.keys.parts(tenant))).entries
     stored = stored_parts(target.keys, tenant, entries)
@@ -133,14 +133,11 @@ async def show_tenant(
         typer.echo(_to_yaml(to_document(tenant, stored.parts)), nl=False)
         return
     problems: list[str] = []
-    values: dict[str, JSON] = {}
-    for path, value in stored.parts.items():
-        if isinstance(value, UnreadablePart):
-            values[path] = UNREADABLE
-        else:
-            values[path] = _revealed(path, value, ring, problems) if reveal else masked(value)
     if reveal:
+        values = _revealed_parts(stored.parts, problems)
         note(f"tenant {tenant}: its secrets are shown in clear text")
+    else:
+        values = _masked_parts(stored.parts)
     if as_json:
         show_json(_by_section(tenant, values) | {"revision": stored.revision})
     else:
@@ -176,21 +173,24 @@ def _warn_of_unreadable(parts: Parts) -> None:
             warn(f"{path} cannot be understood and is left out: publishing this may remove it")
 
 
-def _revealed(path: str, value: JSON, ring: Keyring, problems: list[str]) -> JSON:
-    """A part with its password decrypted. Appends a problem if that fails."""
-    if not isinstance(value, dict) or not value.get("passwordEncrypted"):
-        return value
-    sealed, key_id = str(value["passwordEncrypted"]), str(value.get("passwordKeyId") or "")
-    rest = {
-        name: inner
-        for name, inner in value.items()
-        if name not in ("passwordEncrypted", "passwordKeyId")
+def _masked_parts(parts: Parts) -> dict[str, JSON]:
+    return {
+        path: UNREADABLE if isinstance(value, UnreadablePart) else masked(value)
+        for path, value in parts.items()
     }
-    try:
-        return rest | {"password": ring.unseal(sealed, key_id)}
-    except Undecipherable as error:
-        problems.append(f"{path}: {error}")
-        return masked(value)
+
+
+def _revealed_parts(parts: Parts, problems: list[str]) -> dict[str, JSON]:
+    """The parts with their passwords decrypted. A part for which that fails is masked, and appended
+    to `problems`."""
+    ring, values = Keyring.from_environment(), _masked_parts(parts)
+    for path, value in parts.items():
+        if not isinstance(value, UnreadablePart):
+            try:
+                values[path] = unsealed(value, ring)
+            except Undecipherable as error:
+                problems.append(f"{path}: {error}")
+    return values
 
 
 def _by_section(tenant: int, parts: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -221,7 +221,7 @@ def export(
     ] = None,
     tenants: Annotated[
         list[int] | None,
-        typer.Option("--tenant", metavar="ID", min=1, max=MAX_ID, help="only this one; repeatable"),
+        typer.Option("--tenant", metavar="ID", parser=tenant_id, help="only this one; repeatable"),
     ] = None,
     as_json: JSONOption = False,
 ) -> None:
@@ -239,20 +239,25 @@ def export(
     for tenant in tenants or []:
         if tenant not in stored:
             raise NotConfigured(f"there is no tenant {tenant}")
+    encode = _to_json_line if json_lines else _to_yaml_document
     with open_output(file, mode=0o600) as output, progress("exported") as report:
         for number, (tenant, parts) in enumerate(stored.items()):
             report(number, len(stored))
-            document = to_document(tenant, parts.parts, secrets=True)
-            if json_lines:
-                output.write(f"{json.dumps(document, ensure_ascii=False)}\n")
-            else:
-                output.write(f"---\n{_to_yaml(document)}")
+            output.write(encode(to_document(tenant, parts.parts, secrets=True)))
     print_stderr(count_of(len(stored), "tenant"))
     if clear := sum(map(_count_cleartext, stored.values())):
         secrets = count_of(clear, "secret")
         warn(f"the export has {secrets} in clear text, as stored: keep it safe")
     if sum(_warn_of_gaps(tenant, parts) for tenant, parts in stored.items()):
         raise typer.Exit(1)
+
+
+def _to_json_line(document: dict[str, JSON]) -> str:
+    return f"{json.dumps(document, ensure_ascii=False)}\n"
+
+
+def _to_yaml_document(document: dict[str, JSON]) -> str:
+    return f"---\n{_to_yaml(document)}"
 
 
 async def _read(target: TenantTarget, tenants: list[int]) -> list[Entry]:
