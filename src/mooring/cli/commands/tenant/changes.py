@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import typer
 
@@ -99,14 +99,19 @@ def lines(difference: PartDiff) -> Iterator[tuple[Action, str]]:
         yield action, f"{path}: {_SENSITIVE[action]}"
     elif action == "add" and isinstance(after, dict):
         yield "add", path
-        split = is_split_key(after)
-        for name, value in after.items():
-            if not _repeats_path(path, name) and value is not None:
-                text = "(sensitive value)" if split else _field_text(name, value)
-                yield "add", f"    {name}: {text}"
+        for field in _added_fields(path, after):
+            yield "add", f"    {field}"
     else:
         whole = before if after is None else after
         yield action, path if isinstance(whole, dict) else f"{path}: {_text(whole)}"
+
+
+def _added_fields(path: str, part: Mapping[str, JSON]) -> Iterator[str]:
+    split = is_split_key(part)
+    for name, value in part.items():
+        if value is not None and not _repeats_path(path, name):
+            is_secret = split or is_hidden(name) or is_sealed(value)
+            yield f"{name}: {'(sensitive value)' if is_secret else _text(value)}"
 
 
 def _change_text(change: FieldChange) -> str:
@@ -116,10 +121,6 @@ def _change_text(change: FieldChange) -> str:
         return _SENSITIVE[change.action]
     before, after = _text(change.before), _text(change.after)
     return f"{before} → {after}" if before != after else _SENSITIVE["change"]
-
-
-def _field_text(name: str, value: JSON) -> str:
-    return "(sensitive value)" if is_hidden(name) or is_sealed(value) else _text(value)
 
 
 def _text(value: JSON | UnreadablePart) -> str:

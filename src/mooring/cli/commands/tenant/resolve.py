@@ -38,6 +38,11 @@ class Resolution(NamedTuple):
     status: str = ""
 
 
+class TenantName(NamedTuple):
+    by: By
+    name: str
+
+
 class RequestLine(NamedTuple):
     """The request that --url and --header describe."""
 
@@ -71,23 +76,35 @@ async def resolve(
     Exits with 1 if no tenant matches.
     """
     options: dict[By, str] = {"host": host, "code": code, "name": name, "ftp-user": ftp_user}
-    given = [(by, value) for by, value in options.items() if value]
-    request = _request(url, header or []) if url or header else None
-    if len(given) + (request is not None) != 1:
+    names = [TenantName(by, value) for by, value in options.items() if value]
+    requests = [_request(url, header or [])] if url or header else []
+    if len(names) + len(requests) != 1:
         raise typer.BadParameter(
             "give one of HOST, --code, --name, --ftp-user, or --url with or without --header"
         )
     if host:
-        host_name = host_of(host)
-        if not host_name:
-            raise typer.BadParameter(f"{quoted(host)} is not a host name", param_hint="HOST")
-        given = [("host", host_name)]
+        names = [TenantName("host", _host_name(host))]
     async with target.connect() as hub:
-        if request is None:
-            ((by, value),) = given
-            resolution = await _look_up(hub, target.keys, by, value)
+        if requests:
+            resolution = await _resolve_request(hub, target.keys, requests[0])
         else:
-            resolution = await _resolve_request(hub, target.keys, request)
+            resolution = await _look_up(hub, target.keys, *names[0])
+    _show_resolution(resolution, as_json)
+    if requests and resolution.status in REFUSED:
+        note(
+            f"tenant {resolution.tenant} is {resolution.status}: such a request is refused with 403"
+        )
+
+
+def _host_name(host: str) -> str:
+    name = host_of(host)
+    if not name:
+        raise typer.BadParameter(f"{quoted(host)} is not a host name", param_hint="HOST")
+    return name
+
+
+def _show_resolution(resolution: Resolution, as_json: bool) -> None:
+    """Print the tenant. Exits with 1 if there is none."""
     if as_json:
         show_json(
             {
@@ -98,16 +115,12 @@ async def resolve(
                 "why": resolution.reason,
             }
         )
-    if resolution.tenant is None:
-        if as_json:
+        if resolution.tenant is None:
             raise typer.Exit(1)
+    elif resolution.tenant is None:
         raise NotConfigured(resolution.reason)
-    if not as_json:
+    else:
         typer.echo(str(resolution.tenant))
-    if request is not None and resolution.status in REFUSED:
-        note(
-            f"tenant {resolution.tenant} is {resolution.status}: such a request is refused with 403"
-        )
 
 
 def _request(url: str, headers: list[str]) -> RequestLine:
