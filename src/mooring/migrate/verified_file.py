@@ -6,15 +6,14 @@ format of the file.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from mooring.atomic_file import replacing
 from mooring.errors import InvalidRequest, MigrationError, MooringError, misplaced
 
 H = TypeVar("H", bound=msgspec.Struct)
@@ -36,22 +35,14 @@ class Verified(NamedTuple, Generic[H, T]):
 def write(path: Path, verified: Verified[H, T]) -> None:
     """Replace the file atomically, readable by its owner only: it may contain secrets. Raises
     `MigrationError` if it cannot be written."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
-        unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as output:
+        path.parent.resolve(strict=True)  # a folder that does not exist is an error
+        with replacing(path) as output:
             for line in (verified.header, *verified.items):
                 fields = msgspec.to_builtins(line, order="deterministic")
-                output.write(json.dumps(fields) + "\n")
-            output.flush()
-            os.fsync(output.fileno())
-        unfinished.replace(path)
+                output.write(f"{json.dumps(fields)}\n".encode("ascii"))
     except OSError as error:
         raise _file_error(path, "written", error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
 
 
 def discard(path: Path) -> None:

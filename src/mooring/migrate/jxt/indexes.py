@@ -30,6 +30,8 @@ _BATCH = 40
 MAX_OPERATIONS = 100
 """Operations in one commit, besides the ledger's."""
 
+_FOLLOWS = "it follows from the parts"
+
 
 def compare_old_indexes(
     keys: TenantKeys,
@@ -44,26 +46,26 @@ def compare_old_indexes(
             why = _no_tenant(index.holder)
             yield PartPlan(index.holder, index.key, "orphan", why, index.modified)
         return
-    unit, old = state.unit, state.old.values
+    unit, old = state.unit, state.old
     verdicts = {step.key: step.verdict for step in steps}
-    before, after = (list(claims(keys, unit, parts).values()) for parts in (old, state.new))
+    before, after = (list(claims(keys, unit, parts).values()) for parts in (old.values, state.new))
     for index in indexes:
-        paths = [claim.path for claim in before if _belongs_to(index.index, claim, old)]
-        owner = next((state.old.parts[path].key for path in paths), b"")
-        if verdicts.get(owner) in DELETABLE or (
-            not paths and any(_belongs_to(index.index, claim, state.new) for claim in after)
-        ):
-            why = "it follows from the parts"
-            yield PartPlan(unit, index.key, "equal", why, index.modified)
-        elif paths:
-            why = (
-                "" if verdicts.get(owner) in DIFFERENT else "it refers to a part that is not copied"
-            )
-            yield PartPlan(unit, index.key, "index", why, index.modified)
+        owner = next((c.path for c in before if _belongs_to(index.index, c, old.values)), "")
+        if owner:
+            verdict, why = _compare_owned_index(verdicts.get(old.parts[owner].key))
+        elif any(_belongs_to(index.index, claim, state.new) for claim in after):
+            verdict, why = "equal", _FOLLOWS
         else:
+            verdict = "orphan" if _may_be_hidden(index.index, state) else "abandoned"
             why = f"tenant {unit} has nothing with this name"
-            verdict: Verdict = "orphan" if _may_be_hidden(index.index, state) else "abandoned"
-            yield PartPlan(unit, index.key, verdict, why, index.modified)
+        yield PartPlan(unit, index.key, verdict, why, index.modified)
+
+
+def _compare_owned_index(part: Verdict | None) -> tuple[Verdict, str]:
+    """The verdict on an old index that refers to an old part with this verdict."""
+    if part in DELETABLE:
+        return "equal", _FOLLOWS
+    return "index", "" if part in DIFFERENT else "it refers to a part that is not copied"
 
 
 def _may_be_hidden(index: OldIndex, state: UnitState) -> bool:
@@ -185,6 +187,14 @@ class IndexWrites(msgspec.Struct):
     """The indexes that no longer refer to the tenant after the writes."""
     problems: list[str] = msgspec.field(default_factory=list)
 
+    def delete(self, entry: Entry) -> None:
+        self.writes.append(Delete(key(entry.key)))
+        self.checks.append(unchanged(entry.key, entry.modified))
+
+    def put(self, claim: Claim, name: bytes, entries: Mapping[bytes, Entry]) -> None:
+        self.writes.append(Put(name, claim.value))
+        self.checks.append(unchanged(name, entries[name].modified if name in entries else 0))
+
 
 def write_index_changes(
     unit: int,
@@ -195,23 +205,15 @@ def write_index_changes(
     """The writes, with one check each, for a tenant whose claims change. Unchanged indexes and
     those of other tenants stay as they are."""
     result = IndexWrites(gone=before.keys() - after.keys())
-    for name in sorted({*before, *after}):
-        entry, claim = entries.get(name), after.get(name)
-        tenant = holder(entry.value) if entry is not None else 0
-        if claim is None:
-            if entry is None or tenant != unit:
-                continue
-            result.writes.append(Delete(key(name)))
-        else:
-            former = before.get(name)
-            if former is not None and former.value == claim.value:
-                continue
-            if entry is not None and entry.value == claim.value:
-                continue
-            if tenant not in (0, unit):
-                continue  # its tenant may be about to give up the name: see `find_gaps`
-            result.writes.append(Put(name, claim.value))
-        result.checks.append(unchanged(name, _modified(entries, name)))
+    holders = {name: holder(entry.value) for name, entry in entries.items()}
+    for name in sorted(result.gone):
+        if holders.get(name) == unit:
+            result.delete(entries[name])
+    for name, claim in sorted(after.items()):
+        present = {it.value for it in (before.get(name), entries.get(name)) if it is not None}
+        # Another tenant may be about to give up the name: see `find_gaps`.
+        if claim.value not in present and holders.get(name, 0) in (0, unit):
+            result.put(claim, name, entries)
     return result
 
 
@@ -289,8 +291,7 @@ class OldIndexes:
         result = IndexWrites(gone=set(surplus))
         for name in surplus:
             if name in entries and holder(entries[name].value) == state.unit:
-                result.writes.append(Delete(key(name)))
-                result.checks.append(unchanged(name, entries[name].modified))
+                result.delete(entries[name])
         for name, (claim, tenant) in gaps.taken.items():
             other, _ = await self._reader.unit(tenant)
             if any(name in self._claims(tenant, parts) for parts in (other.new, other.old.values)):
@@ -299,9 +300,8 @@ class OldIndexes:
                 gaps.missing[name] = claim
         for name, claim in list(gaps.missing.items())[:_BATCH]:
             part = state.old.parts[claim.path]
-            result.writes.append(Put(name, claim.value))
-            result.checks += [unchanged(name, _modified(entries, name))]
-            result.checks += [unchanged(part.key, part.modified)]
+            result.put(claim, name, entries)
+            result.checks.append(unchanged(part.key, part.modified))
         result.checks = list(dict.fromkeys(result.checks))
         return result
 
@@ -337,8 +337,3 @@ class OldIndexes:
             commit = await self._store.commit(read=[Query(key(name)) for name in batch])
             entries |= {read.first.key: read.first for read in commit.reads if read.first}
         return entries
-
-
-def _modified(entries: Mapping[bytes, Entry], name: bytes) -> int:
-    entry = entries.get(name)
-    return 0 if entry is None else entry.modified

@@ -263,15 +263,21 @@ def _compare_part(state: UnitState, path: str, criteria: Criteria) -> tuple[Verd
         return "taken", str(conflict)
     if criteria.phase != "both":
         return _compare_after_cutover(state, path, criteria)
-    if decision.move == "to new":
-        if path not in state.new:
-            return "missing", "deleted there, changed here" if decision.conflict else ""
-        return "differs", "both were changed: this is the later" if decision.conflict else ""
     if decision.move == "out of old":
         return ("newer", "removed there") if path in criteria.removed else ("gone", "")
-    if decision.move:
-        return "newer", "both were changed: the new key is the later" if decision.conflict else ""
-    return "equal", ""
+    if decision.move == "to new":
+        verdict: Verdict = "differs" if path in state.new else "missing"
+    else:
+        verdict = "newer" if decision.move else "equal"
+    return verdict, _CONFLICTS[verdict] if decision.conflict else ""
+
+
+_CONFLICTS: Mapping[Verdict, str] = {
+    "missing": "deleted there, changed here",
+    "differs": "both were changed: this is the later",
+    "newer": "both were changed: the new key is the later",
+}
+"""Why a part has a verdict if both sides were changed."""
 
 
 def _compare_after_cutover(state: UnitState, path: str, criteria: Criteria) -> tuple[Verdict, str]:

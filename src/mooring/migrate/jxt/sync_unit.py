@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
 
@@ -69,6 +69,17 @@ class _ConcurrentWrite(Exception):
     """Another writer has changed the unit since it was read."""
 
 
+def _partition(
+    changes: Iterable[PartMove], moves: Collection[Move], blocked: Mapping[str, str]
+) -> tuple[list[PartMove], list[str]]:
+    """The changes with one of these moves, and the problems of those that are blocked instead."""
+    changes = [change for change in changes if change.move in moves]
+    problems = [
+        f"{change.path}: {blocked[change.path]}" for change in changes if change.path in blocked
+    ]
+    return [change for change in changes if change.path not in blocked], problems
+
+
 class UnitSync:
     def __init__(self, store: Store, reader: Reader, publisher: Publisher, ring: Keyring) -> None:
         self._store, self._reader, self._publisher = store, reader, publisher
@@ -130,21 +141,20 @@ class UnitSync:
     ) -> bool:
         """Make one commit. Returns whether there was anything to do."""
         moves, result.strays = self._moves(state, cutover.phase)
-        to_new = [change for change in moves if change.move in ("to new", "out of new")]
-        problems = [f"{one.path}: {taken[one.path]}" for one in to_new if one.path in taken]
-        if to_new := [change for change in to_new if change.path not in taken]:
+        to_new, rejected = _partition(moves, ("to new", "out of new"), taken)
+        if to_new:
             result.changes += await self._to_new(state, cutover, to_new)
             return True
-        to_old = [one for one in moves if back and one.move in ("to old", "out of old")]
-        locked = self._locked(state, to_old)
-        problems += [f"{path}: {why}" for path, why in locked.items()]
-        if to_old := [change for change in to_old if change.path not in locked]:
-            result.changes += await self._to_old(state, cutover, to_old[:_BATCH])
-            return True
+        if back:
+            to_old, locked = _partition(moves, ("to old", "out of old"), self._locked(state, moves))
+            if to_old:
+                result.changes += await self._to_old(state, cutover, to_old[:_BATCH])
+                return True
+            rejected += locked
         if writes := self._ledger_writes(state, self._bases(state)):
             await self._store.commit(*writes, require=self._checks(state, cutover))
             return True
-        result.problems = problems
+        result.problems = rejected
         return False
 
     def _locked(self, state: UnitState, changes: Collection[PartMove]) -> dict[str, str]:

@@ -95,24 +95,22 @@ def parse_keyspace(keys: Iterable[str], v1: V1Keys, v2: RedisKeys) -> V1Keyspace
     """Find the services among keys. A service whose name contains a colon is recognized by its set
     or sorted set; otherwise the name of the service in a hash key ends at the first colon."""
     candidates = [key for key in keys if not is_v2_key(v2, key)]
-    named = {
-        key.removeprefix(start)
-        for key in candidates
-        for start in (v1.sets, v1.zsets)
-        if key.startswith(start)
-    }
+    named = {*_suffixes(candidates, v1.sets), *_suffixes(candidates, v1.zsets)}
     ids: dict[str, set[str]] = {service: set() for service in named}
     with_colon = sorted((name for name in named if ":" in name), key=len, reverse=True)
     strays = []
-    for key in candidates:
-        if not key.startswith(v1.hashes):
-            continue
-        service, id = _split_hash_key(key.removeprefix(v1.hashes), with_colon)
+    for rest in _suffixes(candidates, v1.hashes):
+        service, id = _split_hash_key(rest, with_colon)
         if service and id:
             ids.setdefault(service, set()).add(id)
         else:
-            strays.append(key)
+            strays.append(f"{v1.hashes}{rest}")
     return V1Keyspace({name: frozenset(ids[name]) for name in sorted(ids)}, tuple(strays))
+
+
+def _suffixes(keys: Iterable[str], start: str) -> list[str]:
+    """The rest of the keys that begin with `start`."""
+    return [key.removeprefix(start) for key in keys if key.startswith(start)]
 
 
 def _split_hash_key(rest: str, with_colon: Iterable[str]) -> tuple[str, str]:

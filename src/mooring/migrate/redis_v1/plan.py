@@ -95,8 +95,12 @@ class V2Service:
         return (
             record is not None
             and record.get("incarnation") != INCARNATION
-            and (self.scores.get(id, 0) > self.now - timeout or record.get("ephemeral") == "false")
+            and (self.has_beaten(id, timeout) or record.get("ephemeral") == "false")
         )
+
+    def has_beaten(self, id: str, timeout: int) -> bool:
+        """Whether the last heartbeat is younger than the timeout, in ms."""
+        return self.scores.get(id, 0) > self.now - timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ def compare(v1: V1Service, v2: V2Service, *, timeout: int, limit: int) -> list[I
         for id, record in sorted(v2.records.items())
         if id not in known
         and record.get("incarnation") == INCARNATION
-        and v2.scores.get(id, 0) > v2.now - timeout
+        and v2.has_beaten(id, timeout)
     ]
     return steps
 
@@ -150,51 +154,58 @@ def stranded(v1: V1Service, now: int, *, timeout: int, why: str) -> list[Instanc
 def _compare_instance(
     v1: V1Service, v2: V2Service, id: str, timeout: int, limit: int
 ) -> InstancePlan:
-    def step(verdict: Verdict, why: str = "", *changed: FieldDifference) -> InstancePlan:
-        return InstancePlan(v1.service, id, verdict, why, changed, notes, heartbeat)
+    oldest = v2.now - timeout
+    try:
+        record = _parse_instance(v1, id, limit)
+    except InvalidRequest as error:
+        return InstancePlan(v1.service, id, _unrepresentable(v1, id, oldest), str(error))
+    if record is None:
+        why = _remnant(bool(v1.hashes.get(id)), id in v1.members)
+        return InstancePlan(v1.service, id, "remnant", why)
+    heartbeat = v1.heartbeat(id, record, v2.now)
+    step = InstancePlan(v1.service, id, "equal", notes=record.notes, heartbeat=heartbeat)
+    if record.bridged:
+        return replace(step, verdict="bridged")
+    if id in v2.wrong_type:
+        return replace(step, verdict=_unrepresentable(v1, id, oldest), why=_NOT_A_HASH)
+    if v2.owns(id, timeout):
+        return replace(step, verdict="own")
+    if heartbeat <= oldest:
+        why = "" if heartbeat else "it has never sent a heartbeat"
+        return replace(step, verdict="expired", why=why)
+    if id in v2.removed and not _restarted(record, heartbeat, v2.removed[id]):
+        return replace(step, verdict="removed")
+    return _compare_tiers(step, record, v2)
 
-    def not_representable(why: str) -> InstancePlan:
-        return step("stranded" if v1.is_alive(id, v2.now - timeout) else "unreadable", why)
 
-    notes: tuple[str, ...] = ()
-    heartbeat = 0
-    if not _is_utf8(id):
-        return not_representable("its id is not UTF-8")
+def _parse_instance(v1: V1Service, id: str, limit: int) -> V1Record | None:
+    """None for an incomplete instance. Raises `InvalidRequest` for one that v2 cannot represent."""
+    try:
+        id.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("its id is not UTF-8") from None
     fields = v1.hashes.get(id, {})
     if fields is None:
-        return step("unreadable", "its key is not a hash")
+        raise InvalidRequest("its key is not a hash")
     if not fields or id not in v1.members:
-        return step("remnant", _remnant(bool(fields), id in v1.members))
-    try:
-        record = parse_record(v1.service, id, fields, limit=limit)
-    except InvalidRequest as error:
-        return not_representable(str(error))
-    notes = record.notes
-    if record.bridged:
-        return step("bridged")
-    if id in v2.wrong_type:
-        return not_representable(_NOT_A_HASH)
-    if v2.owns(id, timeout):
-        return step("own")
-    heartbeat = v1.heartbeat(id, record, v2.now)
-    if heartbeat <= v2.now - timeout:
-        return step("expired", "" if heartbeat else "it has never sent a heartbeat")
-    if id in v2.removed and not _restarted(record, heartbeat, v2.removed[id]):
-        return step("removed")
-    if missing := _missing_tiers(v2, id):
-        return step("missing" if len(missing) == 2 else "half", "; ".join(missing))
-    if changed := differences(record.fields, v2.records[id]):
-        return step("differs", "", *changed)
+        return None
+    return parse_record(v1.service, id, fields, limit=limit)
+
+
+def _unrepresentable(v1: V1Service, id: str, since: int) -> Verdict:
+    return "stranded" if v1.is_alive(id, since) else "unreadable"
+
+
+def _compare_tiers(step: InstancePlan, record: V1Record, v2: V2Service) -> InstancePlan:
+    """Compare a live instance with the tiers of v2."""
+    if missing := _missing_tiers(v2, step.id):
+        verdict: Verdict = "missing" if len(missing) == 2 else "half"
+        return replace(step, verdict=verdict, why="; ".join(missing))
+    if changed := differences(record.fields, v2.records[step.id]):
+        return replace(step, verdict="differs", differences=changed)
     if not v2.listed:
-        return step("half", "tier 1 does not list the service")
-    return step("behind" if heartbeat > v2.scores[id] else "equal")
-
-
-def _is_utf8(id: str) -> bool:
-    try:
-        return bool(id.encode())
-    except UnicodeEncodeError:
-        return False
+        return replace(step, verdict="half", why="tier 1 does not list the service")
+    return replace(step, verdict="behind") if step.heartbeat > v2.scores[step.id] else step
 
 
 def _remnant(hash: bool, member: bool) -> str:
@@ -335,23 +346,17 @@ def _plan_to_v1(
     plan: BridgePlan, v1: V1Service, v2: V2Service, config: Mapping[str, Config]
 ) -> None:
     seconds = in_seconds(v1.scores.values())
-    alive = {
-        id
-        for id in v2.records
-        if v2.owns(id, V1_TIMEOUT) and v2.scores.get(id, 0) > v2.now - V1_TIMEOUT
-    }
+    alive = {id for id in v2.records if v2.owns(id, V1_TIMEOUT) and v2.has_beaten(id, V1_TIMEOUT)}
     for id in sorted(alive):
-        fields, record = v1.hashes.get(id, {}), v2.records[id]
-        registered = _registration_time(record)
-        if fields is None or not _may_mirror(plan, id, fields, registered):
+        if not _may_mirror(plan, id, v1.hashes.get(id, {}), v2.records[id]):
             continue
         try:
-            instance = with_config(layout.decode(v1.service, id, record), config)
+            instance = with_config(layout.decode(v1.service, id, v2.records[id]), config)
         except InvalidRequest as error:
             plan.problems.append(f"{id}, of v2, {error}")  # v2 readers omit it too
             continue
-        wanted = v1_fields(instance, registered, in_seconds=seconds)
-        if fields != wanted or id not in v1.members:
+        wanted = v1_fields(instance, _registration_time(v2.records[id]), in_seconds=seconds)
+        if v1.hashes.get(id) != wanted or id not in v1.members:
             plan.mirror[id] = wanted
         score = v2.scores[id] // 1000 if seconds else v2.scores[id]
         if v1.scores.get(id) != score:
@@ -363,12 +368,16 @@ def _plan_to_v1(
     ]
 
 
-def _may_mirror(plan: BridgePlan, id: str, fields: Mapping[str, str], registered: int) -> bool:
+def _may_mirror(
+    plan: BridgePlan, id: str, fields: Mapping[str, str] | None, record: Mapping[str, str]
+) -> bool:
     """Whether the v1 record is missing, or the bridge's, or of a process that has been silent since
     a v2 process took over."""
+    if fields is None:
+        return False  # not a hash
     if not fields or is_bridged(fields):
         return True
-    return id in plan.seen and plan.seen[id].at < registered
+    return id in plan.seen and plan.seen[id].at < _registration_time(record)
 
 
 def _registration_time(record: Mapping[str, str]) -> int:

@@ -65,7 +65,7 @@ class ServiceReader:
         `UnreadableService`."""
         members = {text(id) for id in await self._scan_set("SSCAN", self._v1.instances(service))}
         heartbeats = await self._scan_set("ZSCAN", self._v1.heartbeats(service))
-        scores = {text(id): float(score) for id, score in _pairs(heartbeats)}
+        scores = _scores(heartbeats)
         # An id may produce the name of a v2 key, which is not a record of v1.
         keys = {
             id: key
@@ -97,7 +97,7 @@ class ServiceReader:
         heartbeats, removals = await asyncio.gather(
             self._scan_set("ZSCAN", keys.heartbeats), self._scan_set("ZSCAN", keys.removed)
         )
-        scores = {text(id): float(score) for id, score in _pairs(heartbeats)}
+        scores = _scores(heartbeats)
         every = sorted({*scores, *ids})
         hashes = await self._hashes(keys.instance(id) for id in every)
         records = {
@@ -108,11 +108,7 @@ class ServiceReader:
         wrong_type = frozenset(
             id for id, fields in zip(every, hashes, strict=True) if fields is None
         )
-        removed = {
-            member.removesuffix(f" {INCARNATION}"): int(until - KEPT)
-            for member, until in ((text(one), float(other)) for one, other in _pairs(removals))
-            if member.endswith(f" {INCARNATION}") and until > state.now
-        }
+        removed = _removed_copies(removals, state.now)
         return V2Service(state.now, records, scores, removed, listed, wrong_type), state.config
 
     async def _scan_set(self, command: str, key: str) -> list[Any]:
@@ -162,6 +158,20 @@ def _pairs(reply: list[Any]) -> Iterator[tuple[Any, Any]]:
         yield from reply
     else:
         yield from zip(reply[::2], reply[1::2], strict=True)
+
+
+def _scores(reply: list[Any]) -> dict[str, float]:
+    return {text(member): float(score) for member, score in _pairs(reply)}
+
+
+def _removed_copies(reply: list[Any], now: int) -> dict[str, int]:
+    """When an operator deregistered each copy, from the removals that are still in force."""
+    suffix = f" {INCARNATION}"
+    return {
+        member.removesuffix(suffix): int(until - KEPT)
+        for member, until in _scores(reply).items()
+        if member.endswith(suffix) and until > now
+    }
 
 
 def text(value: bytes) -> str:
