@@ -49,7 +49,7 @@ TEXTS: Mapping[str, str] = {
     "drained_by": "drained by {by}[, reason: {reason}]",
     "enabled_by": "enabled by {by}[, reason: {reason}]",
     "weight_set_by": "weight set to {weight} by {by}[, reason: {reason}]",
-    "weight_reset_by": "weight reset to its own by {by}[, reason: {reason}]",
+    "weight_reset_by": "weight reset to the registered one by {by}[, reason: {reason}]",
     "deregistered_by": "deregistered by {by}[, reason: {reason}]",
     "deregistered_itself": "it deregistered over HTTP",
     # Reasons: what is wrong with an instance, and why it is or is not called.
@@ -66,7 +66,7 @@ TEXTS: Mapping[str, str] = {
     "other_tag": "its {name} is {value}, not {wanted}",
     "no_tag": "it has no {name}, and {wanted} is required",
     "outside_zone": "its zone is {zone}, not {wanted}",
-    "unknown_zone": "its zone is not known, and {wanted} is required",
+    "unknown_zone": "its zone is unknown, and {wanted} is required",
     "condition_failed": "the caller's condition raised an error: {error}",
     "condition_unmet": "it does not meet the caller's condition",
     "draining_last_resort": "it is draining, but no other instance is usable",
@@ -75,8 +75,8 @@ TEXTS: Mapping[str, str] = {
     "other_zone": "it is in {zone}, and there are instances in {wanted}",
     "no_zone": "it is in no zone, and there are instances in {wanted}",
     "spill_over": (
-        "only {usable}% of what {zone} can carry is usable: {share}% of the calls spill over to "
-        "other zones"
+        "only {usable}% of the capacity of {zone} is usable, so {share}% of the calls spill over "
+        "to other zones"
     ),
     "panic": "called anyway: only {healthy} of {total} are healthy (panic threshold)",
     "slow_start": "slow start: its effective weight is {weight}",
@@ -127,16 +127,16 @@ TEXTS: Mapping[str, str] = {
         "or DELETE it in the API."
     ),
     "hint_absent": (
-        "This server did not see its instances leave. Start an instance, or, if the service is "
+        "Its instances were gone when this server started. Start an instance. If the service is "
         "retired, press Forget on its page, or DELETE it in the API."
     ),
     "hint_emptied": (
-        "Nothing, if that was intended: this note stays for an hour, and Forget on its page "
-        "removes it at once. Callers fail now."
+        "Callers fail now. If that was intended, do nothing: this note disappears after an hour, "
+        "or at once if you press Forget on the page of the service."
     ),
     "hint_none_callable": (
-        "See what is wrong with each: `mooring explain {service}`. Meanwhile callers try all that "
-        "are enabled and up (panic threshold), and fail if there is none."
+        "See what is wrong with each instance: `mooring explain {service}`. Meanwhile callers try "
+        "all that are enabled and up (panic threshold), and fail if there is none."
     ),
     "hint_brake": (
         "A network fault is more likely than that many failures at once: check whether the "
@@ -144,9 +144,11 @@ TEXTS: Mapping[str, str] = {
     ),
     "hint_unhealthy": "Look at the log of the instance: it reports this itself.",
     "hint_silent": "Check that the process runs, and that it reaches the registry.",
-    "hint_check_failing": "Check that it answers from this machine at its registered address.",
-    "hint_draining": "It was asked to stop: see what it still waits for, or end the process.",
-    "hint_disabled": "An operator disabled it: enable it once the fault is repaired.",
+    "hint_check_failing": "Check that the instance answers this machine at its registered address.",
+    "hint_draining": (
+        "The instance was asked to stop: see what it still waits for, or end its process."
+    ),
+    "hint_disabled": "An operator disabled the instance: enable it when the fault is repaired.",
 }
 """The English text of each kind. `{name}` is a parameter; `[…]` is omitted if its parameters are
 empty. The placeholders declare the parameters of the kind."""

@@ -125,7 +125,7 @@ async def test_what_is_done_here_is_told_in_the_timeline(admin: Admin, echo: Non
     assert [each["text"] for each in done] == [
         'drained by a-operator, reason: "disk full"',
         "weight set to 2.5 by a-operator",
-        "weight reset to its own by a-operator",
+        "weight reset to the registered one by a-operator",
         "enabled by a-operator",
         "deregistered by a-operator, reason: rogue",
     ]

@@ -161,7 +161,8 @@ def test_calls_spill_over_when_few_of_a_zone_are_healthy():
     assert rotation.local_share == pytest.approx(1 / 7)
     told = next(str(each) for each in rotation.explain() if each.instance.port == 11)
     assert told.endswith(
-        "called: only 10% of what a can carry is usable: 86% of the calls spill over to other zones"
+        "called: only 10% of the capacity of a is usable, so 86% of the calls spill over to other "
+        "zones"
     )
     for port in range(2, 8):
         rotation.put(one(port, zone="a"), 1.0)

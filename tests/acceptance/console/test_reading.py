@@ -75,7 +75,7 @@ async def test_everything_is_reached_by_keyboard(browser: Browser, busy: Admin):
         await expect(page.get_by_role("heading", level=1)).to_contain_text("10.0.0.1:800")
         await focus(page, "#do-drain")
         await press("Enter")
-        await expect(page.get_by_role("dialog")).to_contain_text("sends it no new calls")
+        await expect(page.get_by_role("dialog")).to_contain_text("send it no new calls")
         await press("Enter")
         await expect(page.locator(".head")).to_contain_text("drained")
         await expect(page.get_by_role("dialog")).to_have_count(0)
