@@ -113,7 +113,7 @@ def _report_record(report: CleanupReport) -> dict[str, JSON]:
 async def list_brakes(
     store: StoreOption = "", registry: RegistryOption = "", as_json: JSONOption = False
 ) -> None:
-    """List services with paused evictions, and the reasons."""
+    """List services whose evictions are paused, with the reasons."""
     async with open_hub(store, registry=registry) as hub:
         if (evictions := _evictions(hub)) is None:
             return

@@ -65,8 +65,8 @@ async def set_values(
 ) -> None:
     """Set values and print the resulting configuration.
 
-    Changes apply to instances and callers at once. `weight`, `enabled`, `zone` and `metadata`
-    control the calls; the other keys belong to the service.
+    Instances and callers apply changes at once. `weight`, `enabled`, `zone` and `metadata` override
+    what the instances registered; other keys are for the application.
 
     A KEY that begins with a dash goes after --.
     """
@@ -84,7 +84,7 @@ async def set_values(
 @app.command()
 async def unset(
     service: ServiceArgument,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="name of a value")],
     target: RegistryTarget,
     instance: InstanceOption = "",
     as_json: JSONOption = False,

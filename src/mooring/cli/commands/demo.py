@@ -19,7 +19,9 @@ from mooring.tasks import Tasks
 
 
 async def demo(
-    once: Annotated[bool, typer.Option("--once", help="stop after one round of a minute")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="stop after one round, which takes a minute")
+    ] = False,
     duration: Annotated[
         str, typer.Option("--for", metavar="DURATION", help="stop after this time")
     ] = "",

@@ -47,7 +47,9 @@ def bootstrap(
     ] = "",
     service: Annotated[
         str,
-        typer.Option(metavar="SERVICE", help="route all calls to this service, whatever the host"),
+        typer.Option(
+            metavar="SERVICE", help="route all calls to this service, regardless of the host"
+        ),
     ] = "",
     tls: Annotated[
         bool, typer.Option("--tls", help="connect to the control plane over TLS")

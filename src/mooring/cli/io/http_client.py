@@ -49,7 +49,7 @@ class ServerTarget:
             "--data",
             envvar="MOORING_DATA",
             metavar="FOLDER",
-            help="data folder of the local `mooring serve` (default: the user's)",
+            help="data folder of the local `mooring serve` (default: the user's data folder)",
         ),
     ] = None
     server: Annotated[

@@ -75,7 +75,7 @@ ByOption = Annotated[
 ]
 InstanceOption = Annotated[
     str,
-    typer.Option("--instance", metavar="ID", help="apply to this instance instead of the service"),
+    typer.Option("--instance", metavar="ID", help="use this instance instead of the service"),
 ]
 ZoneOption = Annotated[
     str, typer.Option(help="zone of the caller; instances there are preferred", metavar="ZONE")

@@ -139,7 +139,7 @@ def settings_group(area: Area, help: str) -> CommandGroup:
         yes: YesOption = False,
         as_json: JSONOption = False,
     ) -> None:
-        """Restore the state of the settings after an entry of their history.
+        """Restore the state that the settings had after an entry of their history.
 
         NUMBER 0 restores the state before the first entry. Shows the changes and asks for
         confirmation; without a terminal, --yes is required.
@@ -150,14 +150,14 @@ def settings_group(area: Area, help: str) -> CommandGroup:
 
 
 common = settings_group(
-    "common", "Manage how requests name tenants, and where their files are stored."
+    "common", "Manage how requests identify tenants, and where tenant files are stored."
 )
 platform = settings_group("platform", "Manage the configuration of the platform.")
 
 
 @common.command()
 def beat(target: TenantTarget) -> None:
-    """Write the health sentinel: the time at which a publisher last worked."""
+    """Write the health sentinel: the time at which a publisher was last active."""
     target.run(lambda publisher: publisher.beat())
 
 

@@ -131,7 +131,7 @@ def rollback(
     yes: YesOption = False,
     as_json: JSONOption = False,
 ) -> None:
-    """Restore the state of a tenant after an entry of its history.
+    """Restore the state that a tenant had after an entry of its history.
 
     NUMBER 0 restores the state before the first entry. Shows the changes and asks for
     confirmation; without a terminal, --yes is required.

@@ -63,7 +63,7 @@ async def resolve(
     name: Annotated[str, typer.Option(metavar="NAME", help="full tenant name")] = "",
     ftp_user: Annotated[str, typer.Option(metavar="USER", help="name of an FTP user")] = "",
     url: Annotated[
-        str, typer.Option(metavar="URL", help="URL of a request, resolved like the middleware does")
+        str, typer.Option(metavar="URL", help="URL of a request, resolved as by the middleware")
     ] = "",
     header: Annotated[
         list[str] | None,
@@ -71,7 +71,7 @@ async def resolve(
     ] = None,
     as_json: JSONOption = False,
 ) -> None:
-    """Print the id of the tenant of a host, code, name, FTP user or request.
+    """Find a tenant by host, code, name, FTP user or request, and print its id.
 
     Exits with 1 if no tenant matches.
     """

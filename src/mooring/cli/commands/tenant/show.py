@@ -221,7 +221,9 @@ def export(
     ] = None,
     tenants: Annotated[
         list[int] | None,
-        typer.Option("--tenant", metavar="ID", parser=tenant_id, help="only this one; repeatable"),
+        typer.Option(
+            "--tenant", metavar="ID", parser=tenant_id, help="only this tenant; repeatable"
+        ),
     ] = None,
     as_json: JSONOption = False,
 ) -> None:
