@@ -386,29 +386,34 @@ class Alerts:
 
     async def _run(self) -> None:
         loop, backoff, retry_at = asyncio.get_running_loop(), Backoff(_FIRST_RETRY, _MAX_RETRY), 0.0
-        severities = SEVERITIES[: SEVERITIES.index(self._settings.severity) + 1]
         while True:
             await self._follow_election()
-            problems = [p for p in self._problems.problems() if p.severity in severities]
-            # The problems may be a second old: they lasted until then, not until now.
-            notification = self._state.update(problems, self._problems.updated_at)
             if self._election.elected and not self._saved:
                 await self._save()
-            elected = self._election.elected
-            if not elected:  # only this server knows what it reported while the store was away
-                notification = Notification(resolved=notification.resolved)
-            if (
-                notification
-                and elected is self._was_elected
-                and loop.time() >= retry_at
-                and (not elected or await self._election.confirm())
-                and self._election.term == self._term
-            ):
+            notification = self._due()
+            if notification and loop.time() >= retry_at and await self._may_send():
                 if await self._send(notification):
                     backoff.reset()
                 else:
                     retry_at = loop.time() + backoff.next()
             await asyncio.sleep(self._interval)
+
+    def _due(self) -> Notification:
+        severities = SEVERITIES[: SEVERITIES.index(self._settings.severity) + 1]
+        problems = [p for p in self._problems.problems() if p.severity in severities]
+        # The problems may be a second old: they lasted until then, not until now.
+        notification = self._state.update(problems, self._problems.updated_at)
+        if self._election.elected:
+            return notification
+        # Only this server knows what it reported while the store was away.
+        return Notification(resolved=notification.resolved)
+
+    async def _may_send(self) -> bool:
+        """Whether the election has not changed since `_follow_election`."""
+        elected = self._election.elected
+        if elected is not self._was_elected or (elected and not await self._election.confirm()):
+            return False
+        return self._election.term == self._term
 
     async def _follow_election(self) -> None:
         """Hand over to the newly elected server, or take over from the one before."""

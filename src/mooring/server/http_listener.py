@@ -18,10 +18,11 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from mooring.addresses import join
 from mooring.connection_limit import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import reason
-from mooring.server.settings import ServerSettings, split_address
+from mooring.server.settings import ServerSettings, TLSFiles, split_address
 from mooring.tasks import Tasks
 
 GRACE = 10.0
@@ -94,6 +95,22 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
     """Serve over HTTP, and yield the URL. Raises `StoreError` if the address cannot be bound, and
     `InvalidRequest` if its host is invalid."""
     _allow_files()
+    listening = _listening_socket(settings)
+    server = _Uvicorn(_uvicorn_config(application, settings.tls))
+    tasks = Tasks()
+    running = tasks.start(server.serve(sockets=[listening]), name="http")
+    host, _ = split_address("--http", settings.http)
+    scheme = "https" if settings.tls else "http"
+    try:
+        yield f"{scheme}://{join(host, listening.getsockname()[1])}"
+    finally:
+        server.should_exit = True
+        await asyncio.wait([running], timeout=GRACE)
+        await tasks.aclose()
+        listening.close()
+
+
+def _listening_socket(settings: ServerSettings) -> _ListeningSocket:
     host, port = split_address("--http", settings.http)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -113,8 +130,11 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
     # Connections inherit it. asyncio sets it only on sockets with an explicit protocol, unlike this
     # one; without it each response waits 40 ms until the client acknowledges its head.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    tls = settings.tls
-    config = uvicorn.Config(
+    return listening
+
+
+def _uvicorn_config(application: ASGIApp, tls: TLSFiles | None) -> uvicorn.Config:
+    return uvicorn.Config(
         application,
         http=_Connection,
         ws="none",
@@ -132,17 +152,6 @@ async def listen(application: ASGIApp, settings: ServerSettings) -> AsyncIterato
         ssl_ca_certs=tls.client_ca or None if tls else None,
         ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
     )
-    server = _Uvicorn(config)
-    tasks = Tasks()
-    running = tasks.start(server.serve(sockets=[listening]), name="http")
-    shown = f"[{host}]" if ":" in host else host
-    try:
-        yield f"{'https' if tls else 'http'}://{shown}:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await asyncio.wait([running], timeout=GRACE)
-        await tasks.aclose()
-        listening.close()
 
 
 def _allow_files() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +42,6 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
     tls = _tls(settings)
     if tls is not None:
         tls.check()
-    suffix = "" if tls is None else " (TLS)"
     async with contextlib.AsyncExitStack() as stack:
         if settings.http != "off" or not settings.store:
             stack.enter_context(DataDir(settings.folder()).server_lock())
@@ -50,47 +49,11 @@ async def serve(settings: ServerSettings, say: Callable[[str], None]) -> None:
         http = None
         if settings.http != "off":
             http = await stack.enter_async_context(_http(settings, readiness))
-        addresses: list[str] = []
         hub = await stack.enter_async_context(_hub(settings))
-        if settings.has_store:
-            say(f"store    {hub.store.url}")
-            # Also for tenants that are not published any more.
-            sweeper = hub.publisher(by="mooring serve").sweeper
-            await stack.enter_async_context(_background(sweeper.run(), "history retention"))
-        if settings.registry_apart:
-            say(f"registry {hub.registry.url}")
-        if settings.sweeps and (evictions := hub.registry.evictions) is not None:
-            await stack.enter_async_context(_background(evictions.run(), "cleanup"))
-            cleanup = evictions.settings
-            interval, timeout = (
-                format_duration(cleanup.interval),
-                format_duration(cleanup.global_timeout),
-            )
-            say(f"cleanup  every {interval}, after {timeout} without a heartbeat")
-        if settings.etcd and settings.etcd != "off":
-            address = await stack.enter_async_context(_etcd(settings, tls))
-            addresses.append(address)
-            say(f"etcd     {address}{suffix}")
-        if settings.xds != "off":
-            limit = settings.connections.limit()
-            plane = await stack.enter_async_context(
-                ControlPlane(hub, bind=settings.xds, tls=tls, connections=limit)
-            )
-            addresses.append(plane.address)
-            say(f"xds      {plane.address}{suffix}")
+        await stack.enter_async_context(_maintenance(hub, settings, say))
+        addresses = await stack.enter_async_context(_grpc_listeners(hub, settings, tls, say))
         if http is not None:
-            server = http.server
-            store = hub.store if settings.has_store else None
-            await stack.enter_async_context(server.sharing(store))
-            await stack.enter_async_context(serve_api(server, hub))
-            if settings.alerts.host:
-                say(f"alerts   → {settings.alerts.host}")
-            if settings.checks.enabled:
-                say(f"checks   {await stack.enter_async_context(_checks(http, addresses))}")
-            say(f"health   {http.url}/healthz and /readyz")
-            if settings.console:
-                code = await server.sessions.issue(ADMIN)
-                say(f"console  {http.url}/login?code={code}")
+            await stack.enter_async_context(_opened(http, hub, addresses, say))
         readiness.probes = tuple(readiness_probes(hub, settings))
         say("ready    Ctrl-C stops it")
         await stop.wait()
@@ -134,13 +97,68 @@ def _hub(settings: ServerSettings) -> Hub:
 
 
 @contextlib.asynccontextmanager
-async def _background(work: Coroutine[object, object, object], name: str) -> AsyncIterator[None]:
+async def _maintenance(
+    hub: Hub, settings: ServerSettings, say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Trim the history of tenants, and evict the expired instances of a registry on Redis."""
     tasks = Tasks()
-    tasks.start(work, name=name)
     try:
+        if settings.has_store:
+            say(f"store    {hub.store.url}")
+            # Also for tenants that are not published any more.
+            sweeper = hub.publisher(by="mooring serve").sweeper
+            tasks.start(sweeper.run(), name="history retention")
+        if settings.registry_apart:
+            say(f"registry {hub.registry.url}")
+        if settings.sweeps and (evictions := hub.registry.evictions) is not None:
+            tasks.start(evictions.run(), name="cleanup")
+            interval = format_duration(evictions.settings.interval)
+            timeout = format_duration(evictions.settings.global_timeout)
+            say(f"cleanup  every {interval}, after {timeout} without a heartbeat")
         yield
     finally:
         await tasks.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _grpc_listeners(
+    hub: Hub, settings: ServerSettings, tls: ServerTLS | None, say: Callable[[str], None]
+) -> AsyncIterator[list[str]]:
+    """Serve etcd's API and xDS; the addresses."""
+    addresses: list[str] = []
+    suffix = "" if tls is None else " (TLS)"
+    async with contextlib.AsyncExitStack() as stack:
+        if settings.etcd and settings.etcd != "off":
+            addresses.append(await stack.enter_async_context(_etcd(settings, tls)))
+            say(f"etcd     {addresses[-1]}{suffix}")
+        if settings.xds != "off":
+            limit = settings.connections.limit()
+            plane = ControlPlane(hub, bind=settings.xds, tls=tls, connections=limit)
+            addresses.append((await stack.enter_async_context(plane)).address)
+            say(f"xds      {addresses[-1]}{suffix}")
+        yield addresses
+
+
+@contextlib.asynccontextmanager
+async def _opened(
+    http: _HTTPServer, hub: Hub, addresses: Sequence[str], say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Open the API of an HTTP server, which answered 503 until now. The server also listens at
+    `addresses`, which its health checks do not probe."""
+    server, settings = http.server, http.server.settings
+    async with contextlib.AsyncExitStack() as stack:
+        store = hub.store if settings.has_store else None
+        await stack.enter_async_context(server.sharing(store))
+        await stack.enter_async_context(serve_api(server, hub))
+        if settings.alerts.host:
+            say(f"alerts   → {settings.alerts.host}")
+        if settings.checks.enabled:
+            say(f"checks   {await stack.enter_async_context(_checks(http, addresses))}")
+        say(f"health   {http.url}/healthz and /readyz")
+        if settings.console:
+            code = await server.sessions.issue(ADMIN)
+            say(f"console  {http.url}/login?code={code}")
+        yield
 
 
 @contextlib.asynccontextmanager

@@ -296,25 +296,28 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
         if name not in known:
             hint = nearest(str(name), known)
             raise InvalidRequest(f"{file}: unknown setting {quoted(name)}{hint}")
+    _normalize(values)
+    values["alerts"] = parse_alerts(values.get("alerts"))
+    values["checks"] = parse_checks(values.get("checks"))
+    if registry_section is not None:
+        values["registry_settings"] = parse_registry({"registry": registry_section})
+    try:
+        return checked(msgspec.convert(values, ServerSettings))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(in_words(error, str(file or "the settings"))) from error
+
+
+def _normalize(values: dict[Any, Any]) -> None:
+    """Turn the switches and numbers of YAML into the types of the settings: `off` without quotes is
+    false."""
     for name in ("cleanup", "console"):
         if values.get(name) in ("on", "off"):
             values[name] = values[name] == "on"
-    alerts = parse_alerts(values.pop("alerts", None))
-    checks = parse_checks(values.pop("checks", None))
     for name in ("http", "etcd", "xds", "quota"):
         if values.get(name) is False:
-            values[name] = "off"  # YAML reads `off` without quotes as false
+            values[name] = "off"
     if type(values.get("quota")) is int:
         values["quota"] = str(values["quota"])
-    try:
-        settings = msgspec.convert(values, ServerSettings)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(in_words(error, str(file or "the settings"))) from error
-    settings = msgspec.structs.replace(settings, alerts=alerts, checks=checks)
-    if registry_section is not None:
-        registry = parse_registry({"registry": registry_section})
-        settings = msgspec.structs.replace(settings, registry_settings=registry)
-    return checked(settings)
 
 
 def _read(file: Path) -> dict[Any, Any]:
@@ -355,9 +358,19 @@ def checked(settings: ServerSettings) -> ServerSettings:
     for rate in Rates.__struct_fields__:
         if getattr(settings.rates, rate) < 0:
             raise InvalidRequest(f"rates.{rate} must be 0 or more")
-    if settings.connections.per_address < 0:
+    _check_connections(settings.connections)
+    url = settings.url()
+    if url.scheme == "memory" and not url.location:
+        # All listeners serve one store: without a name, each would open a store of its own.
+        url = dataclasses.replace(url, location="served")
+        settings = msgspec.structs.replace(settings, store=str(url))
+    return msgspec.structs.replace(settings, etcd=etcd)
+
+
+def _check_connections(connections: ConnectionSettings) -> None:
+    if connections.per_address < 0:
         raise InvalidRequest("connections.per_address must be 0 (no limit) or more")
-    for network in settings.connections.exempt:
+    for network in connections.exempt:
         try:
             ipaddress.ip_network(network, strict=False)
         except ValueError as error:
@@ -365,12 +378,6 @@ def checked(settings: ServerSettings) -> ServerSettings:
                 f"connections.exempt: {network} is not an address or network like 192.0.2.7 or "
                 "10.0.0.0/8"
             ) from error
-    url = settings.url()
-    if url.scheme == "memory" and not url.location:
-        # All listeners serve one store: without a name, each would open a store of its own.
-        url = dataclasses.replace(url, location="served")
-        settings = msgspec.structs.replace(settings, store=str(url))
-    return msgspec.structs.replace(settings, etcd=etcd)
 
 
 def _check_store(settings: ServerSettings, *, embedded: bool) -> None:
@@ -384,13 +391,15 @@ def _check_store(settings: ServerSettings, *, embedded: bool) -> None:
                 "Set its quota there, and omit --quota"
             )
         check_quota(settings.quota)
-    if settings.etcd and settings.etcd != "off" and url.scheme in REDIS:
+    if settings.etcd in (None, "", "off"):
+        return
+    if url.scheme in REDIS:
         raise InvalidRequest(
             f"--etcd {settings.etcd}: {url} contains only a registry and has no keys for etcd's "
             "API to serve. Omit --etcd, or name an embedded store with --store and this one with "
             "--registry"
         )
-    if settings.etcd and settings.etcd != "off" and not embedded:
+    if not embedded:
         raise InvalidRequest(
             f"--etcd {settings.etcd}: Mooring serves etcd's API only for an embedded store "
             f"(sqlite://, memory://), not for {url}. Omit --etcd"

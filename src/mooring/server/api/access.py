@@ -187,12 +187,12 @@ class AuditQuery(PageQuery, frozen=True, kw_only=True):
 
     def matches(self, entry: AuditEntry) -> bool:
         return (
-            (not self.who or entry.who == self.who)
-            and (not self.token or entry.token == self.token)
-            and (not self.service or entry.service == self.service)
-            and (not self.tenant or entry.tenant == self.tenant)
-            and (not self.method or entry.method == self.method.upper())
-            and (self.refused is None or (entry.status >= 400) is self.refused)
+            self.who in ("", entry.who)
+            and self.token in ("", entry.token)
+            and self.service in ("", entry.service)
+            and self.tenant in ("", entry.tenant)
+            and self.method.upper() in ("", entry.method)
+            and self.refused in (None, entry.status >= 400)
         )
 
 

@@ -83,11 +83,8 @@ class AuditStore:
 
     async def _fetch(self, names: Sequence[bytes]) -> dict[str, AuditEntry]:
         """Entries by id. Reads one range for each kind."""
-        by_kind: dict[str, list[bytes]] = {}
-        for name in names:
-            by_kind.setdefault(_kind(name), []).append(name)
         entries: dict[str, AuditEntry] = {}
-        for same_kind in by_kind.values():
+        for same_kind in _by_kind(names).values():
             span = between(min(same_kind), max(same_kind) + b"\0")
             for stored in (await self._store.read(span)).entries:
                 try:
@@ -153,22 +150,11 @@ class AuditStore:
         self._incomplete = False
         try:
             names = await self._names(_ROOT)
-            kinds = Counter(map(_kind, names))
-            known = {_id(name) for name in names}
-            oldest = {
-                kind: min(_id(name) for name in names if _kind(name) == kind)
-                for kind, number in kinds.items()
-                if number >= KEPT
-            }
             own = await asyncio.to_thread(self._audit.read, limit=KEPT)
         except (StoreError, OSError) as error:
             self._incomplete = True
             raise error if isinstance(error, StoreError) else StoreError(str(error)) from error
-        missing = [
-            entry
-            for entry in own
-            if entry.id not in known and entry.id > oldest.get(entry.kind, "")
-        ]
+        missing = _missing(own, names)
         self._waiting.extendleft(missing)  # newest first
         for kind in {entry.kind for entry in missing}:
             self._added[kind] += _SLACK  # trim soon: they may be many
@@ -180,6 +166,23 @@ class AuditStore:
             deletes = [Delete(key(name)) for name in excess[start : start + _BATCH]]
             await self._store.commit(*deletes)
         self._added[kind] = 0
+
+
+def _missing(own: Iterable[AuditEntry], stored: Sequence[bytes]) -> list[AuditEntry]:
+    """The entries that the store lacks, except for those older than what it keeps."""
+    by_kind = {kind: set(map(_id, names)) for kind, names in _by_kind(stored).items()}
+    oldest = {kind: min(ids) for kind, ids in by_kind.items() if len(ids) >= KEPT}
+    known = set[str]().union(*by_kind.values())
+    return [
+        entry for entry in own if entry.id not in known and entry.id > oldest.get(entry.kind, "")
+    ]
+
+
+def _by_kind(names: Iterable[bytes]) -> dict[str, list[bytes]]:
+    by_kind: dict[str, list[bytes]] = {}
+    for name in names:
+        by_kind.setdefault(_kind(name), []).append(name)
+    return by_kind
 
 
 def surplus(names: Iterable[bytes], most: int) -> list[bytes]:

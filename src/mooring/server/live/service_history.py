@@ -12,7 +12,7 @@ import hashlib
 import logging
 import random
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Self
 
 import msgspec
@@ -95,18 +95,7 @@ class ServiceHistory:
                 self._fleet.forget(self._service(change.key))
 
     async def _write(self, store: Store, mirror: Mirror[bytes, Entry]) -> None:
-        records, names = dict(self._records(mirror)), set(self._fleet.names())
-        self._seen |= names
-        writes: dict[bytes, Put | Delete] = {}
-        for name in names:
-            known = self._fleet.service(name)
-            record = None if known is None else _record_of(known)
-            before = records.get(name)
-            if record is None or (before and (before.emptied is None) is (record.emptied is None)):
-                continue
-            writes[self._key(name)] = Put(self._key(name), msgspec.json.encode(record))
-        for name in (self._seen - names) & set(records):
-            writes[self._key(name)] = Delete(key(self._key(name)))
+        writes = self._pending(dict(self._records(mirror)))
         keys = list(writes)
         for start in range(0, len(keys), _BATCH):
             batch = keys[start : start + _BATCH]
@@ -116,6 +105,22 @@ class ServiceHistory:
                 await store.commit(*(writes[name] for name in batch), require=checks)
             except Conflict:
                 log.debug("another server stored some of the known services first")
+
+    def _pending(self, records: Mapping[str, ServiceRecord]) -> dict[bytes, Put | Delete]:
+        """The writes that bring these records up to date, by key."""
+        names = set(self._fleet.names())
+        self._seen |= names
+        writes: dict[bytes, Put | Delete] = {}
+        for known in self._fleet.services():
+            before, record = records.get(known.name), _record_of(known)
+            if record is None or (before and (before.emptied is None) is (record.emptied is None)):
+                continue
+            name = self._key(known.name)
+            writes[name] = Put(name, msgspec.json.encode(record))
+        for service in (self._seen - names) & set(records):
+            name = self._key(service)
+            writes[name] = Delete(key(name))
+        return writes
 
     def _key(self, service: str) -> bytes:
         return self._root + urllib.parse.quote(service, safe="").encode()
