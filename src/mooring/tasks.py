@@ -1,5 +1,5 @@
 """The only place that creates tasks and helper threads: each task has an owner, and a crash is
-logged."""
+logged. Long computations run in slices, so that they can share the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 from mooring.formatting import quoted
@@ -118,3 +119,37 @@ class Backoff:
         pause = random.uniform(0, self._limit)
         self._limit = min(self._limit * 2, self._most)
         return pause
+
+
+SlicedWork = Generator[None, None, T]
+"""A computation that yields between slices, and returns its result."""
+
+_SLICE = 250  # values or tenants between two pauses: a few milliseconds
+
+
+def slices(items: Iterable[T]) -> Iterator[list[T]]:
+    """The items in lists that are large enough to be worth a pause."""
+    remaining = iter(items)
+    while piece := list(islice(remaining, _SLICE)):
+        yield piece
+
+
+def run_now(work: SlicedWork[T]) -> T:
+    """The result of the work, without pauses."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+async def run_cooperatively(work: SlicedWork[T]) -> T:
+    """The result of the work; other tasks run between its slices."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)

@@ -17,7 +17,7 @@ import pytest
 from mooring.backends import open_store
 from mooring.errors import StoreError
 from mooring.store import Delete, Put, Store
-from mooring.tenants.cooperative import SlicedWork
+from mooring.tasks import SlicedWork
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.read.parser import Changed, KeyChange, SnapshotParser, SnapshotUpdate
 from mooring.tenants.read.provider import Provider

@@ -21,7 +21,7 @@ LAYERS = [
         "protobuf",
         "tasks",
     },
-    {"addresses", "disk_copy"},
+    {"addresses"},
     {"model"},
     {"masking", "messages", "settings", "telemetry"},
     {"store"},

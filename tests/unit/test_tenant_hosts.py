@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.tenants.hosts import host_of, normal, punycode
+from mooring.tenants.keys import host_of, normal_host, punycode
 from mooring.tenants.model import Domain, Tenant
 from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
@@ -26,7 +26,7 @@ KNOWN = {
 @pytest.mark.parametrize(("host", "written"), KNOWN.items())
 def test_a_name_outside_ascii_has_the_punycode_that_browsers_send(host: str, written: str):
     assert punycode(host) == written
-    assert host_of(host) == host_of(f"{host}.:8080") == normal(host) == written
+    assert host_of(host) == host_of(f"{host}.:8080") == normal_host(host) == written
 
 
 @pytest.mark.parametrize("host", ["☃.example", "a b.example", "ü..example", "ü" * 64, "ü\u202e.de"])

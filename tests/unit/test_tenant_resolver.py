@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
 from mooring.tenants import acting_for, current, current_or_none
-from mooring.tenants.hosts import host_of
+from mooring.tenants.keys import host_of
 from mooring.tenants.model import Domain, Meta, Resolver, Tenant
 from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from mooring.store import Entry
-from mooring.tenants.cooperative import run_now, slices
+from mooring.tasks import run_now, slices
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import Domain, Ftp, Meta, Resolver, StorageDirectory, Tenant
 from mooring.tenants.read.parser import SnapshotParser, SnapshotUpdate

@@ -19,8 +19,7 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import describe, in_words
 from mooring.masking import masked
 from mooring.model import JSON, walk
-from mooring.tenants.hosts import normal
-from mooring.tenants.keys import kind_of, name_of
+from mooring.tenants.keys import kind_of, name_of, normal_host
 from mooring.tenants.secrets import Keyring, Secret
 
 Status = Literal["active", "inactive", "suspended"]
@@ -126,7 +125,7 @@ class Domain(msgspec.Struct, frozen=True, gc=False):
         """All hosts in the form in which they are looked up, without duplicates: in lower case and
         punycode, without a port."""
         hosts = (self.primary, *self.aliases, self.internal)
-        return tuple(dict.fromkeys(normal(host) for host in hosts if host))
+        return tuple(dict.fromkeys(normal_host(host) for host in hosts if host))
 
 
 class Resolver(TenantRecord, frozen=True, kw_only=True, gc=False):

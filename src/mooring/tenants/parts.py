@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -13,7 +14,8 @@ import msgspec
 from mooring.formatting import quoted
 from mooring.masking import is_secret, masked_field
 from mooring.model import JSON, walk
-from mooring.store.contract import MAX_REQUEST_BYTES, Entry
+from mooring.store.contract import MAX_REQUEST_BYTES, Entry, Range, Store
+from mooring.tasks import slices
 from mooring.tenants.keys import (
     DOMAIN,
     IndexEntry,
@@ -33,6 +35,7 @@ COMMIT_BYTES = MAX_REQUEST_BYTES - 64 * 1024
 CASE_INSENSITIVE: tuple[IndexKind, ...] = ("by-code", "host")
 """Indexes whose names are looked up in any case."""
 
+_PAGE = 10_000  # entries per read: etcd counts the whole range for each page
 _SEAL = 160  # bytes that encryption adds to a value
 
 
@@ -189,6 +192,19 @@ def stored_parts(
             value = None
         parts[path] = UnreadablePart(entry.value) if value is None else value
     return StoredParts(parts, revisions, tuple(unknown_keys), resent)
+
+
+async def read_in_slices(store: Store, range: Range) -> AsyncGenerator[list[Entry], None]:
+    """The entries of a range, with a pause after each slice. Pages may have different
+    revisions."""
+    while True:
+        page = await store.read(range, limit=_PAGE)
+        for piece in slices(page.entries):
+            yield piece
+            await asyncio.sleep(0)
+        if not page.more:
+            return
+        range = Range(page.entries[-1].key + b"\0", range.end)
 
 
 class PartDiff(msgspec.Struct, frozen=True):

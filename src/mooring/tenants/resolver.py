@@ -26,8 +26,7 @@ import msgspec
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
 from mooring.formatting import quoted
 from mooring.names import nearest
-from mooring.tenants.hosts import host_of
-from mooring.tenants.keys import is_id
+from mooring.tenants.keys import host_of, is_id
 from mooring.tenants.model import Resolver, Status, Tenant
 
 if TYPE_CHECKING:

@@ -15,8 +15,17 @@ from mooring.formatting import quoted
 from mooring.masking import holds_mask
 from mooring.model import JSON, path_text, walk
 from mooring.names import nearest
-from mooring.tenants.hosts import is_host, punycode
-from mooring.tenants.keys import MAX_ID, PLATFORM, check_id, field_of, is_path, kind_of, name_of
+from mooring.tenants.keys import (
+    MAX_ID,
+    PLATFORM,
+    check_id,
+    field_of,
+    is_host,
+    is_path,
+    kind_of,
+    name_of,
+    punycode,
+)
 from mooring.tenants.secrets import MIN_SEALED
 
 Rule = Callable[[JSON], str]

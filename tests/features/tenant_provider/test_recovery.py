@@ -10,7 +10,7 @@ import pytest
 
 from mooring.errors import Unavailable
 from mooring.store import Delete, Entry, Put, Store, key
-from mooring.tenants.cooperative import SlicedWork
+from mooring.tasks import SlicedWork
 from mooring.tenants.read.disk_cache import TenantCache
 from mooring.tenants.read.parser import Changed, KeyChange, SnapshotParser, SnapshotUpdate
 from mooring.tenants.read.provider import Provider

@@ -27,7 +27,6 @@ from mooring.store.contract import (
     key,
     unchanged,
 )
-from mooring.tenants.cooperative import read_in_slices
 from mooring.tenants.history import HistoryEntry, decode_entry, history_changes
 from mooring.tenants.keys import IndexEntry, Owner, TenantKeys, named
 from mooring.tenants.parts import (
@@ -38,6 +37,7 @@ from mooring.tenants.parts import (
     StoredParts,
     claims,
     holder,
+    read_in_slices,
     stored_parts,
     unclear_kinds,
 )

@@ -19,9 +19,8 @@ import msgspec
 from mooring.errors import Conflict, InvalidRequest, TenantError, TooLarge, Undecipherable
 from mooring.store.contract import Check, Entry, Put, Store, Write, key, unchanged
 from mooring.tenants import history
-from mooring.tenants.cooperative import read_in_slices
 from mooring.tenants.keys import AREAS, Owner, TenantKeys, kind_of, named
-from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent
+from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent, read_in_slices
 from mooring.tenants.publish.merge import resealed
 from mooring.tenants.secrets import CURRENT, Keyring
 

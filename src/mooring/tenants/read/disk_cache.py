@@ -23,8 +23,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from mooring.atomic_file import sweep
-from mooring.disk_copy import DiskCopy
+from mooring.atomic_file import DiskCopy, sweep
 from mooring.model import Time, now
 from mooring.store.contract import Entry
 

@@ -12,7 +12,7 @@ from immutables import MapMutation
 from mooring.formatting import in_words
 from mooring.model import JSON, Time, rewrite_maps
 from mooring.store.contract import Entry
-from mooring.tenants.cooperative import SlicedWork, run_now, slices
+from mooring.tasks import SlicedWork, run_now, slices
 from mooring.tenants.keys import PLATFORM, SENTINEL, CommonPart, PartOf, TenantKeys
 from mooring.tenants.model import (
     KINDS,

@@ -14,8 +14,7 @@ from mooring.errors import Closed, Unavailable
 from mooring.formatting import describe, quoted
 from mooring.mirror import Mirror, RangeFeed, Steps, Update
 from mooring.store.contract import Entry, Range, Store
-from mooring.tasks import Backoff, Tasks, cleanup
-from mooring.tenants.cooperative import run_cooperatively, slices
+from mooring.tasks import Backoff, Tasks, cleanup, run_cooperatively, slices
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.read.disk_cache import CachedTenants, TenantCache
 from mooring.tenants.read.parser import KeyChange, SnapshotParser, SnapshotUpdate

@@ -11,7 +11,7 @@ from immutables import Map, MapMutation
 from mooring.formatting import quoted
 from mooring.model import JSON, Time
 from mooring.store.contract import Entry
-from mooring.tenants.cooperative import SlicedWork, run_now, slices
+from mooring.tasks import SlicedWork, run_now, slices
 from mooring.tenants.model import Ftp, Resolver, StorageDirectory, Tenant
 
 NameClaim = tuple[str, int]

@@ -12,8 +12,7 @@ from mooring.formatting import quoted
 from mooring.mirror import STALE_AFTER
 from mooring.model import JSON, Time
 from mooring.store.contract import Query, Store, key
-from mooring.tenants.hosts import host_of
-from mooring.tenants.keys import IndexKind, TenantKeys
+from mooring.tenants.keys import IndexKind, TenantKeys, host_of
 from mooring.tenants.model import (
     KINDS,
     Database,

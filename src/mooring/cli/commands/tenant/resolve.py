@@ -14,8 +14,7 @@ from mooring.errors import NotConfigured, TenantError
 from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.store.contract import key
-from mooring.tenants.hosts import host_of
-from mooring.tenants.keys import IndexKind, TenantKeys, is_id
+from mooring.tenants.keys import IndexKind, TenantKeys, host_of, is_id
 from mooring.tenants.model import Resolver, UnreadableValue, decode, to_record
 from mooring.tenants.parts import Parts, claims, stored_parts
 from mooring.tenants.read.tenants import find
