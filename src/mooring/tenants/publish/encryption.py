@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, TenantError, TooLarge, Undecipherable
-from mooring.store.contract import Check, Entry, Put, Store, Write, key, unchanged
+from mooring.model import JSON
+from mooring.store.contract import Check, Put, Store, Write, key, unchanged
 from mooring.tenants import history
 from mooring.tenants.keys import AREAS, Owner, TenantKeys, kind_of, named
 from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent, read_in_slices
@@ -32,11 +33,13 @@ class EncryptionMarker(msgspec.Struct, frozen=True, rename="camel", omit_default
     """The key of the encrypted passwords; empty: unknown."""
 
 
-class SealedPassword(NamedTuple):
-    """An encrypted password in a stored database."""
+class AddedPasswords(NamedTuple):
+    """The new passwords in a publish."""
 
-    text: str
-    key_id: str
+    clear: list[str]
+    """The parts whose new password is in clear text."""
+    sealed: dict[str, str]
+    """The keys of the encrypted ones, by part."""
 
 
 class PasswordPlan(NamedTuple):
@@ -71,50 +74,41 @@ class PasswordPlanner:
         encrypted, or under the key of another application. `refuse=False`: clear text is allowed.
         `resent`: these count as added, so that a right and a wrong guess get the same answer.
         `dry`: nothing is written."""
-        clear = tuple(path for path in after if _added(path, before, after, "password", resent))
-        sealed = [path for path in after if _added(path, before, after, "passwordEncrypted")]
-        if not clear and not sealed:
+        added = _added_passwords(before, after, resent)
+        if not any(added):
             return PasswordPlan()
-        store, keys, ring = self._store, self._keys, self._ring
-        entry = (await store.read(key(keys.encryption))).first
+        name = self._keys.encryption
+        entry = (await self._store.read(key(name))).first
+        stored = None if entry is None else _decode_marker(entry.value)
+        marker, problem = await self._check(added, stored, refuse=refuse)
+        new = marker != stored
+        writes = (Put(name, msgspec.json.encode(marker)),) if new else ()
         revision = 0 if entry is None else entry.modified
-        stored = marker = None if entry is None else _decode_marker(entry.value)
-        own_keys = {str(_fields(after, path).get("passwordKeyId") or "") for path in sealed}
-        problem = ""
-        if clear and refuse:
-            marker = stored or await self.key_in_use()
-            plain = f"{clear[0]}.password would be stored in clear text"
-            if marker is None and sealed:
-                problem = (
-                    f"{plain}, but that of {sealed[0]} is encrypted: set {CURRENT[0]}{ring.remark}"
-                )
-            if marker is not None:
-                which = f" with the key {marker.key_id}" if marker.key_id else ""
-                problem = (
-                    f"{plain}, but {keys.namespace} has or had passwords that are encrypted"
-                    f"{which}: set {CURRENT[0]}{ring.remark}, or "
-                    f"delete {keys.encryption.decode()} if none is left"
-                )
-        if ring.borrowed and ring.current in own_keys and not problem:
-            foreign = await _foreign_key(store, keys, ring, marker)
-            if foreign is not None:
-                marker = foreign
-                which = f"the key {marker.key_id}" if marker.key_id else "an unknown key"
-                problem = (
-                    f"passwords are encrypted with {which}, and {CURRENT[1]} holds the key "
-                    f"{ring.current}, which may belong to another application: set {CURRENT[0]}"
-                )
-        if sealed and not problem and (marker is None or ring.current in own_keys):
-            marker = EncryptionMarker(ring.current if ring.current in own_keys else min(own_keys))
-        new = marker is not None and marker != stored
-        writes = (Put(keys.encryption, msgspec.json.encode(marker)),) if new else ()
-        checks = (unchanged(keys.encryption, revision),) if clear or new else ()
+        checks = (unchanged(name, revision),) if added.clear or new else ()
         if problem:
             if new and not dry:
                 with contextlib.suppress(Conflict):  # another publisher wrote the marker
-                    await store.commit(*writes, require=checks)
+                    await self._store.commit(*writes, require=checks)
             raise InvalidRequest(f"{named(tenant)}: {problem}")
-        return PasswordPlan(clear, writes, checks)
+        return PasswordPlan(tuple(added.clear), writes, checks)
+
+    async def _check(
+        self, added: AddedPasswords, stored: EncryptionMarker | None, *, refuse: bool
+    ) -> tuple[EncryptionMarker | None, str]:
+        """The marker to store, and the problem with the added passwords, if any."""
+        marker, ring = stored, self._ring
+        if added.clear and refuse:
+            marker = stored or await self.key_in_use()
+            if problem := _clear_text_problem(added, marker, self._keys, ring):
+                return marker, problem
+        own = ring.current in added.sealed.values()
+        if ring.borrowed and own:
+            foreign = await _foreign_key(self._store, self._keys, ring, marker)
+            if foreign is not None:
+                return foreign, _foreign_key_problem(foreign, ring)
+        if added.sealed and (marker is None or own):
+            marker = EncryptionMarker(ring.current if own else min(added.sealed.values()))
+        return marker, ""
 
     async def key_in_use(self) -> EncryptionMarker | None:
         """The key of the first encrypted password of any tenant; None if there is none. Concurrent
@@ -129,8 +123,8 @@ class PasswordPlanner:
 
     async def _first(self) -> EncryptionMarker | None:
         async with contextlib.aclosing(_sealed_passwords(self._store, self._keys)) as passwords:
-            async for password in passwords:
-                return EncryptionMarker(password.key_id)
+            async for _, key_id in passwords:
+                return EncryptionMarker(key_id)
         return None
 
 
@@ -142,47 +136,78 @@ async def _foreign_key(
         return None if marker.key_id in ring else marker
     foreign = None
     async with contextlib.aclosing(_sealed_passwords(store, keys)) as passwords:
-        async for password in passwords:
+        async for sealed, key_id in passwords:
             with contextlib.suppress(Undecipherable):
-                ring.unseal(password.text, password.key_id)
+                ring.unseal(sealed, key_id)
                 return None
-            foreign = foreign or EncryptionMarker(password.key_id)
+            foreign = foreign or EncryptionMarker(key_id)
     return foreign
 
 
-async def _sealed_passwords(store: Store, keys: TenantKeys) -> AsyncGenerator[SealedPassword, None]:
-    """The encrypted passwords of all tenants."""
+async def _sealed_passwords(
+    store: Store, keys: TenantKeys
+) -> AsyncGenerator[tuple[str, str], None]:
+    """The encrypted passwords of all tenants, each with the id of its key."""
     async with contextlib.aclosing(read_in_slices(store, keys.all)) as pieces:
         async for entries in pieces:
-            for password in _sealed_in(entries):
-                yield password
+            for entry in entries:
+                fields = _fields(entry.value) if _ENCRYPTED.search(entry.value) else {}
+                if sealed := fields.get("passwordEncrypted"):
+                    yield str(sealed), str(fields.get("passwordKeyId") or "")
 
 
-def _sealed_in(entries: Iterable[Entry]) -> Iterator[SealedPassword]:
-    for entry in entries:
-        if _ENCRYPTED.search(entry.value):
-            try:
-                value = msgspec.json.decode(entry.value)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            fields = value if isinstance(value, dict) else {}
-            if text := fields.get("passwordEncrypted"):
-                yield SealedPassword(str(text), str(fields.get("passwordKeyId") or ""))
+def _fields(raw: bytes) -> dict[str, object]:
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
-def _fields(parts: Parts, path: str) -> dict[str, object]:
-    value = parts.get(path)
-    return dict(value) if isinstance(value, dict) else {}
+def _added_passwords(before: Parts, after: Parts, resent: Resent) -> AddedPasswords:
+    clear: list[str] = []
+    sealed: dict[str, str] = {}
+    for path, value in after.items():
+        if kind_of(path) != "database" or not isinstance(value, dict):
+            continue
+        stored = before.get(path)
+        if _is_added("password", value, stored, resent.get(path, ())):
+            clear.append(path)
+        if _is_added("passwordEncrypted", value, stored):
+            sealed[path] = str(value.get("passwordKeyId") or "")
+    return AddedPasswords(clear, sealed)
 
 
-def _added(
-    path: str, before: Parts, after: Parts, field: str, resent: Resent = NOTHING_RESENT
+def _is_added(
+    field: str, value: Mapping[str, JSON], stored: object, resent: Sequence[str] = ()
 ) -> bool:
-    if kind_of(path) != "database":
-        return False
-    value = _fields(after, path).get(field)
-    changed = field in resent.get(path, ()) or _fields(before, path).get(field) != value
-    return bool(value) and changed
+    former = stored.get(field) if isinstance(stored, dict) else None
+    return bool(value.get(field)) and (field in resent or value[field] != former)
+
+
+def _clear_text_problem(
+    added: AddedPasswords, marker: EncryptionMarker | None, keys: TenantKeys, ring: Keyring
+) -> str:
+    """Why passwords in clear text cannot be added; empty if they can."""
+    plain = f"{added.clear[0]}.password would be stored in clear text"
+    remedy = f"set {CURRENT[0]}{ring.remark}"
+    if marker is not None:
+        which = f" with the key {marker.key_id}" if marker.key_id else ""
+        return (
+            f"{plain}, but {keys.namespace} has or had passwords that are encrypted{which}: "
+            f"{remedy}, or delete {keys.encryption.decode()} if none is left"
+        )
+    if added.sealed:
+        return f"{plain}, but that of {next(iter(added.sealed))} is encrypted: {remedy}"
+    return ""
+
+
+def _foreign_key_problem(foreign: EncryptionMarker, ring: Keyring) -> str:
+    which = f"the key {foreign.key_id}" if foreign.key_id else "an unknown key"
+    return (
+        f"passwords are encrypted with {which}, and {CURRENT[1]} holds the key {ring.current}, "
+        f"which may belong to another application: set {CURRENT[0]}"
+    )
 
 
 def _decode_marker(raw: bytes) -> EncryptionMarker:
