@@ -17,14 +17,7 @@ from mooring.errors import (
 )
 from mooring.store.contract import Check, Delete, Entry, Query, Write, key, unchanged
 from mooring.tasks import Backoff
-from mooring.tenants.keys import (
-    INDEXES,
-    IndexEntry,
-    Owner,
-    check_owner,
-    has_part,
-    named,
-)
+from mooring.tenants.keys import INDEXES, IndexEntry, Owner, check_owner, has_part, named
 from mooring.tenants.parts import (
     COMMIT_BYTES,
     NOTHING_RESENT,
@@ -37,12 +30,7 @@ from mooring.tenants.parts import (
     normalized_key,
     unclear_kinds,
 )
-from mooring.tenants.publish.committer import (
-    Committer,
-    Plan,
-    StoredTenant,
-    chunks,
-)
+from mooring.tenants.publish.committer import Committer, Plan, StoredTenant, chunks
 from mooring.tenants.publish.encryption import PasswordPlanner
 from mooring.tenants.publish.plan import (
     COMMIT_OPERATIONS,
@@ -80,11 +68,7 @@ class CommitLoop:
         return diff_parts(stored.parts, target, stored.resent)
 
     async def change(
-        self,
-        state: PublishState,
-        change: Change,
-        *,
-        only_at: int | None = None,
+        self, state: PublishState, change: Change, *, only_at: int | None = None
     ) -> PublishResult:
         """`only_at`: raise `HistoryAdvanced` unless this is the newest entry that is not ours."""
         tenant = check_owner(state.tenant)
@@ -103,8 +87,7 @@ class CommitLoop:
             state.passwords = await self._passwords.plan(
                 tenant, seen.stored.parts, target, refuse=refuse, resent=sent
             )
-            writes, checks = state.extra_writes(target)
-            room = COMMIT_OPERATIONS - max(len(writes), len(checks))
+            room = COMMIT_OPERATIONS - state.extra(target).operations
             plan, limit = await self._plan(tenant, seen, target, room)
             while (stage := next_stage(seen.stored.parts, target, limit=limit)) is not target:
                 part = await self._committer.plan(tenant, seen.stored, stage)
@@ -249,8 +232,7 @@ class CommitLoop:
             [
                 *_deletions(last),
                 *data,
-                *committer.history_writes(state, attempt),
-                *committer.trim_writes(tenant, attempt.number, seen),
+                *committer.history_writes(state, attempt, seen),
             ],
             [
                 unchanged(keys.history_head(tenant), seen.head),

@@ -43,6 +43,7 @@ from mooring.tenants.parts import (
 )
 from mooring.tenants.publish.plan import (
     COMMIT_OPERATIONS,
+    NO_UNIT,
     Unit,
     batches,
     conflicting_claims,
@@ -75,6 +76,14 @@ class StoredTenant(msgspec.Struct, frozen=True):
     first: int
     expired: int
     """Entries up to this number are too old."""
+
+    def after(self, attempt: Attempt, revision: int) -> StoredTenant:
+        """The tenant after one of the commits of a publish."""
+        changed = {
+            change.path: 0 if change.after is None else revision for change in attempt.changes
+        }
+        stored = msgspec.structs.replace(self.stored, revisions=self.stored.revisions | changed)
+        return msgspec.structs.replace(self, stored=stored, head=revision, last=attempt.number)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -162,43 +171,34 @@ class Committer:
     ) -> int:
         """Write the plan in as few commits as possible; the revision of the history's head
         afterwards. `closing`: these are the last commits of the publish."""
-        tenant, number, head = state.tenant, seen.last, seen.head
-        indexed = _INDEXED if isinstance(tenant, int) else ()
-        revisions = {path: seen.stored.revisions.get(path, 0) for path in indexed}
-        writes, checks = state.extra_writes(target) if closing else ((), ())
-        room = COMMIT_OPERATIONS - max(len(writes), len(checks))
-        commits = batches(tenant, plan.units, room=room) or ([[]] if writes else [])
-        for place, units in enumerate(commits):
-            changes = tuple(change for unit in units for change in unit.changes)
-            last = place + 1 == len(commits)
-            all_writes: list[Write] = [write for unit in units for write in unit.writes]
-            attempt = None
+        extra = state.extra(target) if closing else NO_UNIT
+        commits = batches(state.tenant, plan.units, room=COMMIT_OPERATIONS - extra.operations)
+        if extra.writes and not commits:
+            commits.append([])
+        for place, units in enumerate(commits, 1):
+            attempt, history = None, list[Write]()
             if units:
+                changes = [change for unit in units for change in unit.changes]
+                closes = closing and place == len(commits)
                 attempt = state.attempt(
-                    number, changes, closing=last and closing, incomplete=seen.incomplete
+                    seen.last, changes, closing=closes, incomplete=seen.incomplete
                 )
-                all_writes += self.history_writes(state, attempt)
-                all_writes += self.trim_writes(tenant, attempt.number, seen) if place == 0 else []
-            done = await self.commit(
-                state,
-                attempt,
-                [*all_writes, *(writes if last else ())],
-                [
-                    unchanged(self.keys.history_head(tenant), head),
-                    *(
-                        unchanged(self.keys.part(tenant, path), at)
-                        for path, at in revisions.items()
-                    ),
-                    *(check for unit in units for check in unit.checks),
-                    *(checks if last else ()),
-                ],
-            )
+                history = self.history_writes(state, attempt, seen)
+            if place == len(commits):
+                units.append(extra)
+            writes = [write for unit in units for write in unit.writes]
+            checks = [check for unit in units for check in unit.checks]
+            require = [*self._unchanged(state.tenant, seen), *checks]
+            done = await self.commit(state, attempt, [*writes, *history], require)
             if attempt is not None:
-                number, head = attempt.number, done.revision
-            for change in changes:
-                if change.path in revisions:
-                    revisions[change.path] = 0 if change.after is None else done.revision
-        return head
+                seen = seen.after(attempt, done.revision)
+        return seen.head
+
+    def _unchanged(self, tenant: Owner, seen: StoredTenant) -> Iterator[Check]:
+        """Checks that there was no other publish, and no other change of the indexed parts."""
+        yield unchanged(self.keys.history_head(tenant), seen.head)
+        for path in _INDEXED if isinstance(tenant, int) else ():
+            yield unchanged(self.keys.part(tenant, path), seen.stored.revisions.get(path, 0))
 
     async def commit(
         self,
@@ -217,7 +217,7 @@ class Committer:
             raise
         except StoreError:
             if attempt is not None:
-                state.unconfirmed.remove(attempt)
+                state.discard(attempt)
             raise
         if attempt is not None:
             state.confirm(attempt)
@@ -239,28 +239,33 @@ class Committer:
         """After lost replies: whether the whole publish was written. Raises `OutcomeUnknown` if
         that cannot be determined."""
         for attempt in tuple(state.unconfirmed):
-            number, page = attempt.place
-            pages = [self.keys.history(state.tenant, number, n) for n in dict.fromkeys((page, 1))]
-            answer = await self.store.commit(read=[Query(key(name)) for name in pages])
-            entry, first = answer.reads[0].first, answer.reads[-1].first
-            if entry is None and page > 1 and first is not None and seen.last > number:
-                # Another publisher followed the page before it: it was not written.
-                state.unconfirmed = [other for other in state.unconfirmed if other is not attempt]
-                continue
-            if entry is None and seen.last >= number + (page > 1):
-                raise OutcomeUnknown(
-                    f"{named(state.tenant)}: the reply was lost, and entry {attempt.number} of the "
-                    "history is trimmed already: it may have been written or not"
-                )
-            if entry is None:
-                continue  # it may still be written
-            if decode_entry(entry).token == attempt.token:
+            written = await self._was_written(state.tenant, attempt, seen)
+            if written is False:
+                state.discard(attempt)
+            elif written:
                 state.confirm(attempt)
                 if attempt.closing:
                     return True
-            elif attempt in state.unconfirmed:
-                state.unconfirmed.remove(attempt)  # another publisher wrote this page
         return False
+
+    async def _was_written(
+        self, tenant: Owner, attempt: Attempt, seen: StoredTenant
+    ) -> bool | None:
+        """Whether a commit was written; None: it may still be."""
+        number, page = attempt.place
+        pages = [self.keys.history(tenant, number, n) for n in dict.fromkeys((page, 1))]
+        answer = await self.store.commit(read=[Query(key(name)) for name in pages])
+        entry, first = answer.reads[0].first, answer.reads[-1].first
+        if entry is not None:
+            return decode_entry(entry).token == attempt.token
+        if page > 1 and first is not None and seen.last > number:
+            return False  # another publisher followed the page before it
+        if seen.last >= number + (page > 1):
+            raise OutcomeUnknown(
+                f"{named(tenant)}: the reply was lost, and entry {number} of the history is "
+                "trimmed already: it may have been written or not"
+            )
+        return None
 
     async def _index_entries(self, names: set[bytes], *parts: Parts) -> dict[bytes, Entry]:
         """The index entries with these keys, and those that another publisher may have written for
@@ -275,7 +280,10 @@ class Committer:
             entries |= {entry.key: entry for read in answer.reads for entry in read.entries}
         return entries
 
-    def history_writes(self, state: PublishState, attempt: Attempt) -> list[Write]:
+    def history_writes(
+        self, state: PublishState, attempt: Attempt, seen: StoredTenant
+    ) -> list[Write]:
+        """Writes the page of a commit, and deletes entries that are too old or too many then."""
         entry = HistoryEntry(
             attempt.number,
             now(),
@@ -294,10 +302,10 @@ class Committer:
             Put(name, msgspec.json.encode(entry)),
             Put(self.keys.history_head(state.tenant), head),
             sentinel_write(self.keys),
+            *self._trim_writes(state.tenant, attempt.number, seen),
         ]
 
-    def trim_writes(self, tenant: Owner, number: int, seen: StoredTenant) -> list[Write]:
-        """Deletes history entries that are too old or too many when entry `number` is added."""
+    def _trim_writes(self, tenant: Owner, number: int, seen: StoredTenant) -> list[Write]:
         first = min(max(number + 1 - self._keep, seen.expired + 1), number)
         if not seen.first or seen.first >= first:
             return []

@@ -3,6 +3,7 @@ they depend on, in batches that fit into one commit each. Pure."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
@@ -11,24 +12,8 @@ import msgspec
 
 from mooring.errors import TooLarge
 from mooring.model import JSON
-from mooring.store.contract import (
-    MAX_OPERATIONS,
-    Check,
-    Delete,
-    Entry,
-    Put,
-    Write,
-    key,
-    unchanged,
-)
-from mooring.tenants.keys import (
-    IndexEntry,
-    IndexKind,
-    Owner,
-    TenantKeys,
-    kind_of,
-    named,
-)
+from mooring.store.contract import MAX_OPERATIONS, Check, Delete, Entry, Put, Write, key, unchanged
+from mooring.tenants.keys import IndexEntry, IndexKind, Owner, TenantKeys, kind_of, named
 from mooring.tenants.model import encode
 from mooring.tenants.parts import (
     COMMIT_BYTES,
@@ -70,6 +55,9 @@ class Unit(msgspec.Struct, frozen=True):
         written = sum(_size(write) for write in self.writes)
         checked = sum(len(check.key) + 32 for check in self.checks)
         return written + checked + sum(change.size for change in self.changes)
+
+
+NO_UNIT = Unit((), (), ())
 
 
 def _size(write: Write) -> int:
@@ -125,13 +113,11 @@ def plan_units(
     """All writes, object by object. `index` has the index entries of all claims, former and new.
     `claiming=False`: claims that the index does not assign to the tenant are left alone."""
     former, required = claims(keys, tenant, stored.parts), claims(keys, tenant, target)
-    # The index entries then say more about the meta than we can decode.
-    meta_unreadable = isinstance(target.get("meta"), UnreadablePart)
-    drafts: dict[str, _UnitDraft] = {}
+    drafts: defaultdict[str, _UnitDraft] = defaultdict(_UnitDraft)
     changes = {change.path: change for change in diff_parts(stored.parts, target, stored.resent)}
     for change in changes.values():
         name = keys.part(tenant, change.path)
-        draft = drafts.setdefault(_object(change.path), _UnitDraft())
+        draft = drafts[_object(change.path)]
         draft.changes.append(change)
         draft.writes.append(_write(name, change.path, change.after))
         draft.checks[unchanged(name, stored.revisions.get(change.path, 0))] = None
@@ -139,28 +125,37 @@ def plan_units(
         entry = index.get(claim.key)
         if not claiming and (entry is None or holder(entry.value) != tenant):
             continue
-        outdated = entry is None or (
-            entry.value != claim.value and not (meta_unreadable and holder(entry.value) == tenant)
-        )
-        if not outdated and claim.key in former:
+        correct = _is_correct(entry, claim, tenant, target)
+        if correct and claim.key in former:
             continue  # the tenant has it already, and no publisher takes over what a tenant claims
-        place = _object(claim.path)
-        if claim.key in former:
-            # An entry whose content alone changes, as after a rename, need not go with the object.
-            with_domain = claim.kind == "by-name" and "domain/primary" in changes
-            place = "domain" if with_domain else claim.key.decode()
-        draft = drafts.setdefault(place, _UnitDraft())
+        place = _unit_of_claim(claim, changes) if claim.key in former else _object(claim.path)
+        draft = drafts[place]
         draft.checks[unchanged(claim.key, 0 if entry is None else entry.modified)] = None
         draft.checks |= dict.fromkeys(guards.get(claim.key, ()))
-        if outdated:
+        if not correct:
             draft.writes.append(Put(claim.key, claim.value))
     origins = _origins(keys, former, index)
     for name in _stale_entries(keys, tenant, former, target, index):
-        place = origins.get(normalized_key(keys, name), name.decode())
-        draft = drafts.setdefault(place, _UnitDraft())
+        draft = drafts[origins.get(normalized_key(keys, name), name.decode())]
         draft.writes.append(Delete(key(name)))
         draft.checks[unchanged(name, index[name].modified)] = None
     return [drafts[place].unit() for place in sorted(drafts, key=part_order)]
+
+
+def _is_correct(entry: Entry | None, claim: Claim, tenant: Owner, target: Parts) -> bool:
+    """Whether an index entry can stay. One of a tenant whose meta is unreadable says more about the
+    meta than we can decode."""
+    if entry is None:
+        return False
+    unreadable = isinstance(target.get("meta"), UnreadablePart)
+    return entry.value == claim.value or (unreadable and holder(entry.value) == tenant)
+
+
+def _unit_of_claim(claim: Claim, changes: Mapping[str, PartDiff]) -> str:
+    """The unit of an index entry whose content alone changes, as after a rename: it need not go
+    with the object."""
+    with_domain = claim.kind == "by-name" and "domain/primary" in changes
+    return "domain" if with_domain else claim.key.decode()
 
 
 class _UnitDraft:
@@ -260,21 +255,27 @@ _ALIASES = "domain/aliases"
 def next_stage(stored: Parts, target: Parts, *, limit: int = MAX_STAGE_ALIASES) -> Parts:
     """The target, or if more than `limit` aliases differ, the next state on the way to it. A commit
     changes aliases together with their index entries, so there is a limit for each."""
-    before, after = _aliases(stored), _aliases(target)
-    kept = {host.lower() for host in after}
-    kept |= {str(target.get(f"domain/{name}", "")).lower() for name in ("primary", "internal")}
-    removed = [host for host in before if host.lower() not in kept]
-    known = {host.lower() for host in before}
-    added = [host for host in after if host.lower() not in known]
+    before = _aliases(stored)
+    removed, added = _alias_changes(before, target)
     if len(removed) + len(added) <= limit:
         return target
-    if removed:
-        first = set(removed[:limit])
-        aliases: list[JSON] = [host for host in before if host not in first]
-    else:
-        aliases = [*before, *added[:limit]]
+    first = set(removed[:limit])
+    aliases: list[JSON] = [host for host in before if host not in first]
+    if not removed:
+        aliases += added[:limit]
     others = {path: value for path, value in target.items() if path != _ALIASES}
     return {**others, _ALIASES: aliases} if aliases else others
+
+
+def _alias_changes(before: list[str], target: Parts) -> tuple[list[str], list[str]]:
+    """The aliases that the tenant loses, as an alias and as another domain, and those that it
+    gains."""
+    after = _aliases(target)
+    kept = {host.lower() for host in after}
+    kept |= {str(target.get(f"domain/{name}", "")).lower() for name in ("primary", "internal")}
+    known = {host.lower() for host in before}
+    removed = [host for host in before if host.lower() not in kept]
+    return removed, [host for host in after if host.lower() not in known]
 
 
 def alias_limits(room: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from mooring.tenants.parts import (
     UnreadablePart,
 )
 from mooring.tenants.publish.encryption import PasswordPlan
+from mooring.tenants.publish.plan import Unit
 from mooring.tenants.secrets import CURRENT
 from mooring.tenants.validation import FIELDS
 
@@ -113,10 +114,14 @@ class PublishState:
         self.transactions += 1
         self.unconfirmed = [other for other in self.unconfirmed if other.place > attempt.place]
 
-    def extra_writes(self, target: Parts) -> tuple[Sequence[Write], Sequence[Check]]:
+    def discard(self, attempt: Attempt) -> None:
+        """Forget a commit that was not written."""
+        self.unconfirmed = [other for other in self.unconfirmed if other is not attempt]
+
+    def extra(self, target: Parts) -> Unit:
         """What the last commit writes and checks in addition."""
         writes, checks = self.also(target) if self.also is not None else ((), ())
-        return [*writes, *self.passwords.writes], [*checks, *self.passwords.checks]
+        return Unit((), (*writes, *self.passwords.writes), (*checks, *self.passwords.checks))
 
     @property
     def written(self) -> bool:
