@@ -20,7 +20,6 @@ from mooring.tenants.resolver import (
     UNAVAILABLE,
     UNRESOLVED,
     Admission,
-    Lookup,
     TenantReference,
     TenantRejection,
     tenant_reference,
@@ -335,13 +334,13 @@ def test_settings_that_make_no_sense_are_refused(settings: Mapping[str, object],
         Admission(**settings)  # type: ignore[arg-type]
 
 
-def unreachable() -> Lookup:
+def unreachable() -> Tenants:
     raise Unavailable("the store is away")
 
 
 @pytest.mark.parametrize("source", [None, lambda: None, unreachable])
 def test_before_anything_was_loaded_everybody_is_told_to_come_again(
-    source: Callable[[], Lookup | None] | None,
+    source: Callable[[], Tenants | None] | None,
 ):
     for required in (True, False):
         admission = Admission(required=required, exempt=["/health"])
@@ -476,7 +475,7 @@ def test_a_resolver_that_cannot_be_understood_lets_nobody_in(caplog: pytest.LogC
 
 
 def test_that_there_are_no_tenants_is_told_once(caplog: pytest.LogCaptureFixture):
-    def source() -> Lookup:
+    def source() -> Tenants:
         raise Unavailable("the store is away")
 
     admission = Admission()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict, get_args
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -30,7 +30,7 @@ from mooring.tenants.keys import host_of, is_id
 from mooring.tenants.model import Resolver, Status, Tenant
 
 if TYPE_CHECKING:
-    from mooring.tenants.model import Tenant
+    from mooring.tenants.read.tenants import Tenants
 
 
 log = logging.getLogger(__name__)
@@ -78,20 +78,7 @@ class Request(Protocol):
         """All values of a header."""
 
 
-class Lookup(Protocol):
-    """The lookups of `Tenants` that the resolver uses."""
-
-    @property
-    def resolver(self) -> Resolver | None: ...
-
-    def get(self, id: int, /) -> Tenant | None: ...
-
-    def by_code(self, code: str, /) -> int | None: ...
-
-    def by_host(self, host: str, /) -> int | None: ...
-
-
-Source = Lookup | Callable[[], Lookup | None]
+Source: TypeAlias = "Tenants | Callable[[], Tenants | None]"
 """The tenants, or a function that returns them. It returns None or raises `Unavailable` until they
 are loaded."""
 
@@ -237,7 +224,7 @@ class Admission:
         return TenantRejection(code, f"the tenant is {status}", reference.shown)
 
 
-def _load(source: Source | None) -> tuple[Lookup | None, str]:
+def _load(source: Source | None) -> tuple[Tenants | None, str]:
     """The tenants, or the reason why there are none."""
     try:
         return (source() if callable(source) else source), UNAVAILABLE.message
@@ -245,7 +232,7 @@ def _load(source: Source | None) -> tuple[Lookup | None, str]:
         return None, f"there are no tenants yet: {error}"
 
 
-def find(tenants: Lookup, reference: TenantReference) -> Tenant | None:
+def find(tenants: Tenants, reference: TenantReference) -> Tenant | None:
     """The tenant with this name. One without meta does not count: it is incomplete."""
     id: int | None
     if reference.by == "id":
@@ -264,23 +251,15 @@ def tenant_reference(
     """The name of the tenant in a request, or why it has none."""
     if resolver.http_type == "host":
         return _by_host(resolver.http_host_mode, request.header(host_header), host_header)
-    if resolver.http_type == "header":
-        values = _listed(request.header(resolver.http_header_name or _DEFAULT.http_header_name))
-    elif resolver.http_type == "query":
-        values = _in_query(request.query, resolver.http_query_param or _DEFAULT.http_query_param)
-    else:
-        index = resolver.http_path_index
-        segments = [segment for segment in request.path.split("/") if segment]
-        values = segments[index : index + 1] if index >= 0 else []
+    place, values = _named_in(resolver, request)
     if not values:
-        message = f"{_where(resolver)} is missing: it names the tenant"
-        return TenantRejection("tenant_missing", message)
+        return TenantRejection("tenant_missing", f"{place} is missing: it names the tenant")
     value = values[0]
-    if len(values) > 1 and len({value.lower() for value in values}) > 1:
-        message = f"{_where(resolver)} is given more than once, with different values"
+    if len({value.lower() for value in values}) > 1:
+        message = f"{place} is given more than once, with different values"
         return TenantRejection("tenant_ambiguous", message)
     if len(value) > _MAX_LENGTH or not value.isprintable():
-        message = f"{_where(resolver)} is neither the id nor the code of a tenant"
+        message = f"{place} is neither the id nor the code of a tenant"
         return TenantRejection("tenant_malformed", message)
     return TenantReference("id" if value.isascii() and value.isdigit() else "code", value)
 
@@ -298,6 +277,10 @@ def _by_host(
         return TenantRejection("tenant_missing", message)
     if mode == "domain":
         return TenantReference("host", host)
+    return _by_label(mode, host)
+
+
+def _by_label(mode: Literal["numeric", "code"], host: str) -> TenantReference | TenantRejection:
     label, dot, rest = host.partition(".")
     is_address = ":" in host or (dot and rest.rpartition(".")[2].isdigit())
     if is_address or (mode == "numeric" and not label.isdigit()):
@@ -319,15 +302,19 @@ def _in_query(query: str, name: str) -> list[str]:
     return [unquote_plus(value) for key, _, value in fields if value and unquote_plus(key) == name]
 
 
-def _where(resolver: Resolver) -> str:
-    """The place in a request that names the tenant, for messages. Names from the store may have
-    any length."""
-    if resolver.http_type == "path":
-        return f"segment {resolver.http_path_index} of the path, counted from 0,"
+def _named_in(resolver: Resolver, request: Request) -> tuple[str, list[str]]:
+    """The place in a request that names the tenant, for messages, and the names there. The name of
+    a header or parameter is from the store, and may have any length."""
+    if resolver.http_type == "header":
+        header = resolver.http_header_name or _DEFAULT.http_header_name
+        return f"the header {header[:_MAX_LENGTH]}", _listed(request.header(header))
     if resolver.http_type == "query":
         name = resolver.http_query_param or _DEFAULT.http_query_param
-        return f"the query parameter {name[:_MAX_LENGTH]}"
-    return f"the header {(resolver.http_header_name or _DEFAULT.http_header_name)[:_MAX_LENGTH]}"
+        return f"the query parameter {name[:_MAX_LENGTH]}", _in_query(request.query, name)
+    index = resolver.http_path_index
+    segments = [segment for segment in request.path.split("/") if segment]
+    names = segments[index : index + 1] if index >= 0 else []
+    return f"segment {index} of the path, counted from 0,", names
 
 
 _tenant: ContextVar[Tenant | None] = ContextVar("mooring.tenant", default=None)
