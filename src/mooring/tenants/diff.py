@@ -98,13 +98,11 @@ def _compare(
 ) -> Iterator[FieldChange]:
     if before == after and not isinstance(before, UnreadablePart):
         return
-    maps = isinstance(before, dict) and isinstance(after, dict)
     split = is_split_key(before) or is_split_key(after)
-    if not maps or is_sealed(before) or is_sealed(after) or (split and place):
+    whole = is_sealed(before) or is_sealed(after) or (split and place)
+    if whole or not isinstance(before, dict) or not isinstance(after, dict):
         yield FieldChange(place, before, after)
         return
-    assert isinstance(before, dict)
-    assert isinstance(after, dict)
     for name in {**before, **after}:
         inner = f"{place}.{name}" if place else name
         for change in _compare(inner, before.get(name), after.get(name)):
@@ -178,12 +176,9 @@ def _add_secrets(
         and (name in extra or (name in FIELDS[kind] and holds_secret({name: inner})))
     }
     for name, inner in (hidden if ring is not None else masked_fields(hidden)).items():
-        if name in FIELDS[kind]:
-            place[name] = inner
-        else:
-            extra_fields = place.setdefault(EXTRA, {})
-            assert isinstance(extra_fields, dict)
-            extra_fields[name] = inner
+        fields = place if name in FIELDS[kind] else place.setdefault(EXTRA, {})
+        assert isinstance(fields, dict)
+        fields[name] = inner
 
 
 def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[str]) -> JSON:
@@ -230,14 +225,7 @@ def unmask(value: JSON, stored: object) -> JSON:
     """A value with the stored values in place of its masks. A mask without a stored value stays,
     and so does a mask within a text that differs from the stored one."""
     if isinstance(value, dict):
-        kept = stored if isinstance(stored, dict) else {}
-        split = is_split_key(kept)
-        return {
-            name: kept[name]
-            if (split or is_hidden(name)) and inner == MASK and kept.get(name) not in (None, "")
-            else unmask(inner, kept.get(name))
-            for name, inner in value.items()
-        }
+        return _unmask_map(value, stored if isinstance(stored, dict) else {})
     if isinstance(value, list) and isinstance(stored, list) and len(value) == len(stored):
         split = is_split_key(stored)
         return [
@@ -247,3 +235,13 @@ def unmask(value: JSON, stored: object) -> JSON:
     if isinstance(value, str) and isinstance(stored, str) and value == masked_text(stored):
         return stored
     return value
+
+
+def _unmask_map(value: dict[str, JSON], stored: dict[str, JSON]) -> dict[str, JSON]:
+    split = is_split_key(stored)
+    fields: dict[str, JSON] = {}
+    for name, inner in value.items():
+        old = stored.get(name)
+        kept = inner == MASK and (split or is_hidden(name)) and old not in (None, "")
+        fields[name] = old if kept else unmask(inner, old)
+    return fields

@@ -20,7 +20,7 @@ from mooring.model import JSON, rewrite_maps, walk
 from mooring.store.contract import Entry
 from mooring.tenants.keys import Owner, field_of, named
 from mooring.tenants.parts import PartDiff, Parts, Resent, UnreadablePart
-from mooring.tenants.publish.merge import PASSWORD
+from mooring.tenants.publish.merge import PASSWORD, password_fields
 from mooring.tenants.secrets import Keyring
 
 log = logging.getLogger(__name__)
@@ -289,8 +289,8 @@ def _opened(place: str, value: JSON, stored: object, ring: Keyring, lost: list[s
         inner = _opened(f"{place}.{name}", sealed, kept.get(name), ring, lost)
         if not is_sealed(sealed) or inner not in (None, ""):
             fields[name] = inner
-        elif name in PASSWORD and any(kept.get(field) for field in PASSWORD):
-            fields |= {field: kept[field] for field in PASSWORD if kept.get(field)}
+        elif name in PASSWORD and (password := password_fields(kept)):
+            fields |= password
         else:
             lost.append(f"{place}.{name}")
     return fields

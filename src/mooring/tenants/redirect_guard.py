@@ -17,7 +17,7 @@ from mooring.model import JSON, path_text
 from mooring.tenants.document import Document
 from mooring.tenants.keys import kind_of
 from mooring.tenants.parts import Parts
-from mooring.tenants.publish.merge import PASSWORD
+from mooring.tenants.publish.merge import password_fields
 from mooring.tenants.validation import EXTRA, FIELDS, identity
 
 ALLOWED = frozenset(
@@ -83,7 +83,7 @@ def _completed(
     and unknown fields that it keeps."""
     kept = {name: inner for name, inner in old.items() if name not in FIELDS[kind_of(path)]}
     if sent.get("password") in (None, MASK) and not sent.get("passwordEncrypted"):
-        kept |= {name: old[name] for name in PASSWORD if old.get(name)}
+        kept |= password_fields(old)
     if sent.get("passwordHash") is None and old.get("passwordHash"):
         kept["passwordHash"] = old["passwordHash"]
     masks = {name: masked_field(name, inner) for name, inner in kept.items()}
@@ -129,19 +129,24 @@ def _is_allowed(changed: tuple[str, ...], secret: tuple[str, ...]) -> bool:
 def _compare(path: tuple[str, ...], old: JSON, shown: JSON, sent: JSON) -> Iterator[_Field]:
     """Compares what the caller sends with what it is `shown`, never with the old value itself: a
     caller must not learn whether its guess of a secret is right."""
+    if isinstance(old, list) and isinstance(sent, list) and len(old) == len(sent):
+        old, shown, sent = _numbered(old), _numbered(shown), _numbered(sent)
     if isinstance(old, dict) and isinstance(sent, dict):
         for name in {**old, **sent}:
             inner = shown.get(name) if isinstance(shown, dict) else MASK
             yield from _compare((*path, name), old.get(name), inner, sent.get(name))
-    elif isinstance(old, list) and isinstance(sent, list) and len(old) == len(sent):
-        for number, (one, other) in enumerate(zip(old, sent, strict=True)):
-            inner = shown[number] if isinstance(shown, list) else MASK
-            yield from _compare((*path, f"[{number}]"), one, inner, other)
-    elif sent != shown and not (_is_empty(sent) and _is_empty(shown)):
+    elif _or_none(sent) != _or_none(shown):
         yield _Field(path, kept=False)
-    elif sent != old and not _is_empty(old):
+    elif sent != old and old not in (None, ""):
         yield _Field(path, kept=True)
 
 
-def _is_empty(value: JSON) -> bool:
-    return value is None or value == ""
+def _numbered(value: JSON) -> JSON:
+    """A list as a map, with `[0]` as the name of its first element."""
+    if not isinstance(value, list):
+        return value
+    return {f"[{number}]": inner for number, inner in enumerate(value)}
+
+
+def _or_none(value: JSON) -> JSON:
+    return None if value == "" else value

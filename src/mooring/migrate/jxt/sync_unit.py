@@ -270,7 +270,7 @@ class UnitSync:
         value = state.old.parts[change.path].value
         if state.unit:
             with suppress(Undecipherable):
-                return resealed(change.path, value, self._ring) or value
+                return resealed(change.path, value, self._ring)
         return value
 
     async def _find_taken(self, state: UnitState, known: Collection[str]) -> dict[str, str]:

@@ -257,7 +257,7 @@ def _rekeyed(owner: Owner, stored: Parts, ring: Keyring, problems: list[str]) ->
     target = dict(stored)
     for path, value in stored.items():
         try:
-            target[path] = resealed(path, value, ring) or value
+            target[path] = resealed(path, value, ring)
         except Undecipherable as error:
             problems.append(f"{named(owner)}: {path}: {error}")
     return target

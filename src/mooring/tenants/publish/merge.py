@@ -3,6 +3,9 @@ and encrypts the password."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from mooring.errors import InvalidRequest, Undecipherable
 from mooring.masking import holds_mask
 from mooring.model import JSON
@@ -10,8 +13,15 @@ from mooring.tenants.keys import PLATFORM, kind_of
 from mooring.tenants.secrets import CURRENT, Keyring
 from mooring.tenants.validation import EXTRA, FIELDS, checked, checked_common
 
+T = TypeVar("T")
+
 PASSWORD = ("password", "passwordEncrypted", "passwordKeyId")
 """The fields that hold a password."""
+
+
+def password_fields(part: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The fields that hold the password of a part; empty if it has none."""
+    return {name: part[name] for name in PASSWORD if part.get(name)}
 
 
 def merged(
@@ -28,18 +38,46 @@ def merged(
                 f"tenant {tenant}: {path}.{field} is masked: leave it out to keep what is stored"
             )
     stored = before if isinstance(before, dict) else {}
-    known = FIELDS[kind_of(path)]
-    unknown = {name: inner for name, inner in stored.items() if name not in known}
-    removed = _removed(value)
-    after = {name: inner for name, inner in (unknown | after).items() if name not in removed}
-    if "passwordHash" in known:
-        if after.get("passwordHash") is None and stored.get("passwordHash") is not None:
-            after["passwordHash"] = stored["passwordHash"]
-        if after.get("passwordHash") == "":
-            del after["passwordHash"]
-    if "password" in known:
+    after = _with_unknown_fields(kind_of(path), after, stored, value)
+    if kind_of(path) == "ftp":
+        return _with_password_hash(after, stored)
+    if kind_of(path) == "database":
         return _with_password(f"tenant {tenant}: {path}", after, stored, ring, reseal=reseal)
     return after
+
+
+def merged_common(path: str, before: object, value: JSON) -> JSON:
+    """The shared setting to store. Raises `InvalidRequest`."""
+    if value is None:
+        raise InvalidRequest(f"{path} must have a value: to remove it, unset it")
+    fields = checked_common(path, value)
+    if path.startswith(PLATFORM) or not isinstance(fields, dict):
+        return fields
+    stored = before if isinstance(before, dict) else {}
+    return _with_unknown_fields(path, fields, stored, value)
+
+
+def _with_unknown_fields(
+    kind: str, fields: dict[str, JSON], stored: dict[str, JSON], value: JSON
+) -> dict[str, JSON]:
+    """Keeps the unknown fields that are stored, unless `extra` of the new value replaces them, or
+    removes them with a null."""
+    extra = value.get(EXTRA) if isinstance(value, dict) else None
+    given = extra if isinstance(extra, dict) else {}
+    unknown = {name: inner for name, inner in stored.items() if name not in FIELDS[kind]}
+    return {
+        name: inner
+        for name, inner in (unknown | fields).items()
+        if name not in given or given[name] is not None
+    }
+
+
+def _with_password_hash(after: dict[str, JSON], stored: dict[str, JSON]) -> dict[str, JSON]:
+    hashed = after.get("passwordHash")
+    if hashed is None:
+        hashed = stored.get("passwordHash")
+    others = {name: inner for name, inner in after.items() if name != "passwordHash"}
+    return others if hashed in (None, "") else others | {"passwordHash": hashed}
 
 
 def _with_password(
@@ -48,30 +86,34 @@ def _with_password(
     password = after.get("password")
     if password is None and after.get("passwordEncrypted"):
         return after
-    others = {name: inner for name, inner in after.items() if name not in PASSWORD}
-    kept = {name: stored[name] for name in PASSWORD if stored.get(name)}
-    if password is None:
-        return others | kept
+    others = _without_password(after)
     if password == "":
         return others
-    assert isinstance(password, str)
-    sealed = stored.get("passwordEncrypted")
-    key_id = str(stored.get("passwordKeyId") or "")
-    if sealed and not reseal and _equals(password, str(sealed), key_id, ring):
-        return others | kept
-    if sealed and not ring.current:
+    if password is None or (not reseal and _equals(str(password), stored, ring)):
+        return others | password_fields(stored)
+    if stored.get("passwordEncrypted") and not ring.current:
         raise InvalidRequest(
             f"{about}.password is encrypted in the store and would be plain text now: set "
             f"{CURRENT[0]}"
         )
-    return others | _sealed(password, ring)
+    return others | _sealed(str(password), ring)
 
 
-def _equals(password: str, sealed: str, key_id: str, ring: Keyring) -> bool:
+def _without_password(part: dict[str, JSON]) -> dict[str, JSON]:
+    return {name: inner for name, inner in part.items() if name not in PASSWORD}
+
+
+def _equals(password: str, stored: dict[str, JSON], ring: Keyring) -> bool:
+    """Whether this is the encrypted password that is stored."""
+    sealed = stored.get("passwordEncrypted")
     try:
-        return ring.unseal(sealed, key_id) == password
+        return bool(sealed) and _decrypted(stored, ring) == password
     except Undecipherable:
         return False
+
+
+def _decrypted(stored: dict[str, JSON], ring: Keyring) -> str:
+    return ring.unseal(str(stored["passwordEncrypted"]), str(stored.get("passwordKeyId") or ""))
 
 
 def _sealed(password: str, ring: Keyring) -> dict[str, JSON]:
@@ -86,44 +128,16 @@ def unsealed(value: JSON, ring: Keyring) -> JSON:
     """The part with its password in clear text. Raises `Undecipherable`."""
     if not isinstance(value, dict) or not value.get("passwordEncrypted"):
         return value
-    sealed, key_id = str(value["passwordEncrypted"]), str(value.get("passwordKeyId") or "")
-    others = {name: inner for name, inner in value.items() if name not in PASSWORD}
-    return {**others, "password": ring.unseal(sealed, key_id)}
+    return _without_password(value) | {"password": _decrypted(value, ring)}
 
 
-def resealed(path: str, value: object, ring: Keyring) -> JSON | None:
-    """The part with its password under the current key; None if it has no password or nothing
-    changes. Raises `Undecipherable`."""
+def resealed(path: str, value: T, ring: Keyring) -> T | dict[str, JSON]:
+    """The part with its password under the current key. Raises `Undecipherable`."""
     if kind_of(path) != "database" or not isinstance(value, dict) or not ring.current:
-        return None
-    sealed, key_id = value.get("passwordEncrypted"), str(value.get("passwordKeyId") or "")
-    password = value.get("password")
-    if sealed and key_id == ring.current and ring.sealed(str(sealed)):
-        return None
+        return value
+    password, sealed = value.get("password"), value.get("passwordEncrypted")
     if sealed:
-        password = ring.unseal(str(sealed), key_id)
-    if not password:
-        return None
-    others = {name: inner for name, inner in value.items() if name not in PASSWORD}
-    return others | _sealed(str(password), ring)
-
-
-def merged_common(path: str, before: object, value: JSON) -> JSON:
-    """The shared setting to store. Unknown fields are kept, unless `extra` replaces or removes
-    them. Raises `InvalidRequest`."""
-    if value is None:
-        raise InvalidRequest(f"{path} must have a value: to remove it, unset it")
-    fields = checked_common(path, value)
-    if path.startswith(PLATFORM) or not isinstance(fields, dict):
-        return fields
-    stored = before if isinstance(before, dict) else {}
-    unknown = {name: inner for name, inner in stored.items() if name not in FIELDS[path]}
-    removed = _removed(value)
-    return {name: inner for name, inner in (unknown | fields).items() if name not in removed}
-
-
-def _removed(value: JSON) -> frozenset[str]:
-    """The unknown fields that a null in `extra` removes."""
-    extra = value.get(EXTRA) if isinstance(value, dict) else None
-    fields = extra.items() if isinstance(extra, dict) else ()
-    return frozenset(name for name, inner in fields if inner is None)
+        if value.get("passwordKeyId") == ring.current and ring.sealed(str(sealed)):
+            return value
+        password = _decrypted(value, ring)
+    return _without_password(value) | _sealed(str(password), ring) if password else value

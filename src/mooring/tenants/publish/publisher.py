@@ -311,7 +311,7 @@ class Publisher:
         parts = dict(target.parts)
         for path, value in parts.items():
             with contextlib.suppress(Undecipherable):
-                parts[path] = resealed(path, value, self._ring) or value
+                parts[path] = resealed(path, value, self._ring)
         return RollbackState(parts, target.lost)
 
     async def rekey(self, progress: Progress = lambda done, total: None) -> RekeyResult:
