@@ -38,25 +38,46 @@ def exclusion(
         return message("is_draining" if state == "draining" else "is_down")
     if not instance.weight:
         return message("no_weight")
-    if selector.version and instance.version != selector.version:
-        return message("other_version", version=instance.version, wanted=selector.version)
-    for name, value in selector.tags.items():
-        if (actual := instance.metadata.get(name)) != value:
-            if actual is None:
-                return message("no_tag", name=name, wanted=value)
-            return message("other_tag", name=name, value=actual, wanted=value)
-    if selector.zone_only and instance.zone != selector.zone:
-        if not instance.zone:
-            return message("unknown_zone", wanted=selector.zone)
-        return message("outside_zone", zone=instance.zone, wanted=selector.zone)
-    if selector.where is not None:
-        try:
-            matches = selector.where(instance)
-        except Exception as error:  # noqa: BLE001 - the caller's own code
-            return message("condition_failed", error=describe(error))
-        if not matches:
-            return message("condition_unmet")
+    return (
+        _version_mismatch(instance, selector)
+        or _tag_mismatch(instance, selector)
+        or _zone_mismatch(instance, selector)
+        or _unmet_condition(instance, selector)
+    )
+
+
+def _version_mismatch(instance: Instance, selector: Selector) -> Message | None:
+    if not selector.version or instance.version == selector.version:
+        return None
+    return message("other_version", version=instance.version, wanted=selector.version)
+
+
+def _tag_mismatch(instance: Instance, selector: Selector) -> Message | None:
+    for name, wanted in selector.tags.items():
+        actual = instance.metadata.get(name)
+        if actual is None:
+            return message("no_tag", name=name, wanted=wanted)
+        if actual != wanted:
+            return message("other_tag", name=name, value=actual, wanted=wanted)
     return None
+
+
+def _zone_mismatch(instance: Instance, selector: Selector) -> Message | None:
+    if not selector.zone_only or instance.zone == selector.zone:
+        return None
+    if not instance.zone:
+        return message("unknown_zone", wanted=selector.zone)
+    return message("outside_zone", zone=instance.zone, wanted=selector.zone)
+
+
+def _unmet_condition(instance: Instance, selector: Selector) -> Message | None:
+    if selector.where is None:
+        return None
+    try:
+        matches = selector.where(instance)
+    except Exception as error:  # noqa: BLE001 - the caller's own code
+        return message("condition_failed", error=describe(error))
+    return None if matches else message("condition_unmet")
 
 
 def callable_now(instances: Iterable[Instance], selector: Selector | None = None) -> list[Instance]:

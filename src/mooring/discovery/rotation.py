@@ -315,6 +315,10 @@ class Rotation:
             raise NoInstance(self._why_none()) from None
         if not exclude or node.id not in exclude:
             return node
+        return self._pick_other(key, exclude) or node
+
+    def _pick_other(self, key: str | bytes | None, exclude: Collection[str]) -> Node | None:
+        """A node that is not excluded; None if there is none."""
         for number in range(3):  # with another key, since a hash ring would return the same node
             other = self.picker.pick(None if key is None else f"{key!r} {number}")
             if other.id not in exclude:
@@ -325,7 +329,7 @@ class Rotation:
             if member.reachable and not member.exclusion and id not in exclude
         ]
         if not others:
-            return node
+            return None
         first = min(member.rank for member in others)
         return random.choice([member for member in others if member.rank == first]).node
 
@@ -361,35 +365,44 @@ class Rotation:
         return [self._explain(member) for _, member in sorted(self._members.items())]
 
     def _explain(self, member: RotationMember) -> Explanation:
-        zone, wanted, reasons = member.instance.zone, self.selector.zone, list[Message]()
+        reasons = [*self._objections(member)]
+        if member.in_rotation:
+            reasons += self._circumstances(member, despite=bool(reasons))
+        return Explanation(member.instance, member.in_rotation, tuple(reasons))
+
+    def _objections(self, member: RotationMember) -> Iterator[Message]:
+        """The reasons not to call an instance. Some of them count only while others remain."""
+        zone, wanted = member.instance.zone, self.selector.zone
         if member.exclusion:
-            reasons.append(member.exclusion)
+            yield member.exclusion
         if member.draining:
-            reasons.append(message("draining_last_resort" if member.in_rotation else "is_draining"))
+            yield message("draining_last_resort" if member.in_rotation else "is_draining")
         if not member.instance.status.healthy:
-            reasons.append(message("unhealthy"))
+            yield message("unhealthy")
         if not member.reachable:
-            reasons.append(message("no_connection"))
+            yield message("no_connection")
         if member.ejected:
-            reasons.append(message("ejected"))
+            yield message("ejected")
         if self.mode == "zone" and zone != wanted:
-            reasons.append(
+            yield (
                 message("other_zone", zone=zone, wanted=wanted)
                 if zone
                 else message("no_zone", wanted=wanted)
             )
-        if member.in_rotation and self.mode == "spill-over" and not member.local:
-            usable, share = self._tallies.local.usable_share, 1 - self.local_share
-            reasons.append(
-                message("spill_over", usable=_percent(usable), zone=wanted, share=_percent(share))
+
+    def _circumstances(self, member: RotationMember, *, despite: bool) -> Iterator[Message]:
+        """Why an instance in rotation receives calls, `despite` objections, and how many."""
+        if self.mode == "spill-over" and not member.local:
+            usable, share = _percent(self._tallies.local.usable_share), 1 - self.local_share
+            yield message(
+                "spill_over", usable=usable, zone=self.selector.zone, share=_percent(share)
             )
-        if member.in_rotation and self.mode == "panic" and reasons:
+        if self.mode == "panic" and despite:
             healthy = sum(zone.healthy for zone in self._tallies)
             total = sum(zone.eligible for zone in self._tallies)
-            reasons.append(message("panic", healthy=healthy, total=total))
-        if member.in_rotation and member.instance.id in self._warming:
-            reasons.append(message("slow_start", weight=float(member.node.weight)))
-        return Explanation(member.instance, member.in_rotation, tuple(reasons))
+            yield message("panic", healthy=healthy, total=total)
+        if member.instance.id in self._warming:
+            yield message("slow_start", weight=float(member.node.weight))
 
 
 def _percent(share: float) -> int:

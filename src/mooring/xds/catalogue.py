@@ -301,24 +301,35 @@ class Catalogue:
         invalid name. Calls to it fail immediately; without the resources, a client would let them
         wait for 15 seconds.
         """
-        if kind == proto.ROUTES and name == ROUTE_TABLE and client.kind == "envoy":
+        if client.kind == "grpc":
+            return self._find_for_grpc(client, kind, name)
+        if kind == proto.ROUTES and name == ROUTE_TABLE:
             return self._route_table or "unknown"
         service = self.service_of(name)
-        if not service and client.kind == "envoy":
+        if kind == proto.LISTENER or not service:
             return "absent"
-        if kind == proto.LISTENER:
-            return resources.listener(name) if client.kind == "grpc" else "absent"
         if kind == proto.CLUSTER:
-            return resources.cluster(name, XdsClient(client.kind))
-        if kind == proto.ROUTES and client.kind == "grpc":
-            return resources.routes(name, separate_http=False)
-        if not service:
-            return resources.endpoints(name, (), client)
+            return resources.cluster(name, XdsClient("envoy"))
         entry = self._entries.get(service)
         if entry is None or entry.instances is None:
             return "unknown"
         if kind == proto.ROUTES:
             return resources.routes(name, separate_http=entry.separate_http)
+        return entry.endpoints(name, client)
+
+    def _find_for_grpc(self, client: XdsClient, kind: str, name: str) -> Lookup:
+        if kind == proto.LISTENER:
+            return resources.listener(name)
+        if kind == proto.CLUSTER:
+            return resources.cluster(name, XdsClient("grpc"))
+        if kind == proto.ROUTES:
+            return resources.routes(name, separate_http=False)
+        service = self.service_of(name)
+        if not service:
+            return resources.endpoints(name, (), client)
+        entry = self._entries.get(service)
+        if entry is None or entry.instances is None:
+            return "unknown"
         return entry.endpoints(name, client)
 
     async def aclose(self) -> None:

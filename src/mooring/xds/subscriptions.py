@@ -53,7 +53,7 @@ class Subscription:
         self._check_all = False
         """Whether to check all names, and not only the changed ones."""
         self._sent_versions: dict[str, str] = {}
-        """The versions that the client has; empty if it knows that the resource does not exist."""
+        """The versions that the client has."""
         self._last_sent: set[str] = set()
         self._rejected: set[str] = set()
         """The names in rejected responses, any of which may be the cause of the rejection."""
@@ -88,8 +88,24 @@ class Subscription:
             return self.names
         return None if listed is None else self.names.union(listed)
 
-    def _must_send(self, name: str, resource: Resource) -> bool:
-        return name in self._owed or self._sent_versions.get(name) != resource.version
+    def _settle(self, lookups: Mapping[str, Lookup]) -> tuple[dict[str, Resource], list[str]]:
+        """The resources to send, and the names that do not exist, of which the client must know.
+        Names that are not known yet stay pending, the others do not."""
+        resources: dict[str, Resource] = {}
+        removed: list[str] = []
+        for name, lookup in lookups.items():
+            if lookup == "unknown":
+                continue
+            sent = self._sent_versions.get(name)
+            owed = name in self._owed
+            if lookup == "absent":
+                if owed or sent:
+                    removed.append(name)
+            elif owed or sent != lookup.version:
+                resources[name] = lookup
+            self._changed.discard(name)
+            self._owed.discard(name)
+        return resources, removed
 
     def mark_sent(self, nonce: str) -> None:
         self.unacknowledged = self._nonce = nonce
@@ -98,7 +114,15 @@ class Subscription:
         self, resources: dict[str, Resource], removed: Iterable[str] = ()
     ) -> PendingResponse:
         self._last_sent = set(resources)
+        self._sent_versions |= {name: resource.version for name, resource in resources.items()}
+        for name in removed:
+            self._sent_versions.pop(name, None)
         return PendingResponse(resources, tuple(removed))
+
+    def _forget_unsubscribed(self) -> None:
+        if not self.wildcard:
+            for name in self._sent_versions.keys() - self.names:
+                del self._sent_versions[name]
 
     def _acknowledge(self, nonce: str, error: str) -> RequestKind:
         if nonce != self.unacknowledged:
@@ -110,6 +134,13 @@ class Subscription:
             return "nack"
         self._rejected -= self._last_sent
         return "ack"
+
+
+def _look_up(
+    names: Iterable[str], find: FindResource, wanted: Collection[str]
+) -> dict[str, Lookup]:
+    """The resources of these names; a name that is not wanted counts as absent."""
+    return {name: find(name) if name in wanted else "absent" for name in sorted(names)}
 
 
 class StateOfTheWorld(Subscription):
@@ -124,9 +155,7 @@ class StateOfTheWorld(Subscription):
         if nonce == self._nonce:
             kind = self._acknowledge(nonce, error) if nonce else "subscribe"
         requested = set(names)
-        wildcard = self.complete and (
-            WILDCARD in requested or (not requested and (self.wildcard or not self._started))
-        )
+        wildcard = self._requests_wildcard(requested)
         requested.discard(WILDCARD)
         new = requested - self.names
         self._owed |= new
@@ -135,12 +164,16 @@ class StateOfTheWorld(Subscription):
         self._response_owed |= bool(self.complete and (new or wildcard != self.wildcard))
         self._check_all |= self._response_owed or requested != self.names
         self.names, self.wildcard, self._started = requested, wildcard, True
-        self._sent_versions = {
-            name: version
-            for name, version in self._sent_versions.items()
-            if name in requested or wildcard
-        }
+        self._forget_unsubscribed()
         return kind
+
+    def _requests_wildcard(self, requested: Collection[str]) -> bool:
+        """Without names, the first request means a wildcard, and later ones do not change it."""
+        if not self.complete:
+            return False
+        if not requested:
+            return self.wildcard or not self._started
+        return WILDCARD in requested
 
     def next(self, find: FindResource, listed: Collection[str] | None) -> PendingResponse | None:
         """The response to send now, if any. `listed` are the names of a wildcard; None if not
@@ -166,20 +199,12 @@ class StateOfTheWorld(Subscription):
             return None
         self._response_owed = False
         self._owed.clear()
-        self._sent_versions = versions
+        self._sent_versions.clear()
         return self._response(resources)
 
     def _partial(self, find: FindResource) -> PendingResponse | None:
-        resources: dict[str, Resource] = {}
-        for name in sorted(self._changed | self._owed):
-            lookup = find(name) if name in self.names else "absent"
-            if lookup == "unknown":
-                continue
-            if isinstance(lookup, Resource) and self._must_send(name, lookup):
-                resources[name] = lookup
-                self._sent_versions[name] = lookup.version
-            self._changed.discard(name)
-            self._owed.discard(name)
+        names = self._changed | self._owed
+        resources, _ = self._settle(_look_up(names, find, self.names))
         return self._response(resources) if resources else None
 
 
@@ -207,9 +232,7 @@ class Incremental(Subscription):
             self.wildcard = self._response_owed = self._check_all = True
         if WILDCARD in removed:
             self.wildcard = False
-            self._sent_versions = {
-                name: version for name, version in self._sent_versions.items() if name in self.names
-            }
+            self._forget_unsubscribed()
         self._changed |= set(subscribe) - {WILDCARD}
         self._owed |= requested - {WILDCARD}
         self.names |= set(subscribe) - {WILDCARD}
@@ -232,28 +255,11 @@ class Incremental(Subscription):
         names = self._changed | self._owed
         if self._check_all:
             names |= wanted | self._sent_versions.keys()
-        lookups: dict[str, Lookup] = {
-            name: find(name) if name in wanted else "absent" for name in sorted(names)
-        }
+        lookups = _look_up(names, find, wanted)
         if self.wildcard and "unknown" in lookups.values():
             return None
         self._check_all = False
-        resources: dict[str, Resource] = {}
-        removed: list[str] = []
-        for name, lookup in lookups.items():
-            if lookup == "unknown":
-                continue
-            if isinstance(lookup, Resource):
-                if self._must_send(name, lookup):
-                    resources[name] = lookup
-                    self._sent_versions[name] = lookup.version
-            elif name in self._owed or self._sent_versions.get(name):
-                removed.append(name)
-                self._sent_versions[name] = ""
-                if name not in self.names:
-                    del self._sent_versions[name]
-            self._changed.discard(name)
-            self._owed.discard(name)
+        resources, removed = self._settle(lookups)
         if not resources and not removed and not self._response_owed:
             return None
         self._response_owed = False
