@@ -73,15 +73,9 @@ class Method(SubchannelMethod):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
+        options = {"metadata": metadata, "credentials": credentials, "compression": compression}
         if not wait_for_ready:
-            call = self._dispatch(
-                self,
-                request,
-                timeout=timeout,
-                metadata=metadata,
-                credentials=credentials,
-                compression=compression,
-            )
+            call = self._dispatch(self, request, timeout=timeout, **options)
             if call is not None:
                 return call
         subchannels = self.subchannels
@@ -89,26 +83,9 @@ class Method(SubchannelMethod):
             raise grpc.aio.UsageError("Channel is closed.")
         key = key_in(metadata) if self._keyed else None
         if self.tries == 1 and not wait_for_ready and (choice := subchannels.pick(key)) is not None:
-            return subchannels.start_call(
-                *choice,
-                self,
-                request,
-                timeout=timeout,
-                metadata=metadata,
-                credentials=credentials,
-                compression=compression,
-            )
+            return subchannels.start_call(*choice, self, request, timeout=timeout, **options)
         deadline = None if timeout is None else self._loop.time() + timeout
-        arguments = CallArguments(
-            request=request,
-            deadline=deadline,
-            metadata=metadata,
-            credentials=credentials,
-            wait_for_ready=bool(wait_for_ready),
-            compression=compression,
-            key=key,
-            tries=self.tries,
-        )
+        arguments = CallArguments(request, deadline, bool(wait_for_ready), key, self.tries, options)
         return self.pending_call(subchannels, self, arguments)
 
 

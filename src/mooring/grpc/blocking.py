@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -42,6 +42,10 @@ from mooring.sync.proxy import Blocking, behind
 __all__ = ["Channel", "channel"]
 
 
+CallOptions = Mapping[str, Any]
+"""The arguments of a call except for its timeout, by the names that gRPC gives them."""
+
+
 class Method(ConnectionMethod[Route]):
     """A method of a stub. A call starts on the current route, and finishes there."""
 
@@ -50,35 +54,20 @@ class Method(ConnectionMethod[Route]):
         self._swappable = swappable
         swappable.add(self)
 
-    def _acquire(
-        self, timeout: float | None, wait_for_ready: bool | None
-    ) -> tuple[Route, float | None]:
-        """The route, and the remaining time."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        route = self._swappable.acquire(deadline, wait_for_ready=bool(wait_for_ready))
-        return route, None if deadline is None else max(deadline - time.monotonic(), 0.0)
-
     def _call(
-        self,
-        attribute: str,
-        request: Any,
-        timeout: float | None,
-        metadata: Any,
-        credentials: grpc.CallCredentials | None,
-        wait_for_ready: bool | None,
-        compression: grpc.Compression | None,
+        self, attribute: str, request: Any, deadline: float | None, options: CallOptions
     ) -> Any:
         """Make a call and wait for its end. Waiting for a connection happens here, because the
         instances may change: gRPC would wait for those of its route only."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        waits = bool(wait_for_ready) and not self.streams_requests
+        wait_for_ready = bool(options["wait_for_ready"])
+        waits = wait_for_ready and not self.streams_requests
+        if waits:
+            options = {**options, "wait_for_ready": False}
         while True:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            route, left = self._acquire(left, wait_for_ready)
+            route = self._swappable.acquire(deadline, wait_for_ready=wait_for_ready)
             try:
-                return getattr(self.at(route), attribute)(
-                    request, left, metadata, credentials, not waits and wait_for_ready, compression
-                )
+                method = getattr(self.at(route), attribute)
+                return method(request, timeout=_time_until(deadline), **options)
             except grpc.RpcError as error:
                 if not waits or not was_not_sent(error):
                     raise
@@ -87,24 +76,17 @@ class Method(ConnectionMethod[Route]):
             time.sleep(NOTICED_WITHIN)
 
     def _start_call(
-        self,
-        attribute: str,
-        request: Any,
-        timeout: float | None,
-        metadata: Any,
-        credentials: grpc.CallCredentials | None,
-        wait_for_ready: bool | None,
-        compression: grpc.Compression | None,
+        self, attribute: str, request: Any, deadline: float | None, options: CallOptions
     ) -> Any:
         """Start a call that continues after this returns."""
+        wait_for_ready = bool(options["wait_for_ready"])
         try:
-            route, left = self._acquire(timeout, wait_for_ready)
+            route = self._swappable.acquire(deadline, wait_for_ready=wait_for_ready)
         except FailedCall as failed:
             return failed
         try:
-            call = getattr(self.at(route), attribute)(
-                request, left, metadata, credentials, wait_for_ready, compression
-            )
+            method = getattr(self.at(route), attribute)
+            call = method(request, timeout=_time_until(deadline), **options)
             if not hasattr(call, "add_callback"):  # an iterator of an interceptor
                 return kept_in_children(
                     _TrackedIterator(call, lambda: self._swappable.release(route))
@@ -117,6 +99,10 @@ class Method(ConnectionMethod[Route]):
             raise
         self._swappable.release(route)
         return call
+
+
+def _time_until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
 class _TrackedIterator:
@@ -153,9 +139,14 @@ def _invocation(run: Callable[..., Any], attribute: str) -> Callable[..., Any]:
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        return run(
-            self, attribute, request, timeout, metadata, credentials, wait_for_ready, compression
-        )
+        options = {
+            "metadata": metadata,
+            "credentials": credentials,
+            "wait_for_ready": wait_for_ready,
+            "compression": compression,
+        }
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return run(self, attribute, request, deadline, options)
 
     return call
 

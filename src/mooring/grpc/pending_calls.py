@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 import grpc
@@ -27,14 +27,13 @@ class CallArguments(NamedTuple):
     """Or the iterator of requests."""
     deadline: float | None
     """On the loop's clock."""
-    metadata: Any
-    credentials: grpc.CallCredentials | None
     wait_for_ready: bool
-    compression: grpc.Compression | None
     key: str | None
     """The key for consistent hashing."""
     tries: int
     """The maximum number of attempts."""
+    options: Mapping[str, Any]
+    """All others, by the names that gRPC gives them."""
 
 
 def failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
@@ -144,8 +143,8 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
             tried.append(node.id)
             if len(tried) >= tries or not await self._should_retry():
                 return
-            # Others first: the budget is not spent on tries that there cannot be.
             other = subchannels.pick(self._arguments.key, tried)
+            # The budget last: it is not spent on retries that cannot be made.
             if other is None or not self._in_time():
                 return
             if not view.retries.try_retry(time.monotonic()):
@@ -187,16 +186,13 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
         return self._arguments.request
 
     def _start(self, node: Node, subchannel: Subchannel) -> None:
-        arguments = self._arguments
         self._call = self._subchannels.start_call(
             node,
             subchannel,
             self._method,
             self._request(),
             timeout=self.time_remaining(),
-            metadata=arguments.metadata,
-            credentials=arguments.credentials,
-            compression=arguments.compression,
+            **self._arguments.options,
         )
 
     def _in_time(self) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 import grpc
 import grpc.aio
@@ -33,25 +33,27 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _DEREGISTER_WITHIN = 5.0
 
 
+class ServingOptions(TypedDict, total=False):
+    """The options of `serve_and_register`."""
+
+    health: Health | None
+    grace: float
+    linger: float
+
+
 @overload
 def serve_and_register(
     server: grpc.aio.Server,
     hub: Hub,
     instance: Instance | Iterable[Instance],
-    *,
-    health: Health | None = None,
-    grace: float = 10.0,
-    linger: float = LINGER,
+    **options: Unpack[ServingOptions],
 ) -> Serving: ...
 @overload
 def serve_and_register(
     server: grpc.Server,
     hub: mooring.sync.Hub,
     instance: Instance | Iterable[Instance],
-    *,
-    health: Health | None = None,
-    grace: float = 10.0,
-    linger: float = LINGER,
+    **options: Unpack[ServingOptions],
 ) -> BlockingServing: ...
 def serve_and_register(
     server: grpc.Server | grpc.aio.Server,

@@ -16,11 +16,11 @@ import socket
 import struct
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 from hprose import HproseClient  # type: ignore[import-untyped]
 
@@ -149,6 +149,14 @@ def repaired(response: bytes) -> bytes:
 _THREADS = 64  # concurrent calls of one client; further calls wait
 
 
+class InvokeOptions(TypedDict, total=False):
+    """How a call is encoded: the keywords of hprose's own `invoke`."""
+
+    byref: bool
+    resultMode: int
+    simple: bool | None
+
+
 class Method(Generic[R]):
     """A remote function: `remote.hello("x")`; `remote.user.get(3)` calls `user_get`."""
 
@@ -158,12 +166,8 @@ class Method(Generic[R]):
     def __getattr__(self, name: str) -> Method[R]:
         return Method(self._remote, f"{self._name}_{name}")
 
-    def __call__(
-        self, *args: object, byref: bool = False, resultMode: int = 0, simple: bool | None = None
-    ) -> R:
-        return self._remote.invoke(
-            self._name, list(args), byref=byref, resultMode=resultMode, simple=simple
-        )
+    def __call__(self, *args: object, **options: Unpack[InvokeOptions]) -> R:
+        return self._remote.invoke(self._name, list(args), **options)
 
 
 class Remote(ABC, Generic[R]):
@@ -186,15 +190,8 @@ class Remote(ABC, Generic[R]):
         """The callable servers of the domain."""
         return self._calls.servers
 
-    def invoke(
-        self,
-        name: str,
-        args: Sequence[object] = (),
-        *,
-        byref: bool = False,
-        resultMode: int = 0,
-        simple: bool | None = None,
-    ) -> R:
+    @abstractmethod
+    def invoke(self, name: str, args: Sequence[object] = (), **options: Unpack[InvokeOptions]) -> R:
         """Call a remote function; the keywords are those of hprose's own `invoke`.
 
         Raises `HproseException` if the function raises. If the transport fails, the client reads
@@ -202,11 +199,6 @@ class Remote(ABC, Generic[R]):
         `NoInstance` if there is no server, and the last transport error (`OSError`,
         `HTTPException`) after `tries` calls.
         """
-        options = {"byref": byref, "resultMode": resultMode, "simple": simple}
-        return self._invoke(name, args, options)
-
-    @abstractmethod
-    def _invoke(self, name: str, args: Sequence[object], options: Mapping[str, object]) -> R: ...
 
 
 class Client(Remote[Awaitable[object]]):
@@ -220,8 +212,8 @@ class Client(Remote[Awaitable[object]]):
         self._calls = calls
         self._threads = ThreadPoolExecutor(_THREADS, f"hprose {calls.domain}")
 
-    async def _invoke(
-        self, name: str, args: Sequence[object], options: Mapping[str, object]
+    async def invoke(
+        self, name: str, args: Sequence[object] = (), **options: Unpack[InvokeOptions]
     ) -> object:
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._threads)
         return await self._calls.invoke(name, args, in_thread, **options)
@@ -247,7 +239,9 @@ class BlockingClient(Remote[object]):
     def __init__(self, portal: Portal, calls: CallDispatcher) -> None:
         self._portal, self._calls = portal, calls
 
-    def _invoke(self, name: str, args: Sequence[object], options: Mapping[str, object]) -> object:
+    def invoke(
+        self, name: str, args: Sequence[object] = (), **options: Unpack[InvokeOptions]
+    ) -> object:
         caller = Caller()
         call = partial(self._calls.invoke, name, args, caller.do, **options)
         return self._portal.call(call, caller=caller)
@@ -264,32 +258,22 @@ class BlockingClient(Remote[object]):
         self.close()
 
 
-@overload
-def client(
-    hub: Hub,
-    domain: str,
-    *,
-    tries: int = ...,
-    pause: float = ...,
-    timeout: float = ...,
-    connect: Connect | None = ...,
-    wait: float = ...,
-) -> Client: ...
+class ClientOptions(TypedDict, total=False):
+    """The options of `client`."""
+
+    tries: int
+    pause: float
+    timeout: float
+    connect: Connect | None
+    wait: float
 
 
 @overload
+def client(hub: Hub, domain: str, **options: Unpack[ClientOptions]) -> Client: ...
+@overload
 def client(
-    hub: mooring.sync.Hub,
-    domain: str,
-    *,
-    tries: int = ...,
-    pause: float = ...,
-    timeout: float = ...,
-    connect: Connect | None = ...,
-    wait: float = ...,
+    hub: mooring.sync.Hub, domain: str, **options: Unpack[ClientOptions]
 ) -> BlockingClient: ...
-
-
 def client(
     hub: Hub | mooring.sync.Hub,
     domain: str,

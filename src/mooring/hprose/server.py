@@ -10,7 +10,7 @@ import uuid as uuids
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self, cast, overload
+from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack, cast, overload
 
 from mooring.errors import Closed, InvalidRequest, StoreError
 from mooring.formatting import quoted
@@ -44,10 +44,10 @@ class Registered:
         domains: Iterable[str],
         server_url: str,
         *,
-        uuid: str,
-        ttl: float,
-        heartbeat: float,
-        wait: float,
+        uuid: str = "",
+        ttl: float = TTL,
+        heartbeat: float = HEARTBEAT,
+        wait: float = 5.0,
     ) -> None:
         if not 0 < heartbeat < ttl:
             raise InvalidRequest(
@@ -137,56 +137,41 @@ class BlockingRegistered(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+class RegisterOptions(TypedDict, total=False):
+    """The options of `register`."""
+
+    uuid: str
+    """The id of the server; a new UUID by default."""
+    ttl: float
+    """The record expires this number of seconds after the last heartbeat: 10 by default."""
+    heartbeat: float
+    """Seconds between two heartbeats: 3 by default."""
+    wait: float
+    """How long entering waits for the registry, in seconds: 5 by default."""
+
+
 @overload
 def register(
-    hub: Hub,
-    domains: str | Iterable[str],
-    server_url: str,
-    *,
-    uuid: str = ...,
-    ttl: float = ...,
-    heartbeat: float = ...,
-    wait: float = ...,
+    hub: Hub, domains: str | Iterable[str], server_url: str, **options: Unpack[RegisterOptions]
 ) -> Registered: ...
-
-
 @overload
 def register(
     hub: mooring.sync.Hub,
     domains: str | Iterable[str],
     server_url: str,
-    *,
-    uuid: str = ...,
-    ttl: float = ...,
-    heartbeat: float = ...,
-    wait: float = ...,
+    **options: Unpack[RegisterOptions],
 ) -> BlockingRegistered: ...
-
-
 def register(
     hub: Hub | mooring.sync.Hub,
     domains: str | Iterable[str],
     server_url: str,
-    *,
-    uuid: str = "",
-    ttl: float = TTL,
-    heartbeat: float = HEARTBEAT,
-    wait: float = 5.0,
+    **options: Unpack[RegisterOptions],
 ) -> Registered | BlockingRegistered:
-    """Keep a server registered under one or more domains. `uuid` defaults to a new UUID. Its
-    record expires `ttl` seconds after the last heartbeat.
+    """Keep a server registered under one or more domains.
 
     Registering the same UUID again, even with another URL, replaces the previous registration.
     Raises `InvalidRequest` for a URL that clients cannot call.
     """
     names = [domains] if isinstance(domains, str) else list(domains)
-    make = partial(
-        Registered,
-        domains=names,
-        server_url=server_url,
-        uuid=uuid,
-        ttl=ttl,
-        heartbeat=heartbeat,
-        wait=wait,
-    )
+    make = partial(Registered, domains=names, server_url=server_url, **options)
     return make(hub) if isinstance(hub, Hub) else cast("BlockingRegistered", within(hub, make))
