@@ -30,7 +30,7 @@ import asyncio
 import functools
 import importlib.util
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Unpack
 from urllib.parse import quote, unquote
@@ -366,6 +366,19 @@ class InstanceCall(Pick):
         self.__exit__(None if error is None else type(error), error, None)
 
 
+def _only_match(name: str, known: Collection[str]) -> str:
+    """The service of exactly this name, or else the only one that differs in case. Raises
+    `NoInstance`."""
+    if name in known:
+        return name
+    matches = [service for service in known if service.casefold() == name.casefold()]
+    if not matches:
+        raise NoInstance(f"{name}: unknown service{nearest(name, known) if known else ''}")
+    if len(matches) > 1:
+        raise NoInstance(f"{name} may be {' or '.join(matches)}: pass the right one in `services`")
+    return matches[0]
+
+
 class Balancer:
     """The views of the services that were requested. Lives on the hub's loop."""
 
@@ -421,16 +434,11 @@ class Balancer:
         self._unknown = {key: entry for key, entry in self._unknown.items() if entry[0] > now}
         if name in self._unknown:
             raise NoInstance(self._unknown[name][1])
-        known = await self._hub.registry.names()
-        matches = [name] if name in known else [key for key in known if key.casefold() == folded]
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
-            reason = f"{name} may be {' or '.join(matches)}: pass the right one in `services`"
-        else:
-            reason = f"{name}: unknown service{nearest(name, known) if known else ''}"
-        self._unknown[name] = (time.monotonic() + _UNKNOWN_FOR, reason)
-        raise NoInstance(reason)
+        try:
+            return _only_match(name, await self._hub.registry.names())
+        except NoInstance as error:
+            self._unknown[name] = (time.monotonic() + _UNKNOWN_FOR, str(error))
+            raise
 
     def retry(
         self, call: InstanceCall, attempts: Attempts, failure: BaseException | None

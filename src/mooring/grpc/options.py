@@ -195,10 +195,7 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable, tries: int)
         "backoffMultiplier": 2,
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
-    entries: dict[Name, Config] = {}
-    for entry in methods:
-        settings = {key: value for key, value in entry.items() if key != "name"}
-        entries |= dict.fromkeys(_names(entry), settings)
+    entries = _settings_by_name(methods)
     added: dict[Name, Config] = {}
     for service, method in repeatable.names:
         if "retryPolicy" in entries.get((service, method), {}):
@@ -213,6 +210,14 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable, tries: int)
             if not method and name[0] == service and name[1] and "retryPolicy" not in settings:
                 added.setdefault(name, {**settings, "retryPolicy": policy})
     return [{"name": [_name(*name)], **settings} for name, settings in {**entries, **added}.items()]
+
+
+def _settings_by_name(methods: Sequence[Config]) -> dict[Name, Config]:
+    entries: dict[Name, Config] = {}
+    for entry in methods:
+        settings = {key: value for key, value in entry.items() if key != "name"}
+        entries |= dict.fromkeys(_names(entry), settings)
+    return entries
 
 
 def _names(entry: Config) -> Iterator[Name]:

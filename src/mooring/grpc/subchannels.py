@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from mooring.discovery.balance import Node
-from mooring.discovery.rotation import Rotation, RotationMember
+from mooring.discovery.rotation import Rotation
 from mooring.discovery.view import View, open_view
 from mooring.errors import NoInstance
 from mooring.formatting import describe
@@ -98,7 +98,7 @@ class Subchannels:
         self.view.subscribe(self._update)
         self._rotation = self.view.rotation
         self._pick, self._started = self._rotation.picker.pick, self._rotation.picker.started
-        self._set_all_instances()
+        self._set_all_instances(self._rotation)
         self._notify()
 
     def add(self, method: SubchannelMethod) -> None:
@@ -109,21 +109,19 @@ class Subchannels:
         rotation = self._rotation
         assert rotation is not None
         for change in update.changes:
-            self._set_instance(change.key, rotation.member(change.key))
+            self._set_instance(change.key, rotation)
         if len(self._subchannels) != len(rotation):  # after a copy from disk, or a kept list
-            self._set_all_instances()
+            self._set_all_instances(rotation)
         self._notify()  # also if a connected instance returns to the rotation
 
-    def _set_all_instances(self) -> None:
-        assert self._rotation is not None
-        members = {member.instance.id: member for member in self._rotation}
-        for id in [*self._subchannels]:
-            if id not in members:
-                self._set_instance(id, None)
-        for id, member in members.items():
-            self._set_instance(id, member)
+    def _set_all_instances(self, rotation: Rotation) -> None:
+        ids = [member.instance.id for member in rotation]
+        for id in dict.fromkeys([*self._subchannels, *ids]):
+            self._set_instance(id, rotation)
 
-    def _set_instance(self, id: str, member: RotationMember | None) -> None:
+    def _set_instance(self, id: str, rotation: Rotation) -> None:
+        """Open, replace or close the subchannel of an instance, which may be gone."""
+        member = rotation.member(id)
         if member is None:
             self._unconnected.pop(id, None)
             if (subchannel := self._subchannels.pop(id, None)) is not None:
@@ -138,8 +136,7 @@ class Subchannels:
             if subchannel is not None:
                 self._retire(subchannel)
             subchannel = self._subchannels[id] = self._connected(member.instance, target)
-        assert self._rotation is not None
-        self._rotation.set_reachable(id, subchannel is not None and subchannel.ready)
+        rotation.set_reachable(id, subchannel is not None and subchannel.ready)
 
     def _connected(self, instance: Instance, target: str) -> Subchannel | None:
         """A subchannel to an instance; None if gRPC, or a wrapper around it, refuses to make a

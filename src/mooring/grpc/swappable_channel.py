@@ -238,23 +238,29 @@ class SwappableChannel:
         self._check_process()
         with self._changed:
             while True:
-                route = self._route
-                if self.closed:
-                    raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC says
-                if route is not None and wait_for_ready:
-                    route.watch(self._notify)
-                if route is not None and (route.ready or not wait_for_ready):
-                    route.in_flight += 1
-                    return route
+                if (usable := self._usable_route(connected=wait_for_ready)) is not None:
+                    usable.in_flight += 1
+                    return usable
                 if self._resolved and not wait_for_ready:
                     raise FailedCall(grpc.StatusCode.UNAVAILABLE, self._reason)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 self._changed.wait(left)
+            route = self._route
         # Without the lock, since it may take a moment.
         details = f"Deadline Exceeded: {self._waiting_reason(route)}"
         raise FailedCall(grpc.StatusCode.DEADLINE_EXCEEDED, details)
+
+    def _usable_route(self, *, connected: bool) -> Route | None:
+        """The current route; None if there is none, or if it must be `connected` and is not."""
+        if self.closed:
+            raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC says
+        route = self._route
+        if route is None or not connected:
+            return route
+        route.watch(self._notify)
+        return route if route.ready else None
 
     def _notify(self) -> None:
         with self._changed:

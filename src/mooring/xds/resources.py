@@ -251,20 +251,17 @@ def has_separate_http(instances: Iterable[Instance]) -> bool:
 def endpoints(name: str, instances: Sequence[Instance], client: XdsClient) -> Resource:
     """The endpoints of a cluster. Instances whose host is not an IP address are omitted."""
     port = "http" if name.endswith(HTTP_SUFFIX) else "grpc"
-    admissible = _by_address(callable_now(instances), port)
-    callable, mode, stay = admissible, "zone", 1.0  # Envoy decides itself
+    callable = _by_address(callable_now(instances), port)
+    mode, stay = "zone", 1.0  # Envoy decides itself
     if client.kind == "grpc":
-        mode, stay = _sides(admissible, instances, port, client).choose(_SETTINGS)
+        mode, stay = _sides(callable, instances, port, client).choose(_SETTINGS)
         if mode != "panic":
-            callable = {
-                address: instance
-                for address, instance in admissible.items()
-                if instance.status.healthy
-            }
+            callable = {key: item for key, item in callable.items() if item.status.healthy}
     near = {address for address, instance in callable.items() if client.zone == instance.zone}
-    shares = [instance.weight for instance in callable.values()]
     if mode == "spill-over":
         shares = _split(callable, near, stay)
+    else:
+        shares = [instance.weight for instance in callable.values()]
     weights = dict(zip(callable, integer_weights(shares), strict=True))
     first = near if mode == "zone" and near and client.zone else callable.keys()
     localities = _localities(callable, weights, first, port, client)

@@ -79,9 +79,9 @@ class AdsStream(ABC, Generic[S]):
         if kind not in proto.TYPES:
             log.debug("%s requests the unsupported type %s", self._node, quoted(kind))
             return
-        error = request.error_detail.message if request.HasField("error_detail") else ""
-        if request.HasField("error_detail") and not error:
-            error = f"code {request.error_detail.code}"
+        error = ""
+        if request.HasField("error_detail"):
+            error = request.error_detail.message or f"code {request.error_detail.code}"
         subscription = self._subscriptions.get(kind)
         if subscription is None:
             subscription = self.subscription(complete=kind in proto.COMPLETE_TYPES)
@@ -102,14 +102,11 @@ class AdsStream(ABC, Generic[S]):
 
     def _follow(self) -> None:
         """Follow exactly the subscribed services."""
-        names: dict[str, set[str]] = {}
-        follows_list = False
-        for subscription in self._subscriptions.values():
-            if subscription.wildcard or ROUTE_TABLE in subscription.names:
-                follows_list = True
-            for name in subscription.names:
-                if service := self._catalogue.service_of(name):
-                    names.setdefault(service, set()).add(name)
+        names = self._names_by_service()
+        follows_list = any(
+            subscription.wildcard or ROUTE_TABLE in subscription.names
+            for subscription in self._subscriptions.values()
+        )
         for service in names.keys() - self._names.keys():
             self._catalogue.follow(service, self)
         for service in self._names.keys() - names.keys():
@@ -119,6 +116,15 @@ class AdsStream(ABC, Generic[S]):
         if self._follows_list and not follows_list:
             self._catalogue.unfollow_list(self)
         self._names, self._follows_list = names, follows_list
+
+    def _names_by_service(self) -> dict[str, set[str]]:
+        """The subscribed names by service, without invalid ones."""
+        names: dict[str, set[str]] = {}
+        for subscription in self._subscriptions.values():
+            for name in subscription.names:
+                if service := self._catalogue.service_of(name):
+                    names.setdefault(service, set()).add(name)
+        return names
 
     def service_changed(self, service: str) -> None:
         for subscription in self._subscriptions.values():
