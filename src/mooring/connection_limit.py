@@ -54,11 +54,6 @@ class ConnectionLimit:
             del self._open[site]
             self._refused.discard(site)
 
-    def forget(self, sites: Iterable[str | None]) -> None:
-        """Release all of these."""
-        for site in sites:
-            self.release(site)
-
     def _site(self, peer: object) -> str:
         """The address or network to count; "" if it has no limit."""
         if not isinstance(peer, tuple):

@@ -79,7 +79,8 @@ class ServerSockets:
             if not self._shut_all():
                 break
             await asyncio.sleep(_FLUSH / 5)
-        self._limit.forget(self._known.values())
+        for site in self._known.values():
+            self._limit.release(site)
         self._known.clear()
 
     def _shut_all(self) -> int:

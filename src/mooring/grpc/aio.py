@@ -17,7 +17,7 @@ from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import InvalidRequest
 from mooring.fork_safety import check_process, tracked
 from mooring.formatting import quoted
-from mooring.grpc.methods import Repeatable, check_tries, method_maker
+from mooring.grpc.methods import ConnectionMethod, Repeatable, check_tries, method_maker
 from mooring.grpc.options import (
     RESILIENCE,
     HealthCheck,
@@ -33,14 +33,14 @@ from mooring.grpc.pending_calls import (
     PendingUnaryStream,
     PendingUnaryUnary,
 )
-from mooring.grpc.subchannel import Subchannel, SubchannelMethod
+from mooring.grpc.subchannel import Subchannel
 from mooring.grpc.subchannels import Subchannels
 from mooring.hub import Hub
 
 __all__ = ["Channel", "channel"]
 
 
-class Method(SubchannelMethod):
+class Method(ConnectionMethod[Subchannel]):
     """A method of a stub. If an instance is connected and the method must not be retried, a call is
     a plain gRPC call to that instance. Otherwise it is one of `pending_calls`, which waits and
     retries. A call with `wait_for_ready` is always a pending call: it can move to another instance
@@ -60,7 +60,6 @@ class Method(SubchannelMethod):
         super().__init__(name, *coders)
         self.subchannels, self.tries = subchannels, tries
         self._keyed = keyed
-        self._dispatch = subchannels.dispatch if tries == 1 and not keyed else _dispatch_nothing
         self._loop = asyncio.get_running_loop()
         subchannels.add(self)
 
@@ -74,10 +73,6 @@ class Method(SubchannelMethod):
         compression: grpc.Compression | None = None,
     ) -> Any:
         options = {"metadata": metadata, "credentials": credentials, "compression": compression}
-        if not wait_for_ready:
-            call = self._dispatch(self, request, timeout=timeout, **options)
-            if call is not None:
-                return call
         subchannels = self.subchannels
         if subchannels.closed:
             raise grpc.aio.UsageError("Channel is closed.")
@@ -108,7 +103,7 @@ class _StreamRequestMethod(Method):
 
 
 class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc]
-    kind, pending_call, streams = "unary_unary", PendingUnaryUnary, False
+    kind, pending_call = "unary_unary", PendingUnaryUnary
 
 
 class UnaryStream(Method, grpc.aio.UnaryStreamMultiCallable):  # type: ignore[misc]
@@ -121,10 +116,6 @@ class StreamUnary(_StreamRequestMethod, grpc.aio.StreamUnaryMultiCallable):  # t
 
 class StreamStream(_StreamRequestMethod, grpc.aio.StreamStreamMultiCallable):  # type: ignore[misc]
     kind, pending_call = "stream_stream", PendingStreamStream
-
-
-def _dispatch_nothing(*_: Any, **__: Any) -> None:
-    """For methods whose calls cannot be dispatched at once."""
 
 
 KEY = "mooring-key"

@@ -12,8 +12,8 @@ import grpc.aio
 
 from mooring.discovery.balance import Node
 from mooring.formatting import describe
-from mooring.grpc.methods import NOTICED_WITHIN, RETRYABLE, was_not_sent
-from mooring.grpc.subchannel import Subchannel, SubchannelMethod
+from mooring.grpc.methods import NOTICED_WITHIN, RETRYABLE, ConnectionMethod, was_not_sent
+from mooring.grpc.subchannel import Subchannel
 from mooring.grpc.subchannels import Subchannels
 from mooring.tasks import Tasks
 
@@ -101,7 +101,10 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
     """
 
     def __init__(
-        self, subchannels: Subchannels, method: SubchannelMethod, arguments: CallArguments
+        self,
+        subchannels: Subchannels,
+        method: ConnectionMethod[Subchannel],
+        arguments: CallArguments,
     ) -> None:
         self._subchannels, self._method, self._arguments = subchannels, method, arguments
         self._loop = asyncio.get_running_loop()

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import grpc
 import grpc.aio
 
 from mooring.grpc.health import SERVICE
-from mooring.grpc.methods import HEALTH_CHECK_TIMEOUT, ConnectionMethod, connection_error
+from mooring.grpc.methods import HEALTH_CHECK_TIMEOUT, connection_error
 from mooring.model import Instance
 
 READY = grpc.ChannelConnectivity.READY
-
-
-class SubchannelMethod(ConnectionMethod["Subchannel"]):
-    """A method of a channel, and its callable on each subchannel."""
-
-    streams: ClassVar[bool] = True
-    """Whether requests or responses are a stream: the duration of a call has no meaning then."""
 
 
 class Subchannel:

@@ -20,9 +20,9 @@ from mooring.discovery.rotation import Rotation
 from mooring.discovery.view import View, open_view
 from mooring.errors import NoInstance
 from mooring.formatting import describe
-from mooring.grpc.methods import verdict
+from mooring.grpc.methods import ConnectionMethod, verdict
 from mooring.grpc.options import target_of
-from mooring.grpc.subchannel import READY, Subchannel, SubchannelMethod
+from mooring.grpc.subchannel import READY, Subchannel
 from mooring.hub import Hub
 from mooring.mirror import Update
 from mooring.model import Instance
@@ -59,15 +59,13 @@ class Subchannels:
         self._hub, self._owns_hub = hub, owns_hub
         self._discover, self._connect = discover, connect
         self._rotation: Rotation | None = None
-        self._pick: Callable[[], Node] = _no_instance
-        self._started: Callable[[Node], None]
         self._subchannels: dict[str, Subchannel | None] = {}
         """By instance id; None for instances that may not be called."""
         self._retired: set[Subchannel] = set()
         self._followers: set[asyncio.Task[object]] = set()
         self._closing: asyncio.Task[object] | None = None
         self._connecting = 0
-        self._methods: WeakSet[SubchannelMethod] = WeakSet()
+        self._methods: WeakSet[ConnectionMethod[Subchannel]] = WeakSet()
         self._unavailable = "the registry has not answered yet"
         self._failure = ""
         self._unconnected: dict[str, str] = {}
@@ -97,11 +95,10 @@ class Subchannels:
             return
         self.view.subscribe(self._update)
         self._rotation = self.view.rotation
-        self._pick, self._started = self._rotation.picker.pick, self._rotation.picker.started
         self._set_all_instances(self._rotation)
         self._notify()
 
-    def add(self, method: SubchannelMethod) -> None:
+    def add(self, method: ConnectionMethod[Subchannel]) -> None:
         """Remember a method while a stub refers to it."""
         self._methods.add(method)
 
@@ -226,7 +223,7 @@ class Subchannels:
     def pick(
         self, key: str | None = None, exclude: Collection[str] = ()
     ) -> tuple[Node, Subchannel] | None:
-        """The pick instance; None if none is connected, or all are excluded."""
+        """The next instance to call; None if none is connected, or all are excluded."""
         rotation = self._rotation
         if rotation is None or self.closed:
             return None
@@ -278,30 +275,20 @@ class Subchannels:
             return f"{self.service}: its instances are not known yet: {self._unavailable}"
         return self.unavailable_reason() or f"{self.service}: no instance is connected yet"
 
-    def dispatch(self, method: SubchannelMethod, request: Any, **options: Any) -> Any:
-        """Call the next instance at once; None if none is ready. The fast path of most calls."""
-        try:
-            node = self._pick()
-            while not (subchannel := self._subchannels[node.id]) or subchannel.state() is not READY:
-                self._recheck(node.id, subchannel)
-                node = self._pick()
-        except LookupError:
-            return None
-        return self.start_call(node, subchannel, method, request, **options)
-
     def start_call(
         self,
         node: Node,
         subchannel: Subchannel,
-        method: SubchannelMethod,
+        method: ConnectionMethod[Subchannel],
         request: Any,
         **options: Any,
     ) -> Any:
         """Start a call to one instance, and report its result to the rotation when it ends."""
         call = (method.callables.get(subchannel) or method.at(subchannel))(request, **options)
-        self._started(node)
+        assert self._rotation is not None
+        self._rotation.picker.started(node)
         subchannel.in_flight += 1
-        began = None if method.streams else time.monotonic()
+        began = time.monotonic() if method.kind == "unary_unary" else None
         call.add_done_callback(partial(self._ended, node, subchannel, began))
         return call
 
@@ -324,9 +311,9 @@ class Subchannels:
 
     async def aclose(self, grace: float | None = None) -> None:
         """Close all connections. Calls in flight have `grace` seconds to finish. If a caller is
-        cancelled, closing continues, and the pick caller of `aclose` waits for it."""
+        cancelled, closing continues, and the next caller of `aclose` waits for it."""
         if self._closing is None:
-            self.closed, self._pick = True, _no_instance
+            self.closed = True
             name = f"end of the channel to {self.service}"
             self._closing = Tasks().start(self._close(grace), name=name)
         await asyncio.shield(self._closing)
@@ -360,7 +347,3 @@ def code_of(call: Any) -> grpc.StatusCode | None:
         return None
     coroutine.close()
     return None
-
-
-def _no_instance() -> Node:
-    raise LookupError("no instance is known")
