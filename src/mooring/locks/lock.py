@@ -17,6 +17,7 @@ from mooring.errors import (
     NotHeld,
     OutcomeUnknown,
     Reentered,
+    StoreError,
     Unavailable,
 )
 from mooring.formatting import format_duration, quoted
@@ -143,13 +144,15 @@ class Lock:
         except TimeoutError:
             if not timer.expired():
                 raise
-            problem = (
-                f"the lock {quoted(self.name)} is not held: the store did not answer within "
-                f"{format_duration(TRY_WITHIN)}"
-            )
-            if remains := self._remaining_key(used):
-                raise OutcomeUnknown(problem + remains) from None
-            raise Unavailable(problem) from None
+            reason = f"the store did not answer within {format_duration(TRY_WITHIN)}"
+            raise self._not_held(reason, used) from None
+
+    def _not_held(self, reason: str, used: Iterable[PooledLease]) -> StoreError:
+        """The error for a store that does not answer."""
+        problem = f"the lock {quoted(self.name)} is not held"
+        if remains := self._remaining_key(used):
+            return OutcomeUnknown(f"{problem}: {reason}{remains}")
+        return Unavailable(f"{problem}, and no key is left behind: {reason}")
 
     def _remaining_key(self, used: Iterable[PooledLease]) -> str:
         """A note for an error if a key of ours may still be in the store."""
@@ -216,23 +219,25 @@ class Lock:
                 await self._withdraw(waiter, lease)
                 return None
             if not waiter.admitted and lease.certain:
-                lease.lost = waiter.lose
-                try:
-                    await waiter.turn()
-                except LockLost as error:
-                    log.info("%s; joining the queue again", error)
-                    self._queue.forget(waiter)
-                    await self._queue.leases.discard(lease)
-                    await asyncio.sleep(backoff.next())
-                    continue
-                except BaseException:
-                    await self._withdraw(waiter, lease)
-                    raise
+                await self._wait_for_turn(waiter, lease)
             if lease.certain and not waiter.gone and not self._queue.closed:
                 backoff.reset()
                 return self._hold(waiter, lease, by)
             self._queue.forget(waiter)
             await self._queue.leases.discard(lease)
+            if waiter.gone:
+                await asyncio.sleep(backoff.next())
+
+    async def _wait_for_turn(self, waiter: Waiter, lease: PooledLease) -> None:
+        """Wait until the waiter is admitted, or until its key is gone."""
+        lease.lost = waiter.lose
+        try:
+            await waiter.turn()
+        except LockLost as error:
+            log.info("%s; joining the queue again", error)
+        except BaseException:
+            await self._withdraw(waiter, lease)
+            raise
 
     async def _join(self, used: list[PooledLease], *, certain: bool) -> tuple[PooledLease, Waiter]:
         """Join the queue. If the outcome is unknown, the lease is revoked, which removes the key
@@ -248,15 +253,8 @@ class Lock:
                 )
             except OutcomeUnknown as error:
                 await self._queue.leases.discard(lease)
-                if unknown and (remains := self._remaining_key(used)):
-                    raise OutcomeUnknown(
-                        f"the lock {quoted(self.name)} is not held: {error}{remains}"
-                    ) from error
                 if unknown:
-                    raise Unavailable(
-                        f"the lock {quoted(self.name)} is not held, and no key is left behind: "
-                        f"{error}"
-                    ) from error
+                    raise self._not_held(str(error), used) from error
                 unknown = True
             except LeaseNotFound:
                 await self._queue.leases.discard(lease)

@@ -19,13 +19,24 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 
 from mooring.errors import Closed, Conflict, InvalidRequest, LockLost, StoreError
 from mooring.formatting import readable
 from mooring.locks.lease_pool import LeasePool, PooledLease
 from mooring.locks.ordering import QueueOrder, Rule, misfit
 from mooring.locks.watched_queue import CROWD, Waiter, WatchedQueue
-from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, created_at, key, prefix
+from mooring.store.contract import (
+    Delete,
+    Put,
+    Query,
+    Snapshot,
+    Store,
+    absent,
+    created_at,
+    key,
+    prefix,
+)
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -45,7 +56,7 @@ class Queue:
         self.closed = False
         self.by = f"{socket.gethostname()}:{os.getpid()}"
         self._views: dict[bytes, WatchedQueue] = {}
-        self._joining: dict[bytes, int] = {}
+        self._joining: Counter[bytes] = Counter()
         self._holders: dict[Waiter, float] = {}
         self._holder_timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
@@ -61,19 +72,16 @@ class Queue:
         the lease.
         """
         name = start + b"%x" % lease
-        view = self._views.get(start)
-        asks = certain or not self._crowded(start)
-        head = _head(start, 0 if certain and rule.head > 1 else rule.head) if asks else ()
-        entries: tuple[Entry, ...] = ()
-        more = False
-        self._joining[start] = self._joining.get(start, 0) + 1
+        limit = 0 if certain and rule.head > 1 else rule.head
+        reads = _head(start, limit) if certain or not self._crowded(start) else ()
+        head: Snapshot | None = None
+        self._joining[start] += 1
         try:
             done = await self.store.commit(
-                Put(name, value, lease), require=[absent(name)], read=head
+                Put(name, value, lease), require=[absent(name)], read=reads
             )
             waiter = Waiter(start, done.revision, lease, rule)
-            if asks:
-                entries, more = done.reads[0].entries, done.reads[0].more
+            head = done.reads[0] if reads else None
         except Conflict:
             # The key already exists with the same lease: joining twice takes one place.
             waiter = await self._standing(start, lease, rule, value)
@@ -83,27 +91,35 @@ class Queue:
                 del self._joining[start]
         if self.closed:  # closed meanwhile: the lease is being revoked
             raise Closed(f"{self.store.url} was closed meanwhile")
-        if entries and entries[0].key == name and rule.head:
+        if head is not None and rule.head and head.first is not None and head.first.key == name:
             waiter.admit()  # alone, or first: every rule admits it
         else:
-            order = QueueOrder(start, entries)
-            if certain and more and not len(order):  # only keys of nested names were read
-                order = QueueOrder(start, (await self.store.read(prefix(start))).entries)
-            if waiter.position in order and rule.admits(order, waiter.position):
-                waiter.admit()
-            first = order.first or (view.order.first if view is not None else None)
-            if first is not None and (problem := misfit(start, first, waiter.key, rule)):
-                await self.leave(waiter)
-                raise InvalidRequest(problem)
-        if view is not None or not waiter.admitted:
+            await self._find_place(waiter, head, certain=certain)
+        if start in self._views or not waiter.admitted:
             self.view(start).add(waiter)
         return waiter
+
+    async def _find_place(self, waiter: Waiter, head: Snapshot | None, *, certain: bool) -> None:
+        """Admit a newcomer if the rule admits it by the head of the queue that was read with its
+        commit. If it does not fit behind the first contender, it leaves the queue again."""
+        start, rule = waiter.start, waiter.rule
+        order = QueueOrder(start, head.entries if head is not None else ())
+        if certain and head is not None and head.more and not len(order):
+            # Only keys of nested names were read.
+            order = QueueOrder(start, (await self.store.read(prefix(start))).entries)
+        if waiter.position in order and rule.admits(order, waiter.position):
+            waiter.admit()
+        view = self._views.get(start)
+        first = order.first or (view.order.first if view is not None else None)
+        if first is not None and (problem := misfit(start, first, waiter.key, rule)):
+            await self.leave(waiter)
+            raise InvalidRequest(problem)
 
     def _crowded(self, start: bytes) -> bool:
         """Whether a newcomer will have to wait anyway, so that asking the store for the first
         contender is unnecessary. The longer the queue, the slower that query."""
         view = self._views.get(start)
-        return (view is not None and view.crowded) or self._joining.get(start, 0) >= CROWD
+        return (view is not None and view.crowded) or self._joining[start] >= CROWD
 
     async def _standing(self, start: bytes, lease: int, rule: Rule, value: bytes) -> Waiter:
         name = start + b"%x" % lease

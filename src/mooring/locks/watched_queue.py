@@ -90,8 +90,6 @@ class WatchedQueue:
         self.start = start
         self.order = QueueOrder(start)
         self.closed = False
-        self.admissions = 0
-        """How often a waiter was admitted."""
         self._ended = ended
         self._ours: dict[Position, set[Waiter]] = {}
         """Several waiters may share a position: callers that join twice with one lease."""
@@ -173,13 +171,12 @@ class WatchedQueue:
 
     def _notify_waiters(self) -> None:
         """Admit the waiters at the head of the queue, and report those whose key is gone."""
-        if self._unconfirmed:
-            for waiter in tuple(self._unconfirmed):
-                if waiter.position in self.order:
-                    self._unconfirmed.discard(waiter)
-                    self._reject_misfit(waiter)
-                elif self.mirror.mark >= waiter.token:
-                    self._lose(waiter)
+        for waiter in tuple(self._unconfirmed):
+            if waiter.position in self.order:
+                self._unconfirmed.discard(waiter)
+                self._reject_misfit(waiter)
+            elif self.mirror.mark >= waiter.token:
+                self._lose(waiter)
         while self._waiting:
             at, waiter = self._waiting.peekitem(0)
             if waiter.position not in self.order or not waiter.rule.admits(
@@ -189,7 +186,6 @@ class WatchedQueue:
             del self._waiting[at]
             if self._reject_misfit(waiter):
                 continue
-            self.admissions += 1
             waiter.admit()
 
     def _reject_misfit(self, waiter: Waiter) -> bool:

@@ -118,7 +118,7 @@ class Registration:
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._problem = self._reason = ""
-        self._failed: Exception | None = None
+        self._failed: BaseException | None = None
         self._tasks = Tasks()
         self._process = os.getpid()
         self._end_metrics: Callable[[], None] = lambda: None
@@ -242,44 +242,45 @@ class Registration:
         first write."""
         renews = self._registry.guarantees.renews  # then a repair must take less than 2 s
         backoff = Backoff() if renews else Backoff(most=self._beats.policy.longest_retry)
-        try:
-            while True:
-                try:
-                    if not written:
-                        await self._send(Decision.METADATA_UPDATE, put=True)
-                    written = False
-                    backoff.reset()
-                    self._enter("registered")
-                    self._settled.set()
-                    await self._beat_until_disturbed()
-                    telemetry.REPAIRS.labels(*self._labels).inc()
-                    self._enter("registering", "its record was deleted or changed")
-                except StoreError as error:
-                    if isinstance(error, Closed) or (
-                        self._fresh and isinstance(error, AccessDenied)
-                    ):
-                        raise
-                    before, self._problem = self._problem, str(error)
-                    if self._fresh and self._problem != before:
-                        self._warn_unregistered(self._problem)
-                    if self._phase in ("registered", "suspended"):
-                        self._enter("suspended", self._problem)
-                    await asyncio.sleep(backoff.next())
-                except (Superseded, Removed, InvalidRequest):
+        while True:
+            try:
+                if not written:
+                    await self._send(Decision.METADATA_UPDATE, put=True)
+                written = False
+                backoff.reset()
+                self._enter("registered")
+                self._settled.set()
+                await self._beat_until_disturbed()
+                telemetry.REPAIRS.labels(*self._labels).inc()
+                self._enter("registering", "its record was deleted or changed")
+            except (Exception, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                     raise
-                except (Exception, asyncio.CancelledError) as error:
-                    task = asyncio.current_task()
-                    if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
-                        raise
-                    # A bug must not end the registration. Nor must the cancellation of an awaited
-                    # task, which looks like a cancellation of this one.
-                    if self._problem != describe(error):
-                        log.exception("%s %s: retrying", *self._labels)
-                    self._problem = describe(error)
-                    self._enter("suspended", self._problem)
-                    await asyncio.sleep(backoff.next())
-        except (Closed, Superseded, Removed, InvalidRequest, AccessDenied) as error:
-            self._end(error)
+                if self._is_final(error):
+                    self._end(error)
+                    return
+                self._suspend(error)
+                await asyncio.sleep(backoff.next())
+
+    def _is_final(self, error: BaseException) -> bool:
+        """Whether an error ends the registration. A fresh one also ends if it has no access."""
+        return isinstance(error, Closed | Superseded | Removed | InvalidRequest) or (
+            self._fresh and isinstance(error, AccessDenied)
+        )
+
+    def _suspend(self, error: BaseException) -> None:
+        """Report an error after which the registration retries. A bug must not end it. Nor must the
+        cancellation of an awaited task, which looks like a cancellation of this one."""
+        is_bug = not isinstance(error, StoreError)
+        before, self._problem = self._problem, describe(error) if is_bug else str(error)
+        if self._problem != before:
+            if is_bug:
+                log.exception("%s %s: retrying", *self._labels)
+            elif self._fresh:
+                self._warn_unregistered(self._problem)
+        if is_bug or self._phase in ("registered", "suspended"):
+            self._enter("suspended", self._problem)
 
     async def _beat_until_disturbed(self) -> None:
         while not self._record.disturbed:
@@ -339,7 +340,7 @@ class Registration:
         """Before the first registration nothing else reports it: the session may be healthy."""
         log.warning("%s %s: not registered yet, retrying: %s", *self._labels, problem)
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, error: BaseException) -> None:
         self._failed = error
         superseded, removed = isinstance(error, Superseded), isinstance(error, Removed)
         self._enter("superseded" if superseded else "removed" if removed else "closed", str(error))

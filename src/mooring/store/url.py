@@ -215,15 +215,7 @@ def parse(text: str) -> StoreURL:
         options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
         raise InvalidURL(f"the options of {_masked(text)} must be name=value") from None
-    for name, value in options.items():
-        if (parse_option := OPTIONS[scheme].get(name)) is None:
-            raise InvalidURL(
-                f"{scheme}:// has no option {quoted(name)}{nearest(name, OPTIONS[scheme])}"
-            )
-        try:
-            parse_option(value)
-        except ValueError as error:
-            raise InvalidURL(f"{name}={value} for {scheme}://: {error}") from error
+    _check_options(scheme, options)
     user, password, location = _split_location(scheme, location.rstrip("/"))
     if password := options.pop("password", "") or unquote(password):
         options.pop("password_file", None)
@@ -234,18 +226,34 @@ def parse(text: str) -> StoreURL:
         _password(scheme, password, options),
         options,
     )
-    if scheme == "sqlite" and not location:
-        raise InvalidURL("sqlite:// names no file: write it like sqlite:///path/to/file")
-    if (port := _PORTS.get(scheme)) is None:
-        return url
-    if not location:
-        raise InvalidURL(f"{url} names no host: write it like {scheme}://HOST:{port}")
-    url.hosts(port)  # raises for an invalid host
+    _check_location(url)
     if ("cert" in options) != ("key" in options):
         raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
-    if scheme.startswith("redis"):
-        _check_redis(url)
     return url
+
+
+def _check_options(scheme: str, options: Mapping[str, str]) -> None:
+    for name, value in options.items():
+        if (parse_option := OPTIONS[scheme].get(name)) is None:
+            raise InvalidURL(
+                f"{scheme}:// has no option {quoted(name)}{nearest(name, OPTIONS[scheme])}"
+            )
+        try:
+            parse_option(value)
+        except ValueError as error:
+            raise InvalidURL(f"{name}={value} for {scheme}://: {error}") from error
+
+
+def _check_location(url: StoreURL) -> None:
+    if url.scheme == "sqlite" and not url.location:
+        raise InvalidURL("sqlite:// names no file: write it like sqlite:///path/to/file")
+    if (port := _PORTS.get(url.scheme)) is None:
+        return
+    if not url.location:
+        raise InvalidURL(f"{url} names no host: write it like {url.scheme}://HOST:{port}")
+    url.hosts(port)  # raises for an invalid host
+    if url.scheme in REDIS:
+        _check_redis(url)
 
 
 def _check_redis(url: StoreURL) -> None:

@@ -55,33 +55,33 @@ def repair(
 ) -> tuple[list[Write], list[Check]]:
     """The commit that turns the current keys into the desired ones (contract M6).
 
-    `lease` is the current lease, and `ours` are all leases of this process so far. `fresh`: this
-    instance was never written, and replaces a predecessor. `since`: it may have been written after
-    that revision, and replaces a predecessor from before. Raises `Superseded` or `Removed` if this
-    instance must not write the keys any more.
+    `lease` is the current lease, one of `ours`, which are all leases of this process so far.
+    `fresh`: this instance was never written, and replaces a predecessor. `since`: it may have been
+    written after that revision, and replaces a predecessor from before. Raises `Superseded` or
+    `Removed` if this instance must not write the keys any more.
     """
     if fresh:
         puts = [Put(name, value, lease) for name, value in desired.items()]
         return [*puts, Delete(key(tombstone))], []
     existing = [current[name] for name in desired if name in current]
     predecessors = {entry.lease for entry in existing if entry.modified <= since}
+    replaceable = {0, *ours, *predecessors}
+    if any(entry.lease not in replaceable for entry in existing):
+        raise superseded(instance.service, instance.id)
+    removal = current.get(tombstone)
+    if removal is not None and removal.modified > since:
+        raise removed(instance.service, instance.id)
     writes: list[Write] = []
-    checks: list[Check] = []
     for name, value in desired.items():
         entry = current.get(name)
-        checks.append(unchanged(name, entry.modified if entry else 0))
-        if entry is not None:
-            if entry.lease == lease and entry.value == value:
-                continue
-            if entry.lease and entry.lease not in ours and entry.lease not in predecessors:
-                raise superseded(instance.service, instance.id)
-        writes.append(Put(name, value, lease))
-    removal = current.get(tombstone)
-    checks.append(unchanged(tombstone, removal.modified if removal else 0))
+        if entry is None or (entry.lease, entry.value) != (lease, value):
+            writes.append(Put(name, value, lease))
     if removal is not None:
-        if removal.modified > since:
-            raise removed(instance.service, instance.id)
         writes.append(Delete(key(tombstone)))
+    checks = [
+        unchanged(name, current[name].modified if name in current else 0)
+        for name in (*desired, tombstone)
+    ]
     return writes, checks
 
 

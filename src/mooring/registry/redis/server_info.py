@@ -329,13 +329,11 @@ async def _inspect_cluster(settings: RedisConnectionSettings) -> Topology:
 
 def _in_words(address: str, error: BaseException, settings: RedisConnectionSettings) -> str:
     """Why a server cannot be reached, and what to do."""
-    text = f"{error} {error.__cause__ or error.__context__ or ''}"
-    if "(connection refused)" in (words := in_words(error)):
+    words = in_words(error)
+    if "(connection refused)" in words:
         return words
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return f"the certificate of {address} is not trusted: set its CA with ?ca=FILE ({words})"
-    if isinstance(error.__cause__ or error, ssl.SSLError) or "SSL" in text:
-        return f"TLS with {address} failed: use redis:// if it has no TLS ({words})"
+    if problem := _tls_problem(address, error, words):
+        return problem
     if code_of(error) in ("NOAUTH", "WRONGPASS") or isinstance(error, driver.AuthenticationError):
         return f"{address} rejects the login: set a user and a password in the URL ({words})"
     if isinstance(error, TimeoutError | driver.TimeoutError):
@@ -344,8 +342,23 @@ def _in_words(address: str, error: BaseException, settings: RedisConnectionSetti
             f"{address} does not answer: is the address correct, does a firewall block it, is the "
             f"server paused{tls}?"
         )
+    text = _with_cause(error)
     if _is_unknown(error) and "SENTINEL" in text:
         return f"{address} is not a sentinel: check the port, or use redis:// for a single server"
     if isinstance(error, driver.ConnectionError) and "closed" in text and settings.tls is None:
         return f"{address} closes the connection: if it requires TLS, use rediss:// or tls=on"
     return words if "cannot be reached" in words else f"{address} failed: {words}"
+
+
+def _tls_problem(address: str, error: BaseException, words: str) -> str:
+    """Why TLS failed; empty if another error occurred."""
+    text = _with_cause(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"the certificate of {address} is not trusted: set its CA with ?ca=FILE ({words})"
+    if isinstance(error.__cause__ or error, ssl.SSLError) or "SSL" in text:
+        return f"TLS with {address} failed: use redis:// if it has no TLS ({words})"
+    return ""
+
+
+def _with_cause(error: BaseException) -> str:
+    return f"{error} {error.__cause__ or error.__context__ or ''}"

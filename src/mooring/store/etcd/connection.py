@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 RETURN_AFTER = (60.0, 300.0)
 """The range of the random delay, in seconds, before a client returns to a preferred member."""
 
+_LOGINS = 3
+"""The number of logins for one call, in case its token is rejected again."""
+
 
 class EtcdConnection:
     """Calls go to the endpoint in use; a failure moves all calls to another endpoint.
@@ -72,48 +75,29 @@ class EtcdConnection:
         (`Verdict.FINAL`), and Mooring's errors for everything else."""
         if self.closed:
             raise Closed(f"{self.name} is closed")
-        sent = time.monotonic()
-        deadline = sent + self.settings.timeout
-        timeout = self.settings.timeout if writes else self.attempt
+        deadline = time.monotonic() + self.settings.timeout
         if not self._logged_in:
             await self.login(deadline)
-            timeout = max(min(timeout, deadline - time.monotonic()), 0.05)
-        tries, backoff = 0, None
+        retries: _Retries | None = None
         while True:
-            endpoint, metadata = self.endpoint, self.metadata
+            endpoint, metadata, sent = self.endpoint, self.metadata, time.monotonic()
+            timeout = max(deadline - sent, 0.05)
             try:
-                call = getattr(endpoint.methods, method)
-                answer = await call(request, timeout=timeout, metadata=metadata)
-            except grpc.aio.AioRpcError as failed:
-                error = failed
+                send = getattr(endpoint.methods, method)
+                answer = await send(
+                    request,
+                    timeout=timeout if writes else min(timeout, self.attempt),
+                    metadata=metadata,
+                )
+            except grpc.aio.AioRpcError as error:
+                retries = retries or _Retries(self, what(), deadline, writes)
+                await retries.prepare(error, endpoint, metadata, sent)
             except asyncio.CancelledError:
                 self._raise_if_closed(writes)
                 raise
             else:
                 endpoint.answered()
                 return answer
-            # After a failure: judge it, log in or use another endpoint, and retry.
-            tries += 1
-            verdict = judge(error.code(), error.details() or "")
-            if verdict is Verdict.FINAL:
-                raise error
-            if verdict is Verdict.LOGIN:
-                if tries > 3 or not self.settings.user:
-                    raise await self._failure(error, what(), endpoint, writes) from error
-                self.forget_token(metadata)
-                await self.login(deadline)
-            else:
-                self.move_on(endpoint, silent_since=sent if _timed_out(error) else None)
-                backoff = backoff or Backoff()
-                pause, left = backoff.next(), deadline - time.monotonic()
-                if (verdict is Verdict.LOST and writes) or pause >= left:
-                    raise await self._failure(error, what(), endpoint, writes) from error
-                if tries == 1:
-                    await self.raise_if_unfixable(endpoint, what(), min(left, 1.0))
-                await asyncio.sleep(pause)
-            sent = time.monotonic()
-            left = max(deadline - sent, 0.05)
-            timeout = left if writes else min(left, self.attempt)
 
     def _raise_if_closed(self, writes: bool) -> None:
         """Closing a channel cancels its calls, though their callers are not cancelled."""
@@ -125,7 +109,7 @@ class EtcdConnection:
             ) from None
         raise Closed(f"{self.name} was closed meanwhile") from None
 
-    async def _failure(
+    async def failure(
         self, error: grpc.aio.AioRpcError, what: str, endpoint: EtcdEndpoint, writes: bool
     ) -> Exception:
         """Mooring's error, with a diagnosis if gRPC could not connect."""
@@ -262,11 +246,11 @@ class EtcdConnection:
                     log.warning("etcd: %s has authentication off: no login", endpoint.address)
                     return ()
                 if judge(error.code(), text) is Verdict.FINAL:
-                    raise await self._failure(error, what, endpoint, False) from error
+                    raise await self.failure(error, what, endpoint, False) from error
                 self.move_on(endpoint)
                 await self.raise_if_unfixable(endpoint, what, 1.0)
                 if time.monotonic() + 0.1 >= deadline:
-                    raise await self._failure(error, what, endpoint, False) from error
+                    raise await self.failure(error, what, endpoint, False) from error
                 await asyncio.sleep(0.1)
 
     def _password(self) -> str:
@@ -298,6 +282,52 @@ class EtcdConnection:
         await settled()
         for endpoint in self.endpoints:
             endpoint.release()
+
+
+class _Retries:
+    """The retries of one call, until its deadline."""
+
+    def __init__(
+        self, connection: EtcdConnection, what: str, deadline: float, writes: bool
+    ) -> None:
+        self._connection, self._what = connection, what
+        self._deadline, self._writes = deadline, writes
+        self._tries = 0
+        self._backoff = Backoff()
+
+    async def prepare(
+        self,
+        error: grpc.aio.AioRpcError,
+        endpoint: EtcdEndpoint,
+        metadata: object,
+        sent: float,
+    ) -> None:
+        """After a failed attempt, log in again or use another endpoint, and wait. Raises if the
+        call must not be retried."""
+        self._tries += 1
+        verdict = judge(error.code(), error.details() or "")
+        if verdict is Verdict.FINAL:
+            raise error
+        if verdict is Verdict.LOGIN:
+            await self._log_in(error, endpoint, metadata)
+            return
+        connection = self._connection
+        connection.move_on(endpoint, silent_since=sent if _timed_out(error) else None)
+        pause, left = self._backoff.next(), self._deadline - time.monotonic()
+        if (verdict is Verdict.LOST and self._writes) or pause >= left:
+            raise await connection.failure(error, self._what, endpoint, self._writes) from error
+        if self._tries == 1:
+            await connection.raise_if_unfixable(endpoint, self._what, min(left, 1.0))
+        await asyncio.sleep(pause)
+
+    async def _log_in(
+        self, error: grpc.aio.AioRpcError, endpoint: EtcdEndpoint, metadata: object
+    ) -> None:
+        connection = self._connection
+        if self._tries > _LOGINS or not connection.settings.user:
+            raise await connection.failure(error, self._what, endpoint, self._writes) from error
+        connection.forget_token(metadata)
+        await connection.login(self._deadline)
 
 
 def _metadata(*more: tuple[str, str]) -> grpc.aio.Metadata:

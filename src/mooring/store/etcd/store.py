@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import msgspec
 
 from mooring.errors import (
     CannotResume,
@@ -26,7 +27,6 @@ from mooring.settings.connections import EtcdConnectionSettings
 from mooring.store.contract import (
     Check,
     Committed,
-    Delete,
     Entry,
     Guarantees,
     Lease,
@@ -114,18 +114,23 @@ class EtcdStore(Store):
         )
 
     async def _pages(self, query: Query, at: int | None) -> Snapshot:
-        """Read a range in pages, all at the revision of the first."""
-        # Each page starts after the last key, so pages are by key; sorting by creation is done
-        # here.
-        by_age = query.order == "created"
-        limit = 0 if by_age else query.limit
-        request = _range_request(
-            Query(query.range, query.keys_only, 0, "key", query.created_before), at
-        )
+        """Read a range in several calls, all at one revision. Pages are by key, so sorting by
+        creation is done here."""
+        if query.order == "key":
+            return await self._pages_by_key(query, at)
+        whole = await self._pages_by_key(msgspec.structs.replace(query, limit=0, order="key"), at)
+        entries = sorted(whole.entries, key=lambda entry: (entry.created, entry.key))
+        limit = query.limit or len(entries)
+        return Snapshot(tuple(entries[:limit]), whole.revision, len(entries) > limit)
+
+    async def _pages_by_key(self, query: Query, at: int | None) -> Snapshot:
+        """Read a range in pages, all at the revision of the first. Each page starts after the last
+        key."""
+        request = _range_request(query, at)
         size, revision = _FIRST_PAGE, at
         entries: list[Entry] = []
         while True:
-            request.limit = min(size, limit - len(entries)) if limit else size
+            request.limit = min(size, query.limit - len(entries)) if query.limit else size
             try:
                 answer = await self._range(request, revision)
             except (TooLarge, Unavailable) as error:
@@ -136,14 +141,8 @@ class EtcdStore(Store):
             if revision is None:
                 request.revision = revision = answer.header.revision
             entries.extend(map(entry, answer.kvs))
-            full = bool(limit) and len(entries) >= limit
-            if full or not answer.more:
-                if by_age:
-                    entries.sort(key=lambda e: (e.created, e.key))
-                    full = bool(query.limit) and len(entries) > query.limit
-                    del entries[query.limit or len(entries) :]
-                    return Snapshot(tuple(entries), revision, full)
-                return Snapshot(tuple(entries), revision, full and answer.more)
+            if not answer.more or len(entries) == query.limit:
+                return Snapshot(tuple(entries), revision, answer.more)
             request.key = answer.kvs[-1].key + b"\0"
             size = _next_page(len(answer.kvs), answer.ByteSize())
 
@@ -163,13 +162,11 @@ class EtcdStore(Store):
             return f"commit of {_subject(writes, require)}"
 
         lease = _first_lease(writes)
-        if len(writes) == 1 and not require and not read and isinstance(writes[0], Put):
-            put = await self._call("put", _put(writes[0]), what, lease=lease)
-            return Committed(put.header.revision)
-        if len(writes) == 1 and not require and not read and isinstance(writes[0], Delete):
-            # If etcd is out of space, it rejects all transactions, but not this.
-            delete = _operation(writes[0]).request_delete_range
-            return Committed((await self._call("delete_range", delete, what)).header.revision)
+        if len(writes) == 1 and not require and not read:
+            # If etcd is out of space, it rejects all transactions, but not a deletion.
+            method, single = _single_request(writes[0])
+            answer = await self._call(method, single, what, lease=lease)
+            return Committed(answer.header.revision)
         request = _txn_request(writes, require, read)
         answer = await self._call("txn", request, what, writes=bool(writes), lease=lease)
         revision = answer.header.revision
@@ -346,13 +343,18 @@ def _txn_request(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
     return proto.TxnRequest(compare=map(_compare, checks), success=[*done, *ranges], failure=ranges)
 
 
-def _put(put: Put) -> Any:
-    return proto.PutRequest(key=put.key, value=put.value, lease=put.lease)
+def _single_request(write: Write) -> tuple[str, Any]:
+    """A write without a transaction: the method and its request."""
+    operation = _operation(write)
+    if isinstance(write, Put):
+        return "put", operation.request_put
+    return "delete_range", operation.request_delete_range
 
 
 def _operation(write: Write) -> Any:
     if isinstance(write, Put):
-        return proto.RequestOp(request_put=_put(write))
+        put = proto.PutRequest(key=write.key, value=write.value, lease=write.lease)
+        return proto.RequestOp(request_put=put)
     request = proto.DeleteRangeRequest(key=write.range.start, range_end=range_end(write.range))
     return proto.RequestOp(request_delete_range=request)
 
