@@ -42,7 +42,7 @@ INNER = frozenset(
         "mooring.registry.contract.InstanceFeed",
         "mooring.registry.contract.InstanceRecord",
         "mooring.registry.contract.LeaderLease",
-        "mooring.registry.contract.Evictions",
+        "mooring.registry.evictions.Evictions",
         "mooring.tenants.keys.TenantKeys",
         "mooring.tenants.publish.retention.Sweeper",
     }

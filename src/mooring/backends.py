@@ -14,7 +14,7 @@ from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse
 
 if TYPE_CHECKING:
-    from mooring.registry.contract import Registry
+    from mooring.registry.redis.registry import RedisRegistry
     from mooring.store.embedded.engine import Engine
     from mooring.store.embedded.store import EngineRunner
 
@@ -120,7 +120,7 @@ def missing_tenants(error: ImportError) -> ImportError:
     return MissingExtra("the configuration of tenants", "tenants")
 
 
-def open_redis(url: StoreURL, settings: RegistrySettings) -> Registry:
+def open_redis(url: StoreURL, settings: RegistrySettings) -> RedisRegistry:
     try:
         from mooring.registry.redis.connection import Connection
         from mooring.registry.redis.layout import RedisKeys

@@ -112,7 +112,6 @@ class Mirror(Generic[K, V]):
         feed: Feed[K, V],
         *,
         wait: bool = True,
-        stale_after: float = STALE_AFTER,
         quiet: bool = False,
         returned: Callable[[], None] = lambda: None,
         afresh: float = AFRESH,
@@ -129,7 +128,7 @@ class Mirror(Generic[K, V]):
         """Whether the mirror has ended, because it or its store is closed."""
         self._feed = feed
         self._level = logging.DEBUG if quiet else logging.WARNING
-        self._wait, self._stale_after, self._afresh = wait, stale_after, afresh
+        self._wait, self._afresh = wait, afresh
         self._items: dict[K, V] = {}
         self._steps: Steps[K, V] | None = None
         self._heard = self._known = 0.0
@@ -177,7 +176,7 @@ class Mirror(Generic[K, V]):
     def stale(self) -> bool:
         """Whether the state may be stale: there was no contact for too long, or the source responds
         that it cannot be read."""
-        return self._unreadable or self.age > self._stale_after
+        return self._unreadable or self.age > STALE_AFTER
 
     def subscribe(self, callback: Callable[[Update[K, V]], None]) -> Callable[[], None]:
         """Call `callback` after each update was applied. It must not block. The returned function
@@ -439,17 +438,20 @@ class RangeFeed:
                 snapshot = await self._store.read(self._range, at=mark)
                 if {entry.key: entry for entry in snapshot.entries} != held:
                     raise FutureRevision(mark)
-            yield _RangeSteps(watch)
+            yield RangeSteps(watch)
 
 
-class _RangeSteps(AsyncIterator[Step[bytes, Entry]]):
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+class RangeSteps(AsyncIterator[Step[bytes, Entry]]):
+    """The steps of a watch, without those up to the revision `after`."""
+
+    def __init__(self, watch: Watch, *, after: int = 0) -> None:
+        self._watch, self._after = watch, after
 
     @property
     def heard(self) -> float:
         return self._watch.heard
 
     async def __anext__(self) -> Step[bytes, Entry]:
-        batch = await anext(self._watch)
+        while (batch := await anext(self._watch)).revision <= self._after:
+            pass
         return Step(batch.revision, [(event.key, event.entry) for event in batch.events])

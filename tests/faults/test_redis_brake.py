@@ -14,7 +14,7 @@ import mooring
 from mooring import Instance
 from mooring.discovery.view import View
 from mooring.hub import Hub
-from mooring.registry.contract import CleanupReport
+from mooring.registry.evictions import CleanupReport
 from mooring.settings.registry import RegistrySettings
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer

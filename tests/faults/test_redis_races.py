@@ -13,7 +13,7 @@ import pytest
 
 from mooring.errors import Removed
 from mooring.model import JSON
-from mooring.registry.contract import CleanupReport
+from mooring.registry.evictions import CleanupReport
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.live_service import send
 from mooring.testing.redis import RedisServer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooring.registry.contract import CleanupReport
+from mooring.registry.evictions import CleanupReport
 
 
 def test_a_cleanup_pass_reports_all_that_it_did():

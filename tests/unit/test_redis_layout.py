@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
-from mooring.registry.contract import Brake
+from mooring.registry.evictions import Brake
 from mooring.registry.json_values import Malformed
 from mooring.registry.redis import layout as fields
 from mooring.registry.redis.layout import RedisKeys

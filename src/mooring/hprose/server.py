@@ -16,7 +16,6 @@ from mooring.errors import Closed, InvalidRequest, StoreError
 from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.registry.kv.layouts.hprose import Hprose, instance_at
-from mooring.registry.kv.registry import StoreRegistry
 from mooring.registry.registration import Registration
 from mooring.store.contract import Store, key
 from mooring.sync.proxy import within
@@ -81,9 +80,9 @@ class Registered:
                 await opening.enter_async_context(registration)
                 self.registrations += (registration,)
             self._open = opening.pop_all()
-        registry = self._hub.registry  # its store may differ from the hub's; or it is on Redis
-        if self._heartbeat < self._ttl / 3 and isinstance(registry, StoreRegistry):
-            self._tasks.start(self._beat(registry.store), name=f"heartbeat of {self.uuid}")
+        store = self._hub.registry.lease_store  # it may differ from the hub's
+        if self._heartbeat < self._ttl / 3 and store is not None:
+            self._tasks.start(self._beat(store), name=f"heartbeat of {self.uuid}")
         return self
 
     async def _beat(self, store: Store) -> None:

@@ -11,7 +11,7 @@ from sortedcontainers import SortedDict
 from mooring.errors import InvalidRequest, LockLost
 from mooring.formatting import readable
 from mooring.locks.ordering import Position, QueueOrder, Rule, misfit
-from mooring.mirror import Mirror, RangeFeed, Step, Steps, Update
+from mooring.mirror import Mirror, RangeFeed, RangeSteps, Steps, Update
 from mooring.store.contract import Check, Entry, Range, Store, Watch, created_at, prefix
 
 
@@ -230,21 +230,4 @@ class StandingFeed(RangeFeed):
             return
         async with AsyncExitStack() as stack:
             stack.push_async_exit(watch)
-            yield _StandingSteps(watch, mark)
-
-
-class _StandingSteps(AsyncIterator[Step[bytes, Entry]]):
-    """The steps of a watch after a revision; earlier changes are in the snapshot."""
-
-    def __init__(self, watch: Watch, mark: int) -> None:
-        self._watch, self._mark = watch, mark
-
-    @property
-    def heard(self) -> float:
-        return self._watch.heard
-
-    async def __anext__(self) -> Step[bytes, Entry]:
-        while True:
-            batch = await anext(self._watch)
-            if batch.revision > self._mark:
-                return Step(batch.revision, [(event.key, event.entry) for event in batch.events])
+            yield RangeSteps(watch, after=mark)  # earlier changes are in the snapshot

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -33,7 +32,8 @@ from mooring.model import (
     check_json,
     now,
 )
-from mooring.settings.registry import CleanupSettings
+from mooring.registry.evictions import Evictions
+from mooring.store.contract import Store
 
 
 class Problem(NamedTuple):
@@ -342,98 +342,6 @@ class Operations(ABC):
         register again."""
 
 
-class Brake(NamedTuple):
-    """Why expiry of a service is paused."""
-
-    silent: int
-    total: int
-    since: int
-    """On the server's clock, in ms, as is `until`."""
-    until: int
-
-    @property
-    def rejects_writes(self) -> bool:
-        """Whether Redis rejects writes, and therefore receives no heartbeat."""
-        return not self.total
-
-    def __str__(self) -> str:
-        if self.rejects_writes:
-            return (
-                "Redis rejects writes (a replica without its master, too few replicas or a failing "
-                "disk) and receives no heartbeats: the last list is kept until it accepts them"
-            )
-        return (
-            f"{self.silent} of {self.total} instances are silent at once: the fault is likely "
-            "elsewhere, and the last list is kept until they beat again"
-        )
-
-
-@dataclass(slots=True)
-class CleanupReport:
-    """What one cleanup pass did."""
-
-    services: int = 0
-    removed: list[tuple[str, str]] = field(default_factory=list)
-    """Service and id, as in the next three."""
-    unhealthy: list[tuple[str, str]] = field(default_factory=list)
-    orphans: list[tuple[str, str]] = field(default_factory=list)
-    lowered: list[tuple[str, str]] = field(default_factory=list)
-    """Instances with a heartbeat ahead of Redis' clock, which stepped back."""
-    brakes: dict[str, Brake] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        parts = [
-            f"{_count(self.services, 'service')} checked",
-            f"{_count(len(self.removed), 'instance')} evicted",
-        ]
-        if self.unhealthy:
-            parts.append(f"{len(self.unhealthy)} marked unhealthy")
-        if self.orphans:
-            parts.append(f"{_count(len(self.orphans), 'incomplete record')} deleted")
-        if self.lowered:
-            heartbeats = _count(len(self.lowered), "heartbeat")
-            parts.append(f"{heartbeats} ahead of Redis' clock lowered")
-        parts += [f"the brake holds for {name}: {brake}" for name, brake in self.brakes.items()]
-        return "; ".join([*parts, *self.problems])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-class Evictions(ABC):
-    """Evicts instances without a heartbeat. Any number of processes may do so at once.
-
-    A brake pauses the eviction of a service if too many of its instances fall silent at once: the
-    cause is then probably not the instances.
-    """
-
-    settings: CleanupSettings
-
-    @abstractmethod
-    async def run(self, report: Callable[[CleanupReport], None] = lambda _: None) -> None:
-        """Sweep at the configured interval until cancelled. If the store did not answer, rejected
-        writes or its clock jumped, evict nothing until every instance had time for a heartbeat."""
-
-    @abstractmethod
-    async def sweep(self, *, orphans: bool = True) -> CleanupReport:
-        """Make one pass over all services. Raises `StoreError`."""
-
-    @abstractmethod
-    async def brakes(self) -> Mapping[str, Brake]:
-        """The brakes that are on, by service. Leaves out a service that cannot be read, with a
-        warning."""
-
-    @abstractmethod
-    async def release(self, service: str) -> bool:
-        """Release a brake: the next pass evicts the silent instances. Returns whether it was on."""
-
-    @abstractmethod
-    async def clock(self, service: str) -> int:
-        """The time that the brake of a service is measured with, in ms since the epoch."""
-
-
 class LeaderLease(Protocol):
     """Elects one leader among the servers of a registry. For a moment there may be two leaders:
     suitable for work that may be done twice. Each method raises `StoreError`."""
@@ -454,6 +362,8 @@ class LeaderLease(Protocol):
 class Registry(Registrar, Discovery, Operations):
     url: str
     """The URL, with any password masked."""
+    lease_store: Store | None = None
+    """The store that renews the leases of the instances; None if there are no leases."""
     evictions: Evictions | None = None
     """Evicts dead instances; None if the leases of the store do."""
     leader_lease: LeaderLease | None = None

@@ -16,7 +16,7 @@ from mooring.cli.typer_extensions import CommandGroup
 from mooring.formatting import format_duration
 from mooring.hub import Hub
 from mooring.model import JSON
-from mooring.registry.contract import Brake, CleanupReport, Evictions
+from mooring.registry.evictions import Brake, CleanupReport, Evictions
 from mooring.settings.registry import RegistrySettings, load, parse
 
 app = CommandGroup()

@@ -16,13 +16,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from mooring.backends import open_store
+from mooring.backends import open_redis, open_store
 from mooring.cli.io.connect import url_or_local
 from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import show_json
 from mooring.errors import StoreError
 from mooring.formatting import format_duration, quoted
-from mooring.hub import connect
+from mooring.settings.registry import parse as parse_settings
 from mooring.store import Delete, Member, Put, Status, Store, key
 from mooring.store.url import REDIS, parse
 
@@ -93,11 +93,7 @@ async def doctor(
 async def _open(url: str) -> AsyncIterator[tuple[str, AsyncIterator[DoctorFinding]]]:
     """The URL without its password, and the findings."""
     if parse(url).scheme in REDIS:
-        async with connect(url) as hub:
-            from mooring.registry.redis.registry import RedisRegistry
-
-            registry = hub.registry
-            assert isinstance(registry, RedisRegistry)
+        async with contextlib.aclosing(open_redis(parse(url), parse_settings({}))) as registry:
             yield registry.url, check_redis(registry)
     else:
         async with open_store(url) as store:

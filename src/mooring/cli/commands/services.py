@@ -15,7 +15,8 @@ from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.model import JSON, Group, Service
 from mooring.names import did_you_mean
-from mooring.registry.contract import Evictions, ServiceCount
+from mooring.registry.contract import ServiceCount
+from mooring.registry.evictions import Evictions
 
 
 async def groups(target: RegistryTarget, as_json: JSONOption = False) -> None:

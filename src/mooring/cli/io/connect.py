@@ -134,13 +134,20 @@ async def open_hub(
 ) -> AsyncIterator[Hub]:
     """Connect to the store, or to the registry alone if it is elsewhere: a command that needs only
     the registry works without the store. The default is the local server."""
-    log_to_stderr("mooring.registry.redis.registry")  # warns of services that it leaves out
     settings = settings or parse(_NO_METRICS)
+    with registry_url(store, registry) as url:
+        async with connect(url, layout=layout, settings=settings) as hub:
+            yield hub
+
+
+@contextmanager
+def registry_url(store: str, registry: str) -> Iterator[str]:
+    """The URL of the registry: of its own, of the store, or of the local server."""
+    log_to_stderr("mooring.registry.redis.registry")  # warns of services that it leaves out
     if store and registry:
         connect(store, registry=registry)  # raises if the two cannot be combined
     with url_or_local(registry or store) as url:
-        async with connect(url, layout=layout, settings=settings) as hub:
-            yield hub
+        yield url
 
 
 @contextmanager

@@ -47,7 +47,7 @@ _BEATS_PER_TTL = 3
 class StoreRegistry(StoreOperations, Registry):
     def __init__(self, store: Store, layout: Layout) -> None:
         super().__init__(store, layout)
-        self.url = store.url
+        self.url, self.lease_store = store.url, store
         self.guarantees = RegistryGuarantees(
             expires="its lease runs out, and its keys are deleted with it",
             renews=True,

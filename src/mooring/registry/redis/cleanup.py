@@ -15,7 +15,7 @@ from prometheus_client import Counter, Gauge
 
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
 from mooring.formatting import format_duration
-from mooring.registry.contract import Brake, CleanupReport, Evictions
+from mooring.registry.evictions import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys, ServiceKeys, is_service
 from mooring.registry.redis.live_service import drop_service, list_service, message_head

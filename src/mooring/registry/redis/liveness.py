@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Set
 
 from mooring.model import Instance
-from mooring.registry.contract import Brake
+from mooring.registry.evictions import Brake
 
 _STEPS = 16
 """Clock steps that are remembered."""

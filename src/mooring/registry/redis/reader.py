@@ -14,7 +14,8 @@ from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import format_duration, quoted
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry import json_values as values
-from mooring.registry.contract import Brake, Problem
+from mooring.registry.contract import Problem
+from mooring.registry.evictions import Brake
 from mooring.registry.json_values import Malformed
 from mooring.registry.redis import layout
 from mooring.registry.redis.connection import Connection

@@ -78,7 +78,7 @@ class EtcdConnection:
         deadline = time.monotonic() + self.settings.timeout
         if not self._logged_in:
             await self.login(deadline)
-        retries: _Retries | None = None
+        retries: Retries | None = None
         while True:
             endpoint, metadata, sent = self.endpoint, self.metadata, time.monotonic()
             timeout = max(deadline - sent, 0.05)
@@ -90,7 +90,7 @@ class EtcdConnection:
                     metadata=metadata,
                 )
             except grpc.aio.AioRpcError as error:
-                retries = retries or _Retries(self, what(), deadline, writes)
+                retries = retries or Retries(self, what(), deadline, writes=writes)
                 await retries.prepare(error, endpoint, metadata, sent)
             except asyncio.CancelledError:
                 self._raise_if_closed(writes)
@@ -284,11 +284,11 @@ class EtcdConnection:
             endpoint.release()
 
 
-class _Retries:
+class Retries:
     """The retries of one call, until its deadline."""
 
     def __init__(
-        self, connection: EtcdConnection, what: str, deadline: float, writes: bool
+        self, connection: EtcdConnection, what: str, deadline: float, *, writes: bool = False
     ) -> None:
         self._connection, self._what = connection, what
         self._deadline, self._writes = deadline, writes
@@ -318,6 +318,16 @@ class _Retries:
             raise await connection.failure(error, self._what, endpoint, self._writes) from error
         if self._tries == 1:
             await connection.raise_if_unfixable(endpoint, self._what, min(left, 1.0))
+        await asyncio.sleep(pause)
+
+    async def wait(self, error: Unavailable, endpoint: EtcdEndpoint) -> None:
+        """Wait after a failure of a stream. Raises if the call must not be retried."""
+        self._tries += 1
+        pause = self._backoff.next()
+        if time.monotonic() + pause >= self._deadline:
+            raise await self._connection.explained(error) from error
+        if self._tries == 1:
+            await self._connection.raise_if_unfixable(endpoint, self._what, 1.0)
         await asyncio.sleep(pause)
 
     async def _log_in(

@@ -12,10 +12,10 @@ from collections import deque
 from typing import Any
 
 from mooring.errors import AccessDenied, LeaseNotFound, Unavailable
-from mooring.store.etcd.connection import EtcdConnection
+from mooring.store.etcd.connection import EtcdConnection, Retries
 from mooring.store.etcd.proto import LeaseKeepAliveRequest
 from mooring.store.etcd.shared_stream import SharedStream
-from mooring.tasks import Backoff, Tasks
+from mooring.tasks import Tasks
 
 _SILENT = 0.5  # seconds without a response, after which a failed renewal ends the stream
 
@@ -36,8 +36,7 @@ class KeepAlives:
     async def renew(self, lease: int) -> int:
         """Renew a lease and return its time-to-live. Retries until the deadline."""
         deadline = time.monotonic() + self._cluster.settings.timeout
-        backoff = Backoff()
-        tries = 0
+        retries = Retries(self._cluster, f"renewal of lease {lease:x}", deadline)
         denied: AccessDenied | None = None
         while True:
             if self._renewals is None or not self._renewals.stream.alive:
@@ -50,18 +49,11 @@ class KeepAlives:
             except Unavailable as error:
                 if denied is not None:
                     raise denied from error
-                pause = backoff.next()
-                if time.monotonic() + pause >= deadline:
-                    raise await self._cluster.explained(error) from error
-                if not tries:
-                    endpoint, what = renewals.stream.endpoint, f"renewal of lease {lease:x}"
-                    await self._cluster.raise_if_unfixable(endpoint, what, 1.0)
-                tries += 1
-                await asyncio.sleep(pause)
-                continue
-            if ttl <= 0:
-                raise LeaseNotFound(lease)
-            return ttl
+                await retries.wait(error, renewals.stream.endpoint)
+            else:
+                if ttl <= 0:
+                    raise LeaseNotFound(lease)
+                return ttl
 
     async def _log_in(self) -> AccessDenied | None:
         """Log in before opening a stream. Returns a denial instead of raising it: etcd renews

@@ -24,7 +24,7 @@ from typing import Any
 from mooring.errors import AccessDenied, Closed, Compacted, StoreError, Unavailable
 from mooring.formatting import readable
 from mooring.store.contract import Batch, Entry, Event, Range, Watch
-from mooring.store.etcd.connection import EtcdConnection
+from mooring.store.etcd.connection import EtcdConnection, Retries
 from mooring.store.etcd.errors import cancellation
 from mooring.store.etcd.proto import (
     DELETE,
@@ -34,7 +34,7 @@ from mooring.store.etcd.proto import (
     WatchRequest,
 )
 from mooring.store.etcd.shared_stream import SharedStream
-from mooring.tasks import Backoff, Tasks
+from mooring.tasks import Tasks
 
 PENDING_BYTES = 16 * 1024 * 1024
 """The limit of the events that wait for the reader of one watch: keys, values, and `_EVENT_BYTES`
@@ -220,8 +220,9 @@ class EtcdWatch(Watch):
 
     async def __aenter__(self) -> EtcdWatch:
         deadline = time.monotonic() + self._watches.cluster.settings.timeout
-        backoff = Backoff()
-        denied, tries = False, 0
+        what = f"watch of {readable(self.range.start)}"
+        retries = Retries(self._watches.cluster, what, deadline)
+        denied = False
         while True:
             shared = await self._watches.stream()
             try:
@@ -235,16 +236,7 @@ class EtcdWatch(Watch):
                 self._watches.cluster.forget_token(shared.metadata)
                 shared.retire()
             except Unavailable as error:
-                pause = backoff.next()
-                if time.monotonic() + pause >= deadline:
-                    raise await self._watches.cluster.explained(error) from error
-                if not tries:
-                    what = f"watch of {readable(self.range.start)}"
-                    await self._watches.cluster.raise_if_unfixable(
-                        shared.stream.endpoint, what, 1.0
-                    )
-                tries += 1
-                await asyncio.sleep(pause)
+                await retries.wait(error, shared.stream.endpoint)
 
     async def _create(self, shared: WatchStream, deadline: float) -> None:
         self._shared, self._error = shared, None

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mooring.backends import open_redis
 from mooring.cli.commands.migrate.output import (
     reject_verified,
     save_verified,
     show_deleted,
     show_plan,
 )
-from mooring.cli.io.connect import open_hub, run_until_stopped
+from mooring.cli.io.connect import registry_url, run_until_stopped
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
 from mooring.cli.io.output import Columns, log_to_stderr, note, progress, show
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
 from mooring.formatting import format_duration
 from mooring.model import JSON
+from mooring.settings.registry import parse as parse_settings
+from mooring.store.url import REDIS, parse
 
 if TYPE_CHECKING:
     from mooring.migrate.redis_v1.bridge import BridgePass
@@ -47,17 +50,17 @@ class RedisV1Target:
 
     @asynccontextmanager
     async def migration(self) -> AsyncIterator[Migration]:
-        async with open_hub(self.store, registry=self.registry) as hub:
-            if hub.registry.evictions is None:
+        with registry_url(self.store, self.registry) as text:
+            url = parse(text)
+            if url.scheme not in REDIS:
                 raise InvalidRequest(
-                    f"{hub.registry.url} is not a Redis: pass the URL of the Redis with v1 with "
+                    f"{url} is not a Redis: pass the URL of the Redis with v1 with "
                     "--registry URL or MOORING_REGISTRY"
                 )
-            from mooring.migrate.redis_v1.migration import Migration
-            from mooring.registry.redis.registry import RedisRegistry
+            async with aclosing(open_redis(url, parse_settings({}))) as registry:
+                from mooring.migrate.redis_v1.migration import Migration
 
-            assert isinstance(hub.registry, RedisRegistry)
-            yield Migration(hub.registry, prefix=self.prefix)
+                yield Migration(registry, prefix=self.prefix)
 
 
 FileOption = Annotated[
