@@ -40,13 +40,13 @@ TEXTS: Mapping[str, str] = {
     "heartbeat_resumed": "heartbeats resumed",
     "check_passing": "check passes",
     "check_skipped": "not checked: {detail}",
-    "brake_on": "the brake holds: {detail}",
-    "brake_off": "the brake is off",
+    "brake_on": "the brake is engaged: {detail}",
+    "brake_off": "the brake is released",
     "emptied_lost": "its last instance was lost",
     "emptied_left": "its last instance deregistered",
     "stale": "the state may be stale: {error}",
     "live_again": "the state is live again",
-    "drained_by": "drained by {by}[, reason: {reason}]",
+    "drained_by": "disabled by {by}[, reason: {reason}]",
     "enabled_by": "enabled by {by}[, reason: {reason}]",
     "weight_set_by": "weight set to {weight} by {by}[, reason: {reason}]",
     "weight_reset_by": "weight reset to the registered one by {by}[, reason: {reason}]",
@@ -101,7 +101,7 @@ TEXTS: Mapping[str, str] = {
     "problem_none_callable": (
         "{service}: none of its registered instances ({total}) is healthy and in rotation"
     ),
-    "problem_brake": "{service}: eviction is paused: {detail}",
+    "problem_brake": "{service}: the brake is engaged and pauses eviction: {detail}",
     "problem_unhealthy": (
         "{service}: {count} of {total} instances report themselves unhealthy ({ids})"
     ),

@@ -331,9 +331,9 @@ class TestTheBrake:
             assert "4 of 4 instances are silent at once" in done.stderr, command
         done = run("services")
         assert rows(done) == [["orders", "4"]]
-        assert "orders: the mass-expiry brake is on: 4 of 4" in done.stderr
+        assert "orders: the mass-expiry brake is engaged: 4 of 4" in done.stderr
         assert "released" in run("brake", "release", "orders").stderr
-        assert "no brake is on" in run("brake", "list").stderr
+        assert "no brake is engaged" in run("brake", "list").stderr
         assert len((await swept(run, "removed"))["removed"]) == 4
 
     async def test_where_none_holds_it_is_said(self, hub: Hub, run: Run):

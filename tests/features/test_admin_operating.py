@@ -123,7 +123,7 @@ async def test_what_is_done_here_is_told_in_the_timeline(admin: Admin, echo: Non
     assert (await admin.delete(f"{ONE}?reason=rogue")).status_code == 204
     done = [each for each in told(await admin.get(f"{ONE}/timeline")) if each["kind"] == "action"]
     assert [each["text"] for each in done] == [
-        'drained by a-operator, reason: "disk full"',
+        'disabled by a-operator, reason: "disk full"',
         "weight set to 2.5 by a-operator",
         "weight reset to the registered one by a-operator",
         "enabled by a-operator",
@@ -264,8 +264,8 @@ async def test_an_operator_stays_in_its_groups(admin: Admin, echo: None):
 async def test_where_nothing_holds_there_are_no_brakes(admin: Admin, echo: None, backend: str):
     assert told(await admin.get("/admin/registry/brakes")) == []
     message = error(await admin.delete("/admin/registry/brakes/Common%2Fecho"), 404)
-    nothing = "Common/echo has no active brake" if "redis" in backend else "there are no brakes"
-    assert message.startswith(nothing)
+    engaged = "the brake of Common/echo is not engaged"
+    assert message.startswith(engaged if "redis" in backend else "there are no brakes")
 
 
 async def test_anything_is_found_by_name(admin: Admin, echo: None):

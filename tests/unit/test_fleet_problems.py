@@ -161,7 +161,7 @@ def test_a_brake_is_told_in_its_own_words():
     )
     problem = only(problems(seen, NOW))
     assert (problem.kind, problem.since) == ("brake", rfc3339(since))
-    assert problem.text.startswith('orders: eviction is paused: "9 of 10')
+    assert problem.text.startswith('orders: the brake is engaged and pauses eviction: "9 of 10')
     assert "mooring brake release orders" in problem.hint
 
 

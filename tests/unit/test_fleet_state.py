@@ -213,8 +213,8 @@ async def test_a_brake_is_told_when_it_holds_and_when_it_is_off(fleet: Fleet):
     fleet.update_brakes({})
     assert fleet.brake("a") == ""
     assert [event.text for event in fleet.timeline("a")] == [
-        'the brake holds: "3 of 4 are silent"',
-        "the brake is off",
+        'the brake is engaged: "3 of 4 are silent"',
+        "the brake is released",
     ]
 
 

@@ -39,8 +39,8 @@ def test_a_message_takes_exactly_the_parameters_of_its_text():
 
 
 def test_an_empty_optional_part_is_left_out():
-    assert message("drained_by", by="root", reason="").text == "drained by root"
-    assert message("drained_by", by="root", reason="x").text == "drained by root, reason: x"
+    assert message("drained_by", by="root", reason="").text == "disabled by root"
+    assert message("drained_by", by="root", reason="x").text == "disabled by root, reason: x"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_an_empty_optional_part_is_left_out():
 )
 def test_a_reason_cannot_forge_a_sentence(reason: str):
     text = message("drained_by", by="ann", reason=reason).text
-    start = "drained by ann, reason: "
+    start = "disabled by ann, reason: "
     assert text.startswith(start)
     assert json.loads(text.removeprefix(start)) == reason.replace("\n", "<U+000A>")
 

@@ -32,7 +32,7 @@ class Brake(NamedTuple):
             )
         return (
             f"{self.silent} of {self.total} instances are silent at once: the fault is likely "
-            "elsewhere, and the last list is kept until they beat again"
+            "elsewhere, and the last list is kept until they send heartbeats again"
         )
 
 
@@ -62,7 +62,7 @@ class CleanupReport:
         if self.lowered:
             heartbeats = _count(len(self.lowered), "heartbeat")
             parts.append(f"{heartbeats} ahead of Redis' clock lowered")
-        parts += [f"the brake holds for {name}: {brake}" for name, brake in self.brakes.items()]
+        parts += [f"the brake of {name} is engaged: {brake}" for name, brake in self.brakes.items()]
         return "; ".join([*parts, *self.problems])
 
 
@@ -73,8 +73,8 @@ def _count(number: int, what: str) -> str:
 class Evictions(ABC):
     """Evicts instances without a heartbeat. Any number of processes may do so at once.
 
-    A brake pauses the eviction of a service if too many of its instances fall silent at once: the
-    cause is then probably not the instances.
+    The brake of a service engages, and pauses its evictions, if too many of its instances fall
+    silent at once: the cause is then probably not the instances.
     """
 
     settings: CleanupSettings
@@ -90,12 +90,13 @@ class Evictions(ABC):
 
     @abstractmethod
     async def brakes(self) -> Mapping[str, Brake]:
-        """The brakes that are on, by service. Leaves out a service that cannot be read, with a
+        """The engaged brakes, by service. Leaves out a service that cannot be read, with a
         warning."""
 
     @abstractmethod
     async def release(self, service: str) -> bool:
-        """Release a brake: the next pass evicts the silent instances. Returns whether it was on."""
+        """Release a brake: the next pass evicts the silent instances. Returns whether it was
+        engaged."""
 
     @abstractmethod
     async def clock(self, service: str) -> int:

@@ -164,13 +164,13 @@ async def test_an_instance_is_taken_out_of_rotation_and_put_back(visitor: Visito
         dialog = page.get_by_role("dialog")
         await expect(dialog).to_contain_text(first)
         await dialog.get_by_role("button", name="Drain").click()
-        await expect(page.locator(".head")).to_contain_text("drained")
+        await expect(page.locator(".head")).to_contain_text("disabled")
         await expect(page.locator(".timeline")).to_contain_text("disabled")
         answer = await admin.get("/registry/services/Common%2FAuth/instances", as_="service")
         assert first not in [each["id"] for each in answer.json()]
         await page.get_by_role("button", name="Enable").click()
         await page.get_by_role("dialog").get_by_role("button", name="Enable").click()
-        await expect(page.locator(".head")).not_to_contain_text("drained")
+        await expect(page.locator(".head")).not_to_contain_text("disabled")
 
 
 async def test_a_viewer_can_do_nothing(browser: Browser, admin: Admin):

@@ -77,7 +77,7 @@ async def test_everything_is_reached_by_keyboard(browser: Browser, busy: Admin):
         await press("Enter")
         await expect(page.get_by_role("dialog")).to_contain_text("send it no new calls")
         await press("Enter")
-        await expect(page.locator(".head")).to_contain_text("drained")
+        await expect(page.locator(".head")).to_contain_text("disabled")
         await expect(page.get_by_role("dialog")).to_have_count(0)
         await press("Backspace")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Common/Auth")

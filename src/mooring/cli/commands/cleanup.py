@@ -123,7 +123,7 @@ async def list_brakes(
         for service in list(brakes)[:1]:
             clock = await evictions.clock(service)
     if not brakes:
-        note("no brake is on")
+        note("no brake is engaged")
     show(
         list(brakes.items()),
         {
@@ -163,7 +163,7 @@ async def release(
     elif released:
         note(f"released the brake of {service}: the next pass evicts its silent instances")
     else:
-        note(f"the brake of {service} is not on")
+        note(f"the brake of {service} is not engaged")
 
 
 def _evictions(hub: Hub) -> Evictions | None:

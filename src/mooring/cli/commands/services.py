@@ -67,7 +67,7 @@ async def _warn_of_brakes(evictions: Evictions, services: list[ServiceCount]) ->
         return warn(f"could not check for mass-expiry brakes: {error}")
     for service in services:
         if service.name in brakes:
-            warn(f"{service.name}: the mass-expiry brake is on: {brakes[service.name]}")
+            warn(f"{service.name}: the mass-expiry brake is engaged: {brakes[service.name]}")
 
 
 app = CommandGroup()

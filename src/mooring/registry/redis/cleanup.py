@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REMOVED = Counter("mooring_cleanup_removed", "Instances that were evicted", ["service"])
-BRAKE = Gauge("mooring_cleanup_brake", "1 while expiry of a service is paused", ["service"])
+BRAKE = Gauge("mooring_cleanup_brake", "1 while the brake of a service is engaged", ["service"])
 
 _BATCH = 100
 """Instances per script call, so that it takes far less than 10 ms."""
@@ -249,7 +249,7 @@ class RedisEvictions(Evictions):
         self, keys: ServiceKeys, ids: list[str], report: CleanupReport, oldest: int
     ) -> tuple[int, bool]:
         """Evict instances with a heartbeat before `oldest`, in ms. Returns the number of instances
-        that left the range, and whether the brake holds."""
+        that left the range, and whether the brake is engaged."""
         settings, tier1 = self.settings, [] if self._keys.cluster else [self._keys.services]
         reply: Any = await self._connection.run(
             CLEANUP,
@@ -311,13 +311,13 @@ class RedisEvictions(Evictions):
         return format_duration(self.settings.global_timeout)
 
     def _report_brake(self, service: str, state: str, brake: Brake, report: CleanupReport) -> bool:
-        """Report a change of the brake once. Returns whether it holds."""
+        """Report a change of the brake once. Returns whether it is engaged."""
         holds = state in ("tripped", "holding")
         BRAKE.labels(service).set(holds)
         if holds:
             report.brakes[service] = brake
             if service not in self._braked:
-                log.warning("%s: the brake holds: %s", service, brake)
+                log.warning("%s: the brake is engaged: %s", service, brake)
             self._braked.add(service)
         elif service in self._braked:
             self._braked.discard(service)
@@ -325,7 +325,7 @@ class RedisEvictions(Evictions):
                 "recovered": "the instances sent heartbeats again",
                 "timed out": "its release time was reached",
             }.get(state, "an operator released it")
-            log.warning("%s: the brake is off: %s", service, why)
+            log.warning("%s: the brake is released: %s", service, why)
         return holds
 
     async def brakes(self) -> dict[str, Brake]:

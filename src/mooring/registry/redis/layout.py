@@ -6,7 +6,7 @@
     {p}:services:{svc}:config        Hash   operator overrides: by id, of the service under ""
     {p}:services:{svc}:removed       ZSet   instances that left, by when Redis forgets that
     {p}:services:{svc}:persistent    ZSet   as tier 2, for instances that are never evicted
-    {p}:services:{svc}:brake         Hash   exists while the brake holds or was just released
+    {p}:services:{svc}:brake         Hash   exists while the brake is engaged or was just released
     {p}:services:{svc}:evictions     String evictions within the current interval
     {p}:services:{svc}:changes       channel
     {p}:alerts                       String what the webhook last reported

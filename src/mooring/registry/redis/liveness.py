@@ -1,6 +1,7 @@
 """Which instances a consumer counts as alive. Pure: the scripts decide about eviction.
 
-A consumer leaves out instances without a heartbeat within its own timeout, unless the brake holds.
+A consumer leaves out instances without a heartbeat within its own timeout, unless the brake is
+engaged.
 Time in which Redis was stopped does not count. A consumer that has just begun to read Redis' clock
 does not leave out all instances of a service either: the clock may have stepped before. Every
 eviction and deregistration is announced at the same moment. An instance that is missing without an
@@ -23,7 +24,7 @@ _TOLERANCE = 500.0
 
 
 def brake_of(fields: Mapping[str, str]) -> Brake | None:
-    """The brake that a hash describes; None if it does not hold."""
+    """The brake that a hash describes; None if it is not engaged."""
     if fields.get("state") != "holding":
         return None
 

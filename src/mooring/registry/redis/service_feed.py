@@ -275,7 +275,8 @@ class ServiceFeed:
             self._service_problems += (Problem(self._keys.brake.encode(), str(brake)),)
         if (brake is not None) is not self._braked:
             self._braked = brake is not None
-            log.warning("%s: the brake %s", self.name, f"holds: {brake}" if brake else "is off")
+            change = f"engaged: {brake}" if brake else "released"
+            log.warning("%s: the brake is %s", self.name, change)
 
     def _report(self, problems: Mapping[str, Problem]) -> None:
         for id, problem in problems.items():

@@ -58,7 +58,7 @@ ENABLED_BEFORE_DRAIN = "enabledBeforeDrain"
     answers={200: InstanceOverride},
 )
 async def drain(call: ApiCall) -> Response:
-    """Drain an instance: it stays registered but receives no calls."""
+    """Drain an instance: it is disabled, and stays registered but receives no calls."""
     instance, before = await _instance_with_config(call)
     values: dict[str, JSON] = {"enabled": False}
     obsolete: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ async def drain(call: ApiCall) -> Response:
     answers={200: InstanceOverride},
 )
 async def enable(call: ApiCall) -> Response:
-    """Put an instance back into rotation."""
+    """Enable an instance, so that it receives calls again."""
     instance, before = await _instance_with_config(call)
     mark = (ENABLED_BEFORE_DRAIN,) if ENABLED_BEFORE_DRAIN in before else ()
     enabled = False
@@ -217,15 +217,15 @@ async def forget(call: ApiCall) -> Response:
 
 
 class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A service whose eviction is paused: so many of its instances are silent at once that the
-    cause is probably elsewhere."""
+    """A service whose brake is engaged, so that its eviction is paused: so many of its instances
+    are silent at once that the cause is probably elsewhere."""
 
     service: str
     silent: int
     total: int
     since: str
     until: str
-    """When the brake releases automatically, at the latest."""
+    """When the brake is released automatically, at the latest."""
     why: str
 
 
@@ -233,7 +233,7 @@ class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
     "GET", "/admin/registry/brakes", READING, query=PageQuery, answers={200: list[BrakeInfo]}
 )
 async def brakes(call: ApiCall) -> Response:
-    """List services whose eviction is paused by the mass-expiry brake (Redis only)."""
+    """List the engaged brakes: services whose eviction is paused (Redis only)."""
     evictions = call.server.registry.evictions
     active = {} if evictions is None else await evictions.brakes()
     infos = [
@@ -275,7 +275,7 @@ async def release_brake(call: ApiCall) -> Response:
     call.notes["before"] = str(brake or "")
     if not await evictions.release(service):
         await service_of(call)  # raises a more precise error if the name is wrong
-        raise HTTPError(404, "not_found", f"{service} has no active brake")
+        raise HTTPError(404, "not_found", f"the brake of {service} is not engaged")
     return Response(status=204)
 
 

@@ -328,7 +328,7 @@ class Fleet:
         return False
 
     def update_brakes(self, brakes: Mapping[str, str]) -> None:
-        """Set the active brakes, as polled."""
+        """Set the engaged brakes, as polled."""
         changed = self._brakes.keys() ^ brakes.keys()
         self._brakes = dict(brakes)
         moment = now()

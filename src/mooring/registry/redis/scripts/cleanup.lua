@@ -1,12 +1,12 @@
 -- Evict the given instances that are overdue, unless too many are silent at once: the fault is then
--- likely elsewhere, and the brake holds.
+-- likely elsewhere, and the brake is engaged.
 --
 -- KEYS  1 heartbeats, 2 brake, 3 evictions, 4 persistent, 5 services (only where ARGV[2] is 1),
 --       then the hash of each instance to check
 -- ARGV  1 channel, 2 whether tier 1 is on this node (1 or 0), 3 name of the service
 --       4 oldest heartbeat that is not overdue, 5 timeout, 6 interval
---       7 ms after which the brake releases automatically
---       8 share and 9 least number of instances beyond which it holds
+--       7 ms after which the brake is released automatically
+--       8 share and 9 least number of instances beyond which it engages
 --       10 head of a message about the service
 --       11 ms between two heartbeats
 --       then for each instance: id, head of the message

@@ -6,7 +6,7 @@
 --
 -- A Redis that rejects writes receives no heartbeats: a replica without its master, a master with
 -- too few replicas, or one that cannot save. Then no instance is overdue by its own fault, and the
--- script reports that the brake holds.
+-- script reports that the brake is engaged.
 
 -- INFO does not report how many replicas are required, nor whether a failed save stops writes.
 -- GETEX without options only reads, but Redis rejects it if it rejects writes. For a user without

@@ -88,7 +88,7 @@ export default {
   "overview.filter": "筛选服务",
   "overview.none": "没有已注册的服务。",
   "overview.empty": "没有实例",
-  "overview.brake": "批量剔除保护",
+  "overview.brake": "已触发剔除保护",
   "overview.more": "另有 {n} 个",
   "overview.recent": "最近的事件",
 
