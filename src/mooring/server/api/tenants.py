@@ -378,7 +378,7 @@ def _report(result: PublishResult) -> PublishReport:
         tenant=owner if isinstance(owner, int) else None,
         area=owner if is_area(owner) else None,
         version=result.number or None,
-        transactions=result.transactions + result.aside,
+        transactions=result.transactions,
         changes=part_changes(result.changes),
         lost=list(result.lost),
         warnings=list(result.remarks),

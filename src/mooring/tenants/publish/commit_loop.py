@@ -16,22 +16,21 @@ from mooring.errors import (
     TooLarge,
 )
 from mooring.store.contract import Check, Delete, Entry, Query, Write, key, unchanged
-from mooring.tasks import Backoff
+from mooring.tasks import Backoff, slices
 from mooring.tenants.keys import INDEXES, IndexEntry, Owner, check_owner, has_part, named
 from mooring.tenants.parts import (
     COMMIT_BYTES,
     NOTHING_RESENT,
     PartDiff,
     Parts,
-    Resent,
     StoredParts,
     claims,
     diff_parts,
     normalized_key,
     unclear_kinds,
 )
-from mooring.tenants.publish.committer import Committer, Plan, StoredTenant, chunks
-from mooring.tenants.publish.encryption import PasswordPlanner
+from mooring.tenants.publish.committer import Committer, Plan, StoredTenant
+from mooring.tenants.publish.encryption import PasswordPlan, PasswordPlanner
 from mooring.tenants.publish.plan import (
     COMMIT_OPERATIONS,
     Unit,
@@ -58,14 +57,15 @@ class CommitLoop:
         self._committer, self._sweeper = committer, sweeper
         self._passwords = PasswordPlanner(committer.store, committer.keys, ring)
 
-    async def would_change(
-        self, tenant: Owner, seen: StoredTenant, target: Parts, resent: Resent = NOTHING_RESENT
-    ) -> list[PartDiff]:
+    async def preview(self, state: PublishState, change: Change) -> list[PartDiff]:
         """What `change` would change. Raises what it would raise."""
-        stored = seen.stored
-        await self._passwords.plan(tenant, stored.parts, target, resent=resent, dry=True)
-        await self._plan(tenant, seen, target, COMMIT_OPERATIONS)
-        return diff_parts(stored.parts, target, stored.resent)
+        seen = await self._committer.read(state.tenant, state.resent)
+        if state.require is not None:
+            state.require(seen.stored)
+        target = change(seen.stored.parts)
+        await self._plan_passwords(state, seen.stored, target, dry=True)
+        await self._plan(state.tenant, seen, target, COMMIT_OPERATIONS)
+        return diff_parts(seen.stored.parts, target, seen.stored.resent)
 
     async def change(
         self, state: PublishState, change: Change, *, only_at: int | None = None
@@ -80,13 +80,7 @@ class CommitLoop:
             for path in target:
                 if not has_part(tenant, path):
                     raise InvalidRequest(f"{named(tenant)}: there is no part {path}")
-            # The parts of a migration are in the store already.
-            refuse = state.action != "migrate"
-            # A rollback adds no password that the caller sent.
-            sent = NOTHING_RESENT if state.action == "rollback" else state.resent
-            state.passwords = await self._passwords.plan(
-                tenant, seen.stored.parts, target, refuse=refuse, resent=sent
-            )
+            state.passwords = await self._plan_passwords(state, seen.stored, target)
             room = COMMIT_OPERATIONS - state.extra(target).operations
             plan, limit = await self._plan(tenant, seen, target, room)
             while (stage := next_stage(seen.stored.parts, target, limit=limit)) is not target:
@@ -96,6 +90,17 @@ class CommitLoop:
             await self._committer.write(state, seen, plan, target)
 
         return await self._persist(state, attempt)
+
+    async def _plan_passwords(
+        self, state: PublishState, stored: StoredParts, target: Parts, *, dry: bool = False
+    ) -> PasswordPlan:
+        # The parts of a migration are in the store already.
+        refuse = state.action != "migrate"
+        # A rollback adds no password that the caller sent.
+        sent = NOTHING_RESENT if state.action == "rollback" else state.resent
+        return await self._passwords.plan(
+            state.tenant, stored.parts, target, refuse=refuse, resent=sent, dry=dry
+        )
 
     async def delete(self, state: PublishState) -> PublishResult:
         """Delete a tenant with all its index entries. Raises `NotConfigured` if it does not exist.
@@ -220,7 +225,7 @@ class CommitLoop:
         names = [*(keys.part(tenant, path) for path in stored.revisions), *stored.unknown_keys]
         at_once = len(names) + len(entries) <= COMMIT_OPERATIONS
         room = max(COMMIT_OPERATIONS - len(names), COMMIT_OPERATIONS // 2)
-        for page in chunks(entries[:-room], COMMIT_OPERATIONS):
+        for page in slices(entries[:-room], COMMIT_OPERATIONS):
             await self._delete_orphans(state, page, seen.head)
         last = entries[-room:]
         data = [Delete(key(name)) for name in names] if at_once else [Delete(keys.parts(tenant))]
@@ -245,7 +250,7 @@ class CommitLoop:
             raise Conflict(f"tenant {tenant} got new parts meanwhile", revision=done.revision)
         if not at_once:  # parts written meanwhile were deleted unread: their index entries remain
             left = await committer.index_entries_of(tenant)
-            for page in chunks([*left.values()], COMMIT_OPERATIONS):
+            for page in slices([*left.values()], COMMIT_OPERATIONS):
                 await self._delete_orphans(state, page, done.revision)
 
     async def _delete_orphans(
@@ -257,9 +262,9 @@ class CommitLoop:
         try:
             await committer.store.commit(*_deletions(entries), require=require)
         except OutcomeUnknown:
-            state.aside += 1  # it may have been written
+            state.transactions += 1  # it may have been written
             raise
-        state.aside += 1
+        state.transactions += 1
 
 
 def _fits(tenant: Owner, plan: Plan, room: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +26,7 @@ from mooring.store.contract import (
     key,
     unchanged,
 )
+from mooring.tasks import slices
 from mooring.tenants.history import HistoryEntry, decode_entry, history_changes
 from mooring.tenants.keys import IndexEntry, Owner, TenantKeys, named
 from mooring.tenants.parts import (
@@ -59,8 +59,6 @@ _OPEN = b" open"  # follows the number in the head of a history
 
 _INDEXED = ("meta", "domain/primary")
 """Parts whose content is copied into index entries: every commit requires them unchanged."""
-
-T = TypeVar("T")
 
 
 class StoredTenant(msgspec.Struct, frozen=True):
@@ -275,7 +273,7 @@ class Committer:
         ]
         queries += [Query(self.keys.capitals(kind)) for kind in CASE_INSENSITIVE if queries]
         entries: dict[bytes, Entry] = {}
-        for chunk in chunks(queries, COMMIT_OPERATIONS):
+        for chunk in slices(queries, COMMIT_OPERATIONS):
             answer = await self.store.commit(read=chunk)
             entries |= {entry.key: entry for read in answer.reads for entry in read.entries}
         return entries
@@ -315,11 +313,6 @@ class Committer:
 
 def sentinel_write(keys: TenantKeys) -> Put:
     return Put(keys.sentinel, msgspec.json.encode({"updatedAt": now()}))
-
-
-def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
 
 
 def _number(raw: bytes) -> int:

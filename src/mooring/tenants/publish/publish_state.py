@@ -39,9 +39,7 @@ class PublishResult(msgspec.Struct, frozen=True):
     number: int = 0
     """The number of its history entry."""
     transactions: int = 0
-    """Commits that wrote parts; more than one if the publish was too large for one."""
-    aside: int = 0
-    """Preceding commits that only deleted index entries of a deleted tenant."""
+    """The commits that it took: more than one if it was too large for one."""
     lost: tuple[str, ...] = ()
     """What a rollback could not restore: the history was written without a key."""
     messages: tuple[Message, ...] = ()
@@ -84,7 +82,7 @@ class PublishState:
         self.tenant, self.action, self.note = tenant, action, note
         self.also, self.require, self.resent = also, require, resent
         self.changes: list[PartDiff] = []
-        self.number = self.page = self.transactions = self.aside = 0
+        self.number = self.page = self.transactions = 0
         self._first_number = 0
         """The number of its first history entry."""
         self.lost: tuple[str, ...] = ()
@@ -126,7 +124,7 @@ class PublishState:
     @property
     def written(self) -> bool:
         """Whether anything was certainly written."""
-        return bool(self.transactions or self.aside)
+        return self.transactions > 0
 
     @property
     def begun(self) -> bool:
@@ -135,7 +133,7 @@ class PublishState:
 
     @property
     def progress(self) -> str:
-        if count := self.transactions + self.aside:
+        if count := self.transactions:
             return f"written in part, in {count} transaction{'s' * (count > 1)}: do it again"
         return "it may have been written, because a reply was lost: check, or do it again"
 
@@ -144,8 +142,8 @@ class PublishState:
 
     def remarks(self) -> Iterator[Message]:
         """What operators should know about a finished publish."""
-        if (count := self.transactions + self.aside) > 1:
-            yield message("publish_split", count=count)
+        if self.transactions > 1:
+            yield message("publish_split", count=self.transactions)
         if self.lost and self.changes:
             yield message("publish_lost", paths=list(self.lost))
         changed = {change.path for change in self.changes}
@@ -162,7 +160,6 @@ class PublishState:
             tuple(self.changes),
             self.number,
             self.transactions,
-            self.aside,
             self.lost if self.changes else (),
             tuple(self.remarks()),
         )

@@ -102,11 +102,10 @@ class Publisher:
         resent: Resent = NOTHING_RESENT,
     ) -> list[PartDiff]:
         """What `apply` would change. Raises what it would raise. `resent`: see `change`."""
-        seen = await self._committer.read(document.tenant, resent)
-        if require is not None:
-            require(seen.stored)
-        target = document.applied(seen.stored.parts, self._ring, reseal=bool(resent))
-        return await self._commit_loop.would_change(document.tenant, seen, target, resent)
+        state = PublishState(document.tenant, "publish", "", require=require, resent=resent)
+        return await self._commit_loop.preview(
+            state, lambda stored: document.applied(stored, self._ring, reseal=bool(resent))
+        )
 
     async def apply(
         self, document: Document, *, note: str = "", require: Require | None = None
@@ -196,13 +195,7 @@ class Publisher:
     ) -> PublishResult:
         """Write `common/resolver`, `common/storage-directory` or `platform/configs/KEY`, with an
         entry in the history of `common` or `platform`. See `change` for the rest."""
-        self.keys.common_part(path)  # raises for any other
-        path = joined(path)
-        merged_common(path, None, value)  # raises for an invalid one before anything is read
-
-        def change(stored: Parts) -> Parts:
-            return {**stored, path: merged_common(path, stored.get(path), value)}
-
+        path, change = self._common_change(path, value)
         return await self.change(area_of(path), change, note=note, require=require, resent=resent)
 
     async def diff_common(
@@ -214,15 +207,20 @@ class Publisher:
         resent: Resent = NOTHING_RESENT,
     ) -> list[PartDiff]:
         """What `put_common` would change. Raises what it would raise."""
+        path, change = self._common_change(path, value)
+        state = PublishState(area_of(path), "publish", "", require=require, resent=resent)
+        return await self._commit_loop.preview(state, change)
+
+    def _common_change(self, path: str, value: JSON) -> tuple[str, Change]:
+        """The path and the change of a shared setting. Raises `InvalidRequest` before anything is
+        read."""
         self.keys.common_part(path)
         path = joined(path)
-        area = area_of(path)
-        seen = await self._committer.read(area, resent)
-        if require is not None:
-            require(seen.stored)
-        parts = seen.stored.parts
-        target = {**parts, path: merged_common(path, parts.get(path), value)}
-        return await self._commit_loop.would_change(area, seen, target)
+        merged_common(path, None, value)
+        return path, lambda stored: {
+            **stored,
+            path: merged_common(path, stored.get(path), value),
+        }
 
     async def remove_common(
         self, path: str, *, note: str = "", require: Require | None = None
@@ -301,9 +299,10 @@ class Publisher:
     async def diff_rollback(self, tenant: Owner, number: int) -> list[PartDiff]:
         """What `rollback` would change. Raises what it would raise."""
         later = entries_after(tenant, await self.history(tenant), number)
-        seen = await self._committer.read(tenant, resent_in(later))
-        target = self._before(seen.stored.parts, later)
-        return await self._commit_loop.would_change(tenant, seen, target.parts)
+        state = PublishState(tenant, "rollback", "", resent=resent_in(later))
+        return await self._commit_loop.preview(
+            state, lambda stored: self._before(stored, later).parts
+        )
 
     def _before(self, stored: Parts, entries: History) -> RollbackState:
         """The state before these entries, with passwords under the current key."""

@@ -55,7 +55,7 @@ def show_published(result: PublishResult, as_json: bool) -> None:
             {
                 "tenant": result.tenant,
                 "number": result.number or None,
-                "transactions": result.transactions + result.aside,
+                "transactions": result.transactions,
                 "changes": changes_to_json(result.changes),
                 "lost": list[JSON](result.lost),
             }
