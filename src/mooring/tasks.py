@@ -127,10 +127,10 @@ SlicedWork = Generator[None, None, T]
 _SLICE = 250  # values or tenants between two pauses: a few milliseconds
 
 
-def slices(items: Iterable[T]) -> Iterator[list[T]]:
-    """The items in lists that are large enough to be worth a pause."""
+def slices(items: Iterable[T], size: int = _SLICE) -> Iterator[list[T]]:
+    """The items in lists of this size: by default one that is worth a pause."""
     remaining = iter(items)
-    while piece := list(islice(remaining, _SLICE)):
+    while piece := list(islice(remaining, size)):
         yield piece
 
 

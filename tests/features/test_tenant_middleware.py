@@ -33,6 +33,7 @@ from mooring import asgi, wsgi
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.store import Put
+from mooring.tasks import run_now
 from mooring.tenants import current, current_or_none
 from mooring.tenants.model import Meta, Resolver, Tenant
 from mooring.tenants.read.tenants import Tenants
@@ -469,7 +470,7 @@ def alone(resolver: Resolver | None = None) -> Tenants:
     from mooring.tenants.read.snapshot import TenantSnapshot
 
     tenant = Tenant(7, Meta(id=7, code="码", name="acme"))
-    snapshot, _ = TenantSnapshot(resolver=resolver or Resolver()).changed({7: tenant})
+    snapshot, _ = run_now(TenantSnapshot(resolver=resolver or Resolver()).changing({7: tenant}))
     return Tenants(snapshot)
 
 

@@ -15,7 +15,7 @@ from mooring.errors import InvalidRequest
 from mooring.masking import MASK
 from mooring.model import JSON
 from mooring.tenants import validation as rules
-from mooring.tenants.document import load, parse, read, read_all, to_document
+from mooring.tenants.document import Document, load, parse, read_all, to_document
 from mooring.tenants.parts import Parts, UnreadablePart, diff_parts
 from mooring.tenants.publish.merge import merged
 from mooring.tenants.secrets import Keyring
@@ -46,6 +46,11 @@ PATHS = {
 }
 
 
+def read(text: str, *, of: str, as_json: bool = False) -> Document:
+    [document] = read_all(text, of=of, as_json=as_json)
+    return document
+
+
 def refused(text: str, *, as_json: bool = False) -> str:
     with pytest.raises(InvalidRequest) as error:
         read(text, of="file", as_json=as_json)
@@ -68,6 +73,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     broken.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(InvalidRequest, match=r"broken\.yaml"):
         load(broken)
+
+
+def test_a_file_with_two_tenants_is_not_the_file_of_one(tmp_path: Path):
+    file = tmp_path / "two.yaml"
+    file.write_text("id: 1\n---\nid: 2")
+    with pytest.raises(InvalidRequest, match=r"two\.yaml contains 2 tenants: one is expected"):
+        load(file)
 
 
 def applied(text: str) -> set[str]:
@@ -135,7 +147,6 @@ def test_meta_is_not_removed():
         ("id: 1\nstorage: !!timestamp hunter2", "tag"),
         ("id: 1\nstorage: !!bool hunter2", "tag"),
         ("id: 1\nstorage: !!int hunter2", "tag"),
-        ("id: 1\n---\nid: 2", "contains 2 tenants"),
         ("id: 1\n---\nid: 2\nmetta: {}", "file, document 2: unknown section 'metta'"),
         ("id: 1\nstorage: \x00", "not YAML"),
         ("id: 1\ndatabase: {a: {password: 'hunter2}}", "not YAML"),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.tasks import run_now
 from mooring.tenants.keys import host_of, normal_host, punycode
 from mooring.tenants.model import Domain, Tenant
 from mooring.tenants.read.snapshot import TenantSnapshot
@@ -49,7 +50,7 @@ def test_it_agrees_with_the_older_standard_on_ordinary_letters(label: str):
 )
 def test_a_lookup_takes_a_host_as_it_stands_in_a_request(stored: str, asked: str):
     """`stored` may come from another program: a publisher rejects a port and a trailing dot."""
-    snapshot, _ = TenantSnapshot().changed({7: Tenant(7, domain=Domain(primary=stored))})
+    snapshot, _ = run_now(TenantSnapshot().changing({7: Tenant(7, domain=Domain(primary=stored))}))
     tenants = Tenants(snapshot)
     assert tenants.by_host(asked) == 7
     for other in ("", "example", "shop.example.com", "shop.example:http", "[::1]", "a b", "."):
@@ -57,8 +58,8 @@ def test_a_lookup_takes_a_host_as_it_stands_in_a_request(stored: str, asked: str
 
 
 def test_a_host_that_another_program_stored_in_unicode_is_found_by_requests():
-    snapshot, _ = TenantSnapshot().changed(
-        {7: Tenant(7, domain=Domain(aliases=("Bücher.example",)))}
+    snapshot, _ = run_now(
+        TenantSnapshot().changing({7: Tenant(7, domain=Domain(aliases=("Bücher.example",)))})
     )
     tenants = Tenants(snapshot)
     assert tenants.by_host("xn--bcher-kva.example:443") == 7

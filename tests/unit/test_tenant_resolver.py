@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
+from mooring.tasks import run_now
 from mooring.tenants import acting_for, current, current_or_none
 from mooring.tenants.keys import host_of
 from mooring.tenants.model import Domain, Meta, Resolver, Tenant
@@ -59,8 +60,8 @@ TENANTS = [
 
 
 def all_of(tenants: Sequence[Tenant], resolver: Resolver | None = None) -> Tenants:
-    snapshot, _ = TenantSnapshot(resolver=resolver or Resolver()).changed(
-        {t.id: t for t in tenants}
+    snapshot, _ = run_now(
+        TenantSnapshot(resolver=resolver or Resolver()).changing({t.id: t for t in tenants})
     )
     return Tenants(snapshot)
 
@@ -457,7 +458,7 @@ def test_code_outside_of_a_request_says_for_whom_it_works():
 
 
 def test_a_resolver_that_cannot_be_understood_lets_nobody_in(caplog: pytest.LogCaptureFixture):
-    snapshot, _ = TenantSnapshot(resolver=None).changed({7: ACME})
+    snapshot, _ = run_now(TenantSnapshot(resolver=None).changing({7: ACME}))
     tenants = Tenants(snapshot)
     admission = Admission(required=False, exempt=["/health"])
     for _ in range(3):

@@ -187,8 +187,10 @@ def tenant(id: int, *names: str) -> Tenant:
 
 
 def test_a_change_touches_no_other_tenant():
-    before, _ = TenantSnapshot().changed({id: tenant(id, f"h{id}") for id in range(1, 200)})
-    after, _ = before.changed({7: tenant(7, "other"), 8: None})
+    before, _ = run_now(
+        TenantSnapshot().changing({id: tenant(id, f"h{id}") for id in range(1, 200)})
+    )
+    after, _ = run_now(before.changing({7: tenant(7, "other"), 8: None}))
     for id in range(1, 200):
         if id not in (7, 8):
             assert after.tenants[id] is before.tenants[id]
@@ -200,20 +202,20 @@ def test_a_change_touches_no_other_tenant():
 
 
 def test_a_host_that_moves_is_no_contest():
-    before, contests = TenantSnapshot().changed({1: tenant(1, "h"), 2: tenant(2)})
+    before, contests = run_now(TenantSnapshot().changing({1: tenant(1, "h"), 2: tenant(2)}))
     assert contests == ()
-    after, contests = before.changed({2: tenant(2, "h"), 1: tenant(1)})
+    after, contests = run_now(before.changing({2: tenant(2, "h"), 1: tenant(1)}))
     assert contests == ()
     assert after.hosts.holders["h"] == 2
 
 
 def test_a_contest_is_told_and_the_next_takes_over():
-    one, contests = TenantSnapshot().changed({2: tenant(2, "h"), 5: tenant(5, "h")})
+    one, contests = run_now(TenantSnapshot().changing({2: tenant(2, "h"), 5: tenant(5, "h")}))
     assert contests == (ClaimConflict("host", "h", 2, 5),)
     assert "tenant 5" in str(contests[0])
-    two, contests = one.changed({1: tenant(1, "h")})
+    two, contests = run_now(one.changing({1: tenant(1, "h")}))
     assert contests == (ClaimConflict("host", "h", 1, 2),)
-    three, contests = two.changed({1: None, 2: None})
+    three, contests = run_now(two.changing({1: None, 2: None}))
     assert contests == ()
     assert three.hosts.holders["h"] == 5
     assert not three.hosts.contested

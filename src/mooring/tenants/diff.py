@@ -109,7 +109,7 @@ def _compare(
             yield change._replace(hidden=True) if split else change
 
 
-def change_to_json(diff: PartDiff) -> Mapping[str, JSON]:
+def change_to_json(diff: PartDiff) -> dict[str, JSON]:
     before, after = diff.before, diff.after
     sensitive = [change.field for change in changed_fields(diff) if change.secret]
     return {
@@ -122,7 +122,7 @@ def change_to_json(diff: PartDiff) -> Mapping[str, JSON]:
 
 
 def changes_to_json(diffs: Iterable[PartDiff]) -> list[JSON]:
-    return [dict(change_to_json(diff)) for diff in diffs]
+    return [change_to_json(diff) for diff in diffs]
 
 
 def _for_programs(path: str, value: JSON | UnreadablePart) -> JSON:

@@ -34,7 +34,10 @@ _DECODER = json.JSONDecoder(object_pairs_hook=lambda pairs: _unique(pairs))
 
 def load(file: Path) -> Document:
     """The document of the one tenant in a file. Raises `InvalidRequest`."""
-    return _only(load_all(file), of=str(file))
+    documents = load_all(file)
+    if len(documents) > 1:
+        raise InvalidRequest(f"{file} contains {len(documents)} tenants: one is expected")
+    return documents[0]
 
 
 def load_all(file: Path) -> list[Document]:
@@ -47,11 +50,6 @@ def load_all(file: Path) -> list[Document]:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file} is not text in UTF-8") from error
     return read_all(text, of=str(file), as_json=file.suffix in JSON_SUFFIXES)
-
-
-def read(text: str, *, of: str, as_json: bool = False) -> Document:
-    """The one document in a text; `of` names the text in errors."""
-    return _only(read_all(text, of=of, as_json=as_json), of=of)
 
 
 def read_all(text: str, *, of: str, as_json: bool = False) -> list[Document]:
@@ -83,12 +81,6 @@ def read_value(text: str, *, of: str) -> JSON:
     except InvalidRequest as error:
         raise InvalidRequest(f"{of}: {error}") from error
     return cast(JSON, value)
-
-
-def _only(documents: list[Document], *, of: str) -> Document:
-    if len(documents) > 1:
-        raise InvalidRequest(f"{of} contains {len(documents)} tenants: one is expected")
-    return documents[0]
 
 
 def _begins_with_json(text: str) -> bool:
@@ -201,12 +193,14 @@ class Document(msgspec.Struct, frozen=True):
 
     @property
     def cleartext_secrets(self) -> Resent:
-        """The secrets in clear text, by path and field."""
+        """The secrets in clear text, by path and field. Those in `extra` are named as they are
+        stored, beside the known fields."""
+        parts = [part for section in self.sections.values() for part in section.items()]
+        secrets = {path: list(cleartext_secrets(value)) for path, value in parts}
         return {
-            path: fields
-            for parts in self.sections.values()
-            for path, value in parts.items()
-            if (fields := tuple(_clear(value)))
+            path: tuple(name.removeprefix(f"{EXTRA}.") for name in names)
+            for path, names in secrets.items()
+            if names
         }
 
     def applied(self, stored: Parts, ring: Keyring, *, reseal: bool = False) -> Parts:
@@ -220,11 +214,6 @@ class Document(msgspec.Struct, frozen=True):
                     self.tenant, path, stored.get(path), value, ring, reseal=reseal
                 )
         return target
-
-
-def _clear(value: JSON) -> Iterator[str]:
-    for field in cleartext_secrets(value):
-        yield field.removeprefix(f"{EXTRA}.")  # which are stored beside the known fields
 
 
 def parse(document: object) -> Document:

@@ -231,11 +231,8 @@ EXTRA = "extra"
 """The field for fields that Mooring does not know. Unknown fields elsewhere are errors."""
 
 
-def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> JSON:
-    """The part to write, with the fields that its key determines. Raises `InvalidRequest`.
-
-    `known_only=False`: unknown fields are allowed outside `extra`.
-    """
+def checked(tenant: int, path: str, value: JSON) -> JSON:
+    """The part to write, with the fields that its key determines. Raises `InvalidRequest`."""
     check_id(tenant)
     about = f"tenant {tenant}: {path}"
     if not is_path(path):
@@ -252,7 +249,7 @@ def checked(tenant: int, path: str, value: JSON, *, known_only: bool = True) -> 
         _refuse(about, _service(name_of(path)))
     if kind == "ftp":
         _refuse(about, _user(name_of(path)))
-    fields = _checked_fields(about, kind, value, known_only=known_only)
+    fields = _checked_fields(about, kind, value)
     derived = identity(tenant, path)
     for field, expected in derived.items():
         if fields.get(field, expected) != expected:
@@ -313,31 +310,24 @@ def _not_plain(value: object) -> str:
     return "" if plain else f"cannot be written as JSON: {type(value).__name__}"
 
 
-def _checked_fields(
-    about: str, kind: str, value: JSON, *, known_only: bool = True
-) -> dict[str, JSON]:
+def _checked_fields(about: str, kind: str, value: JSON) -> dict[str, JSON]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{about} must be a map of fields, not {_kind(value)}")
     rules = FIELDS[kind]
-    extra = value.get(EXTRA, {}) if known_only else {}
+    extra = value.get(EXTRA, {})
     if not isinstance(extra, dict):
         raise InvalidRequest(f"{about}.{EXTRA} must be a map of fields, not {_kind(extra)}")
     for field in extra:
         if field in rules:
             raise InvalidRequest(f"{about}.{EXTRA}.{field} is a known field: write it outside")
-    fields: dict[str, JSON] = {}
-    for field, inner in value.items():
-        if field == EXTRA and known_only:
-            continue
+    fields = {field: inner for field, inner in value.items() if field != EXTRA}
+    for field, inner in fields.items():
         if field not in rules:
-            if known_only:
-                hint = nearest(str(field), [*rules, EXTRA])
-                raise InvalidRequest(f"{about} has an unknown field {quoted(field)}{hint}")
-        elif inner is None:
-            continue
-        else:
+            hint = nearest(str(field), [*rules, EXTRA])
+            raise InvalidRequest(f"{about} has an unknown field {quoted(field)}{hint}")
+        if inner is not None:
             _refuse(f"{about}.{field}", rules[field](inner))
-        fields[field] = inner
+    fields = {field: inner for field, inner in fields.items() if inner is not None}
     for field in REQUIRED.get(kind, ()):
         if fields.get(field) in (None, ""):
             raise InvalidRequest(f"{about}.{field} is missing")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
 
 from mooring.errors import Closed, Unavailable
 from mooring.formatting import describe, quoted
-from mooring.mirror import Mirror, RangeFeed, Steps, Update
+from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Backoff, Tasks, cleanup, run_cooperatively, slices
 from mooring.tenants.keys import TenantKeys
@@ -40,22 +39,23 @@ class PreparedUpdate(msgspec.Struct, frozen=True):
         return snapshot.tenants is base.tenants and snapshot.revision == base.revision
 
 
-class PreparedFeed:
+class PreparedFeed(RangeFeed):
     """A feed that computes the effect of its snapshot in slices, before the mirror applies it."""
 
     def __init__(
         self,
-        feed: RangeFeed,
+        store: Store,
+        range: Range,
         parser: SnapshotParser,
         tenants: Tenants,
         current: Callable[[], Mapping[bytes, Entry]],
     ) -> None:
-        self.name = feed.name
+        super().__init__(store, range)
         self.prepared: PreparedUpdate | None = None
-        self._feed, self._parser, self._tenants, self._current = feed, parser, tenants, current
+        self._parser, self._tenants, self._current = parser, tenants, current
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:
-        items, mark = await self._feed.snapshot()
+        items, mark = await super().snapshot()
         while True:
             base = self._tenants.snapshot
             changes = _changes(self._current(), items)
@@ -63,11 +63,6 @@ class PreparedFeed:
             self.prepared = PreparedUpdate(base, mark, effect)
             if self.prepared.applies_to(self._tenants.snapshot):  # otherwise the copy was loaded
                 return items, mark
-
-    def follow(
-        self, mark: int, held: Mapping[bytes, Entry], *, known: float
-    ) -> AbstractAsyncContextManager[Steps[bytes, Entry]]:
-        return self._feed.follow(mark, held, known=known)
 
 
 def _changes(
@@ -120,7 +115,7 @@ class Provider:
         self._parser = SnapshotParser(keys, ring)
         self._tenants = Tenants(age=self._age)
         self._feed = PreparedFeed(
-            RangeFeed(store, keys.all), self._parser, self._tenants, lambda: self._parts.items
+            store, keys.all, self._parser, self._tenants, lambda: self._parts.items
         )
         self._parts = Mirror(self._feed, wait=False, afresh=afresh)
         self._parts.subscribe(self._apply_parts)

@@ -11,7 +11,7 @@ from immutables import Map, MapMutation
 from mooring.formatting import quoted
 from mooring.model import JSON, Time
 from mooring.store.contract import Entry
-from mooring.tasks import SlicedWork, run_now, slices
+from mooring.tasks import SlicedWork, slices
 from mooring.tenants.model import Ftp, Resolver, StorageDirectory, Tenant
 
 NameClaim = tuple[str, int]
@@ -139,17 +139,11 @@ class TenantSnapshot(msgspec.Struct, frozen=True):
             f"settings at revision {self.revision}, {len(self.problems)} problems>"
         )
 
-    def changed(
-        self, tenants: Mapping[int, Tenant | None]
-    ) -> tuple[TenantSnapshot, tuple[ClaimConflict, ...]]:
-        """The snapshot with these tenants replaced, None for a removed one, and the conflicts of
-        their claims."""
-        return run_now(self.changing(tenants))
-
     def changing(
         self, tenants: Mapping[int, Tenant | None]
     ) -> SlicedWork[tuple[TenantSnapshot, tuple[ClaimConflict, ...]]]:
-        """Like `changed`, in slices."""
+        """The snapshot with these tenants replaced, None for a removed one, and the conflicts of
+        their claims."""
         if not tenants:
             return self, ()
         current, enabled = self.tenants.mutate(), self.enabled.mutate()
