@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub
@@ -27,7 +27,6 @@ from mooring.store import Store, key
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _PROBE_TIMEOUT = 2.0
 _PROBE_KEY = b"/mooring/ready"
@@ -98,6 +97,18 @@ class Readiness:
             log.info("%s %s answers again", probe.target, probe.url)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenServer:
+    """What a server has only while its store is open."""
+
+    hub: Hub
+    fleet: Fleet
+    problems: CurrentProblems
+    stream: EventStream
+    alarms: StoreAlarms | None
+    """None if the server has no store, only Redis."""
+
+
 @dataclass(slots=True)
 class ServerContext:
     """The properties raise `HTTPError` (503) until the store is open: the HTTP listener starts
@@ -111,17 +122,12 @@ class ServerContext:
     origins: Origins
     limits: RateLimits
     audit: Audit
-    shared: CredentialStore | None = field(default=None)
-    alarms: StoreAlarms | None = field(default=None)
-    """None if the server has no store, only Redis."""
-    _hub: Hub | None = field(default=None)
-    _fleet: Fleet | None = field(default=None)
-    _problems: CurrentProblems | None = field(default=None)
-    _stream: EventStream | None = field(default=None)
+    shared: CredentialStore | None = None
+    opened: OpenServer | None = None
 
     @property
     def hub(self) -> Hub:
-        return self._opened(self._hub)
+        return self._open.hub
 
     @property
     def registry(self) -> Registry:
@@ -138,40 +144,29 @@ class ServerContext:
 
     @property
     def fleet(self) -> Fleet:
-        return self._opened(self._fleet)
+        return self._open.fleet
 
     @property
     def problems(self) -> CurrentProblems:
-        return self._opened(self._problems)
+        return self._open.problems
 
     @property
     def stream(self) -> EventStream:
-        return self._opened(self._stream)
+        return self._open.stream
 
     def sharing(self, store: Store | None) -> CredentialStore:
         """The credentials and the audit in the store, shared with other servers while entered."""
         self.shared = CredentialStore(self.data_dir, self.tokens, self.sessions, self.audit, store)
         return self.shared
 
-    def open(
-        self,
-        hub: Hub,
-        fleet: Fleet,
-        problems: CurrentProblems,
-        stream: EventStream,
-        alarms: StoreAlarms | None,
-    ) -> None:
-        """Serve requests from now on."""
-        self._hub, self._fleet, self.alarms = hub, fleet, alarms
-        self._problems, self._stream = problems, stream
-
     def close(self) -> None:
-        """Undo `open`, before its arguments are closed."""
-        self._hub = self._fleet = self._problems = self._stream = self.alarms = None
+        """Answer 503 again, before the store is closed."""
+        self.opened = None
 
-    def _opened(self, part: T | None) -> T:
-        if part is not None:
-            return part
+    @property
+    def _open(self) -> OpenServer:
+        if self.opened is not None:
+            return self.opened
         state = "stopping" if self.readiness.stopping else "starting"
         raise HTTPError(
             503,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import resource
 import socket
 import ssl
@@ -22,6 +21,7 @@ from mooring.addresses import join
 from mooring.connection_limit import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import reason
+from mooring.server.auth.csrf import normalized
 from mooring.server.settings import ServerSettings, TLSFiles, split_address
 from mooring.tasks import Tasks
 
@@ -67,15 +67,8 @@ def certificate_names(cert: Path, key: Path) -> CertificateNames:
     names = [pair for pair in peer.get("subjectAltName", ()) if isinstance(pair, tuple)]
     return CertificateNames(
         tuple(str(name) for kind, name in names if kind == "DNS" and "*" not in str(name)),
-        tuple(_address(str(name)) for kind, name in names if kind == "IP Address"),
+        tuple(normalized(str(name).strip()) for kind, name in names if kind == "IP Address"),
     )
-
-
-def _address(text: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text.strip()))
-    except ValueError:
-        return text
 
 
 def _handshake(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> ssl.SSLObject:

@@ -21,7 +21,7 @@ from mooring.server.api import all_endpoints
 from mooring.server.app import Application
 from mooring.server.auth.data_dir import DataDir
 from mooring.server.auth.tokens import ADMIN
-from mooring.server.context import Readiness, ServerContext, prepare, readiness_probes
+from mooring.server.context import OpenServer, Readiness, ServerContext, prepare, readiness_probes
 from mooring.server.event_stream import EventStream, FleetSource
 from mooring.server.health_checks.scheduler import HealthChecks
 from mooring.server.health_checks.target_policy import policy
@@ -173,7 +173,7 @@ async def serve_api(server: ServerContext, hub: Hub) -> AsyncIterator[None]:
         problems = CurrentProblems(fleet, settings.alerts.grace_periods, alarms=alarms)
         source = FleetSource(fleet, problems)
         stream = await stack.enter_async_context(EventStream(source))
-        server.open(hub, fleet, problems, stream, alarms)
+        server.opened = OpenServer(hub, fleet, problems, stream, alarms)
         stack.callback(server.close)
         if server.shared is not None:
             scope = scope_of(hub.scope if settings.registry_apart else "")

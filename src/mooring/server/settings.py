@@ -347,6 +347,17 @@ def checked(settings: ServerSettings) -> ServerSettings:
             "not a prefix. Remove it, or disable that API (--etcd off)"
         )
     _check_addresses(settings, etcd)
+    _check_http(settings)
+    _check_connections(settings.connections)
+    url = settings.url()
+    if url.scheme == "memory" and not url.location:
+        # All listeners serve one store: without a name, each would open a store of its own.
+        url = dataclasses.replace(url, location="served")
+        settings = msgspec.structs.replace(settings, store=str(url))
+    return msgspec.structs.replace(settings, etcd=etcd)
+
+
+def _check_http(settings: ServerSettings) -> None:
     if settings.checks.enabled and settings.http == "off":
         raise InvalidRequest(
             "checks.enabled: with --http off, nothing shows the results. Give --http an address"
@@ -358,13 +369,6 @@ def checked(settings: ServerSettings) -> ServerSettings:
     for rate in Rates.__struct_fields__:
         if getattr(settings.rates, rate) < 0:
             raise InvalidRequest(f"rates.{rate} must be 0 or more")
-    _check_connections(settings.connections)
-    url = settings.url()
-    if url.scheme == "memory" and not url.location:
-        # All listeners serve one store: without a name, each would open a store of its own.
-        url = dataclasses.replace(url, location="served")
-        settings = msgspec.structs.replace(settings, store=str(url))
-    return msgspec.structs.replace(settings, etcd=etcd)
 
 
 def _check_connections(connections: ConnectionSettings) -> None:

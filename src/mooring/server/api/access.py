@@ -14,7 +14,7 @@ from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.audit import AuditEntry
 from mooring.server.auth.authorization import ROLES, Need, Role, need
 from mooring.server.auth.tokens import Token, Tokens, utcnow
-from mooring.server.http.request import PageQuery, next_link, paginate
+from mooring.server.http.request import PageQuery, next_link
 from mooring.server.http.response import HTTPError, Response, rfc3339
 from mooring.tenants.keys import MAX_ID
 
@@ -103,7 +103,7 @@ async def whoami(call: ApiCall) -> Response:
 async def list_tokens(call: ApiCall) -> Response:
     """List tokens, without secrets."""
     tokens = sorted(call.server.tokens.listed(), key=lambda token: token.id)
-    page, headers = paginate(tokens, call.query, lambda token: token.id, path=call.raw_path)
+    page, headers = call.page(tokens, lambda token: token.id)
     return Response([_info(call.server.tokens, token) for token in page], headers=headers)
 
 

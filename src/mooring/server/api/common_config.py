@@ -15,7 +15,6 @@ from mooring.server.api.tenants import (
     Precondition,
     PublishQuery,
     PublishReport,
-    note_reason,
     owner_of,
     preview_response,
     publish_response,
@@ -73,9 +72,7 @@ class HealthSentinel(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 )
 async def get_area(call: ApiCall) -> Response:
     """Get the configuration shared by all tenants, secrets masked."""
-    unmask = call.query.unmask
-    if unmask:
-        call.require_unmask()
+    unmask = call.unmasks()
     area = _area(call)
     publisher = publisher_of(call, Keyring([]))
     stored = await publisher.look(area)
@@ -146,7 +143,7 @@ async def set_value(call: ApiCall) -> Response:
     result = await publisher.change(
         area,
         change,
-        note=note_reason(call),
+        note=call.note_reason(),
         require=precondition,
         resent=_resent(call, path),
     )
@@ -200,7 +197,7 @@ async def remove_value(call: ApiCall) -> Response:
     if path not in await publisher.read(area):
         raise NotConfigured(f"there is no {path}")
     precondition = Precondition(call, call.query.base, path)
-    result = await publisher.remove_common(path, note=note_reason(call), require=precondition)
+    result = await publisher.remove_common(path, note=call.note_reason(), require=precondition)
     return publish_response(call, result)
 
 

@@ -79,10 +79,9 @@ async def instance_config(call: ApiCall) -> Response:
 
 
 def _config_response(call: ApiCall, config: Mapping[str, JSON]) -> Response:
-    if not call.query.unmask:
-        return Response(masked_fields(config))
-    call.require_unmask()
-    return Response(dict(config), headers=UNMASKED)
+    if call.unmasks():
+        return Response(dict(config), headers=UNMASKED)
+    return Response(masked_fields(config))
 
 
 async def _instance_config(call: ApiCall) -> Mapping[str, JSON]:
@@ -125,14 +124,7 @@ async def change_instance_config(call: ApiCall) -> Response:
 
 async def _change(call: ApiCall, service: str, id: str, before: Mapping[str, JSON]) -> Response:
     sent, unset = call.body.set, tuple(call.body.unset)
-    if not sent and not unset:
-        raise HTTPError(400, "bad_request", "empty change: send `set` or `unset`")
-    if both := [name for name in unset if name in sent]:
-        raise HTTPError(400, "bad_request", f"{quoted(both[0])} is both in `set` and in `unset`")
-    if (count := len(sent) + len(unset)) > MAX_CHANGES:
-        raise HTTPError(
-            400, "bad_request", f"{count} values exceed the limit of {MAX_CHANGES} per change"
-        )
+    _check_change(sent, unset)
     new = _restore_secrets(sent, before)
     if not call.may_unmask:
         service_config = await call.server.registry.config(service) if id else {}
@@ -145,6 +137,17 @@ async def _change(call: ApiCall, service: str, id: str, before: Mapping[str, JSO
         return Response(masked_fields(before))
     config = await call.server.registry.configure(service, id, set=new, unset=unset)
     return Response(masked_fields(config))
+
+
+def _check_change(sent: Mapping[str, JSON], unset: Sequence[str]) -> None:
+    if not sent and not unset:
+        raise HTTPError(400, "bad_request", "empty change: send `set` or `unset`")
+    if both := [name for name in unset if name in sent]:
+        raise HTTPError(400, "bad_request", f"{quoted(both[0])} is both in `set` and in `unset`")
+    if (count := len(sent) + len(unset)) > MAX_CHANGES:
+        raise HTTPError(
+            400, "bad_request", f"{count} values exceed the limit of {MAX_CHANGES} per change"
+        )
 
 
 def _redirect_of_kept(

@@ -9,9 +9,9 @@ async def list_locks(call: ApiCall) -> Response:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -20,8 +20,11 @@ from mooring.formatting import quoted
 from mooring.names import did_you_mean
 from mooring.server.auth.authorization import Need, Principal
 from mooring.server.context import ServerContext
+from mooring.server.http.request import paginate
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.http.routing import SAFE, parameters
+
+T = TypeVar("T")
 
 ANONYMOUS = Principal("nobody", "viewer", frozenset(), frozenset())
 """The principal of requests without credentials to open endpoints."""
@@ -71,8 +74,24 @@ class ApiCall:
         """Whether the caller may read secrets."""
         return self.principal.role == "admin"
 
-    def require_unmask(self) -> None:
-        """Audit an access to secrets. Raises `HTTPError` (403) if the caller may not read them."""
+    def note_reason(self) -> str:
+        """The reason for a change, which is also added to the audit entry."""
+        reason: str = self.query.reason
+        if reason:
+            self.notes["reason"] = reason
+        return reason
+
+    def page(
+        self, items: Iterable[T], name: Callable[[T], str]
+    ) -> tuple[Sequence[T], dict[str, str]]:
+        """The requested page of items, which are sorted by name, and its headers."""
+        return paginate(items, self.query, name, path=self.raw_path)
+
+    def unmasks(self) -> bool:
+        """Whether the caller requests secrets in clear text, which is audited. Raises `HTTPError`
+        (403) if the caller may not read them."""
+        if not self.query.unmask:
+            return False
         self.notes["unmask"] = True
         self.server.audit.write(self, 200 if self.may_unmask else 403)
         if not self.may_unmask:
@@ -80,6 +99,7 @@ class ApiCall:
             raise HTTPError(
                 403, "forbidden", f"{name} may not read secrets: this requires the role admin"
             )
+        return True
 
 
 def tenant_id(text: str) -> int:

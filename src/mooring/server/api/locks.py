@@ -10,7 +10,7 @@ from mooring.formatting import quoted
 from mooring.locks.inspect import Contender, LockInfo, find_lock, locks, release
 from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList, not_found
 from mooring.server.auth.authorization import need
-from mooring.server.http.request import PageQuery, paginate
+from mooring.server.http.request import PageQuery
 from mooring.server.http.response import HTTPError, Response, digest, encode
 from mooring.store.contract import Store
 
@@ -82,7 +82,7 @@ async def list_locks(call: ApiCall) -> Response:
     """List locks and elections with their holders and waiters. 409: the server has no store, only
     Redis."""
     infos = await locks(call.server.store, call.query.prefix)
-    page, headers = paginate(infos, call.query, lambda lock: lock.name, path=call.raw_path)
+    page, headers = call.page(infos, lambda lock: lock.name)
     return Response([_summary(lock) for lock in page], headers=headers)
 
 

@@ -17,7 +17,7 @@ from mooring.model import JSON, Instance
 from mooring.server.api.endpoint import ApiCall, EndpointList, not_found
 from mooring.server.api.registry import INSTANCE, SERVICE, known_of
 from mooring.server.auth.authorization import READING, need
-from mooring.server.http.request import PageQuery, paginate
+from mooring.server.http.request import PageQuery
 from mooring.server.http.response import HTTPError, Response, rfc3339
 
 endpoints = EndpointList()
@@ -157,12 +157,7 @@ def note_change(
     old, new = masked_fields(before), masked_fields({**before, **set, **dict.fromkeys(unset)})
     call.notes["before"] = {name: old.get(name) for name in changes}
     call.notes["after"] = {name: new.get(name) for name in changes}
-    note_reason(call)
-
-
-def note_reason(call: ApiCall) -> None:
-    if call.query.reason:
-        call.notes["reason"] = call.query.reason
+    call.note_reason()
 
 
 @endpoints.add("DELETE", INSTANCE, OPERATE_SERVICE, query=ReasonQuery, answers={204: None})
@@ -170,7 +165,7 @@ async def deregister(call: ApiCall) -> Response:
     """Remove an instance until its process restarts."""
     registry, fleet = call.server.registry, call.server.fleet
     service, id = registry.canonical(call.service), call.path["id"]
-    note_reason(call)
+    call.note_reason()
     known = fleet.service(service)
     if known is not None and (instance := known.instances.get(id)) is not None:
         call.notes["before"] = {
@@ -190,7 +185,7 @@ async def deregister(call: ApiCall) -> Response:
 @endpoints.add("DELETE", SERVICE, OPERATE_SERVICE, query=ReasonQuery, answers={204: None})
 async def forget(call: ApiCall) -> Response:
     """Delete a service without instances; it returns when an instance registers."""
-    note_reason(call)
+    call.note_reason()
     known, registry = known_of(call), call.server.registry
     config: Mapping[str, JSON] = {}
     if registry.guarantees.describes:
@@ -248,7 +243,7 @@ async def brakes(call: ApiCall) -> Response:
         for service, brake in sorted(active.items())
         if call.principal.sees_service(service)
     ]
-    page, headers = paginate(infos, call.query, lambda info: info.service, path=call.raw_path)
+    page, headers = call.page(infos, lambda info: info.service)
     return Response(page, headers=headers)
 
 
@@ -265,7 +260,7 @@ def _time(ms: int) -> str:
 )
 async def release_brake(call: ApiCall) -> Response:
     """Release the brake of a service; the next pass evicts its silent instances."""
-    note_reason(call)
+    call.note_reason()
     registry = call.server.registry
     evictions = registry.evictions
     if evictions is None:

@@ -21,7 +21,7 @@ from mooring.messages import message
 from mooring.model import Instance, State
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import DISCOVERING, need
-from mooring.server.http.request import PageQuery, paginate
+from mooring.server.http.request import PageQuery
 from mooring.server.http.response import HTTPError, Response
 from mooring.server.live.summary import masked_metadata
 
@@ -252,7 +252,7 @@ async def discover(call: ApiCall) -> Response:
     selector = Selector(version=query.version, zone=query.zone)
     explanations = explain(await _instances(call), selector, Resilience())
     eligible = [item.instance for item in explanations if item.called]
-    page, headers = paginate(eligible, query, lambda instance: instance.id, path=call.raw_path)
+    page, headers = call.page(eligible, lambda instance: instance.id)
     # Callers may need all metadata to call the service; viewers only read it.
     unmasked = call.principal.role != "viewer"
     instances = [_callable_instance(instance, unmasked=unmasked) for instance in page]

@@ -22,7 +22,7 @@ from mooring.names import split_service
 from mooring.server.api.endpoint import ApiCall, EndpointList, not_found
 from mooring.server.api.overview import EventInfo
 from mooring.server.auth.authorization import DISCOVERING, READING, need
-from mooring.server.http.request import PageQuery, paginate
+from mooring.server.http.request import PageQuery
 from mooring.server.http.response import HTTPError, Response, rfc3339
 from mooring.server.live.history import TimelineEvent
 from mooring.server.live.services import KnownService, RenderedPage, array
@@ -190,7 +190,7 @@ async def list_services(call: ApiCall) -> Response:
     def render() -> RenderedPage:
         visible = fleet.services(call.principal.sees_service)
         services = [known for known in visible if _matches(fleet, known, query)]
-        page, headers = paginate(services, query, lambda known: known.name, path=call.raw_path)
+        page, headers = call.page(services, lambda known: known.name)
         return RenderedPage(array(map(fleet.rendering.summary_text, page)), headers)
 
     return _page_response(call, fleet, "services", _fleet_stamp(call, fleet), render)
@@ -227,7 +227,7 @@ async def list_instances(call: ApiCall) -> Response:
 
     def render() -> RenderedPage:
         ids = sorted(_matching_ids(known, query))
-        page, headers = paginate(ids, query, str, path=call.raw_path)
+        page, headers = call.page(ids, str)
         texts = (fleet.rendering.instance_text(known, id) for id in page)
         return RenderedPage(array(texts), headers)
 

@@ -217,9 +217,7 @@ def _hosts(value: object) -> list[str]:
 )
 async def get_tenant(call: ApiCall) -> Response:
     """Get the configuration of a tenant, secrets masked."""
-    unmask = call.query.unmask
-    if unmask:
-        call.require_unmask()
+    unmask = call.unmasks()
     keys, tenant = keys_of(call), check_id(call.tenant)
     entries = (await call.server.store.read(keys.parts(tenant))).entries
     stored = stored_parts(keys, tenant, entries)
@@ -283,7 +281,7 @@ async def publish(call: ApiCall) -> Response:
 
     with hide_holder(call):
         result = await publisher.change(
-            document.tenant, change, note=note_reason(call), require=precondition, resent=resent
+            document.tenant, change, note=call.note_reason(), require=precondition, resent=resent
         )
     created = result.number and not precondition.existed
     return publish_response(call, result, 201 if created else 200)
@@ -353,14 +351,6 @@ class Precondition:
             raise HTTPError(409, "conflict", changed)
 
 
-def note_reason(call: ApiCall) -> str:
-    """The reason for the change, which is also added to the audit entry."""
-    reason: str = call.query.reason
-    if reason:
-        call.notes["reason"] = reason
-    return reason
-
-
 def publish_response(call: ApiCall, result: PublishResult, status: int = 200) -> Response:
     """Report a publish to the caller and to the audit."""
     call.notes["version"] = result.number or None
@@ -422,6 +412,6 @@ async def delete(call: ApiCall) -> Response:
     publisher = publisher_of(call, Keyring.from_environment())
     precondition = Precondition(call, call.query.base)
     result = await publisher.delete(
-        check_id(call.tenant), note=note_reason(call), require=precondition
+        check_id(call.tenant), note=call.note_reason(), require=precondition
     )
     return publish_response(call, result)
