@@ -1,20 +1,25 @@
 """The only place that creates tasks and helper threads: each task has an owner, and a crash is
-logged. Long computations run in slices, so that they can share the event loop."""
+logged. Long computations run in slices, so that they can share the event loop,
+and `Schedule` waits for what is due next."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import heapq
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from itertools import islice
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from mooring.formatting import quoted
 
 log = logging.getLogger(__name__)
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 _CANCEL_AGAIN_AFTER = 5.0
@@ -153,3 +158,35 @@ async def run_cooperatively(work: SlicedWork[T]) -> T:
             result: T = end.value
             return result
         await asyncio.sleep(0)
+
+
+class Schedule(Generic[K]):
+    """Keys, each with the time at which it is due next, in seconds of `time.monotonic`."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, K]] = []
+        """An entry that differs from `_due` is obsolete."""
+        self._due: dict[K, float] = {}
+        self._wake = asyncio.Event()
+
+    def plan(self, key: K, due: float) -> None:
+        """Plan a key, unless it is due earlier anyway."""
+        if self._due.get(key, due + 1) > due:
+            self._due[key] = due
+            heapq.heappush(self._heap, (due, key))
+            self._wake.set()
+
+    async def next(self) -> K:
+        """Wait until a key is due, and remove it."""
+        while True:
+            while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+                heapq.heappop(self._heap)
+            left = self._heap[0][0] - time.monotonic() if self._heap else None
+            if left is not None and left <= 0:
+                _, key = heapq.heappop(self._heap)
+                del self._due[key]
+                return key
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()

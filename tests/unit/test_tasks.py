@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.tasks import Backoff, Tasks, cleanup
+from mooring.tasks import Backoff, Schedule, Tasks, cleanup
 
 
 async def test_a_crash_is_logged_at_once(caplog: pytest.LogCaptureFixture):
@@ -98,3 +98,18 @@ def test_pauses_stay_below_their_bound(tries: int):
     backoff = Backoff(first=0.1, most=1.0)
     pauses = [backoff.next() for _ in range(tries)]
     assert all(0 <= pause <= min(0.1 * 2**n, 1.0) for n, pause in enumerate(pauses))
+
+
+async def test_a_schedule_returns_each_key_once_at_its_earliest_time():
+    schedule: Schedule[str] = Schedule()
+    now = time.monotonic()
+    schedule.plan("later", now + 60)
+    schedule.plan("later", now + 0.01)
+    schedule.plan("first", now)
+    schedule.plan("first", now + 60)
+    assert [await schedule.next(), await schedule.next()] == ["first", "later"]
+    waiting = asyncio.ensure_future(schedule.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    schedule.plan("new", time.monotonic())
+    assert await waiting == "new"

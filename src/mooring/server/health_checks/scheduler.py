@@ -6,10 +6,9 @@ Several servers may do so at once, independently.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import heapq
 import logging
 import random
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -32,7 +31,7 @@ from mooring.server.health_checks.target_policy import (
     TargetPolicy,
 )
 from mooring.server.settings import CheckSettings
-from mooring.tasks import Tasks
+from mooring.tasks import Schedule, Tasks
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +97,8 @@ class HealthChecks:
         self._checkers = checkers or load_checkers(settings.protocols, ca=settings.ca)
         self._resolve = resolve or HostLookups()
         self._states: dict[Key, CheckState] = {}
-        self._due: list[tuple[float, int, CheckState]] = []
-        """A heap by time. Entries of instances that left are dropped when they are due."""
-        self._pushed = 0
-        self._wake = asyncio.Event()
+        self._schedule: Schedule[Key] = Schedule()
+        """Instances by the time of their next check. Those that left are dropped when due."""
         self._slots = asyncio.Semaphore(settings.budget)
         self._next_start = 0.0
         self._broken: set[str] = set()
@@ -137,9 +134,9 @@ class HealthChecks:
                 if self._states.pop(key, None) is not None:
                     self._fleet.report_check(service, id, None, "")
             elif key not in self._states:
-                self._states[key] = state = CheckState(key)
+                self._states[key] = CheckState(key)
                 # Spread out, because many may register at the same time.
-                self._push(state, random.uniform(0, self._settings.interval))
+                self._plan(key, random.uniform(0, self._settings.interval))
 
     def _all(self) -> set[Key]:
         present = {(name, id) for name in self._fleet.names() for id in self._instances(name)}
@@ -148,32 +145,17 @@ class HealthChecks:
     def _is_checked(self, instance: Instance) -> bool:
         return self._settings.checks(instance.service) and instance.protocol in self._checkers
 
-    def _push(self, state: CheckState, after: float) -> None:
-        self._pushed += 1
-        when = asyncio.get_running_loop().time() + after
-        heapq.heappush(self._due, (when, self._pushed, state))
-        if self._due[0][2] is state:
-            self._wake.set()
+    def _plan(self, key: Key, after: float) -> None:
+        self._schedule.plan(key, time.monotonic() + after)
 
     async def _run(self) -> None:
         while True:
-            state = await self._next_due()
-            if self._states.get(state.key) is not state:
+            state = self._states.get(await self._schedule.next())
+            if state is None:
                 continue
             await self._slots.acquire()
             await self._pace()
             self._tasks.start(self._check(state), name=f"check of {' '.join(state.key)}")
-
-    async def _next_due(self) -> CheckState:
-        loop = asyncio.get_running_loop()
-        while True:
-            left = self._due[0][0] - loop.time() if self._due else None
-            if left is not None and left <= 0:
-                return heapq.heappop(self._due)[2]
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
 
     async def _pace(self) -> None:
         """Wait until the next probe may start: probes are spread evenly over each second."""
@@ -201,7 +183,7 @@ class HealthChecks:
         finally:
             self._slots.release()
             if self._states.get(state.key) is state:
-                self._push(state, self._settings.interval * random.uniform(0.9, 1.1))
+                self._plan(state.key, self._settings.interval * random.uniform(0.9, 1.1))
 
     def _report(self, state: CheckState, outcome: Outcome) -> None:
         state.add(outcome)

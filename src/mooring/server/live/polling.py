@@ -6,8 +6,6 @@ If the store does not answer, the last results stay. The mirror does not depend 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import heapq
 import logging
 import random
 import time
@@ -17,7 +15,7 @@ from typing import Protocol
 from mooring.errors import Closed, StoreError
 from mooring.registry.contract import Registry
 from mooring.server.live.services import KnownService
-from mooring.tasks import Tasks
+from mooring.tasks import Schedule, Tasks
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +49,9 @@ class Poller:
     def __init__(self, fleet: _Fleet, registry: Registry) -> None:
         self._fleet, self._registry = fleet, registry
         self._tasks = Tasks()
-        self._schedule: list[tuple[float, str]] = []
-        """A heap of services by the time of their next poll. An entry that differs from `_due` is
-        obsolete."""
-        self._due: dict[str, float] = {}
+        self._schedule: Schedule[str] = Schedule()
+        """The services by the time of their next poll for silence."""
         self._polled: dict[str, float] = {}
-        self._wake = asyncio.Event()
 
     def start(self) -> None:
         for poll, name in (
@@ -87,30 +82,11 @@ class Poller:
 
     def soon(self, service: str) -> None:
         """Poll a service soon, because it has a new instance."""
-        moment = time.monotonic()
-        self._plan(service, max(moment + SOON, self._polled.get(service, 0.0) + _MIN_INTERVAL))
-
-    def _plan(self, service: str, due: float) -> None:
-        if self._due.get(service, due + 1) > due:
-            self._due[service] = due
-            heapq.heappush(self._schedule, (due, service))
-            self._wake.set()
+        due = max(time.monotonic() + SOON, self._polled.get(service, 0.0) + _MIN_INTERVAL)
+        self._schedule.plan(service, due)
 
     async def _poll_next_silence(self) -> float:
-        while self._schedule and self._due.get(self._schedule[0][1]) != self._schedule[0][0]:
-            heapq.heappop(self._schedule)
-        pause = self._schedule[0][0] - time.monotonic() if self._schedule else None
-        if pause is None or pause > 0:
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-            return 0.0
-        _, service = heapq.heappop(self._schedule)
-        del self._due[service]
-        return await self._poll_silence(service)
-
-    async def _poll_silence(self, service: str) -> float:
+        service = await self._schedule.next()
         known = self._fleet.service(service)
         if known is None or not known.instances:
             self._polled.pop(service, None)
@@ -120,7 +96,7 @@ class Poller:
             silent = await self._registry.silence(service)
         finally:
             # Jitter: in step with the renewals, every poll would see the same short silence.
-            self._plan(service, time.monotonic() + EVERY * random.uniform(0.8, 1.2))
+            self._schedule.plan(service, time.monotonic() + EVERY * random.uniform(0.8, 1.2))
         self._fleet.update_silence(service, silent)
         leases = len(silent) if self._registry.guarantees.renews else 0
         return (_READS_PER_SERVICE + leases) / READ_RATE

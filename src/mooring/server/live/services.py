@@ -115,19 +115,11 @@ class RenderCache:
         self._bytes = 0
 
     def summary(self, known: KnownService) -> ServiceSummary:
-        def compute() -> ServiceSummary:
-            metrics = _cached(
-                known, "metrics", known.version, lambda: aggregates(known.instances.values())
-            )
-            return service_summary(
-                known.name,
-                known.instances,
-                known.observations,
-                changed=known.changed,
-                metrics=metrics,
-            )
-
-        return _cached(known, "summary", known.stamp, compute)
+        instances = known.instances
+        metrics = _cached(known, "metrics", known.version, lambda: aggregates(instances.values()))
+        return service_summary(
+            known.name, instances, known.observations, changed=known.changed, metrics=metrics
+        )
 
     def summary_text(self, known: KnownService) -> bytes:
         return _cached(known, "text", known.stamp, lambda: encode(self.summary(known)))
