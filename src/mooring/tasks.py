@@ -110,6 +110,18 @@ def in_thread(call: Callable[[], T], *, name: str) -> asyncio.Future[T | BaseExc
     return future
 
 
+def settle(future: asyncio.Future[T], result: T | Exception) -> None:
+    """Resolve a future with a result or an error, unless it is done. An error counts as retrieved:
+    the task that waited for it may have been cancelled."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+        future.exception()
+    else:
+        future.set_result(result)
+
+
 class Backoff:
     """Pauses between attempts: full jitter below a limit that doubles from `first` to `most`."""
 

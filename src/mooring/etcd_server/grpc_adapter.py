@@ -74,8 +74,18 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def stream(self, name: str, method: Stream, *, needs_token: bool = True) -> None:
         """Serve a method that reads requests and writes responses."""
+
+        async def handle(_: Any, context: grpc.aio.ServicerContext) -> None:
+            self._under_way += 1
+            try:
+                ended = await self._run(method, context, needs_token)
+                if ended is not None:
+                    await context.abort(ended.code, ended.text)
+            finally:
+                self._done()
+
         path, read, write = proto.serving(name)
-        handle, read = self._streaming(method, needs_token), _reader(read, UNREADABLE_IN_STREAM)
+        read = _reader(read, UNREADABLE_IN_STREAM)
         write = self._with_cluster(write)
         self.handlers[path] = grpc.stream_stream_rpc_method_handler(handle, read, write)
 
@@ -139,20 +149,6 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return error.status
         except MooringError as error:
             return status_of(error)
-
-    def _streaming(
-        self, method: Stream, needs_token: bool
-    ) -> Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]:
-        async def handle(_: Any, context: grpc.aio.ServicerContext) -> None:
-            self._under_way += 1
-            try:
-                ended = await self._run(method, context, needs_token)
-                if ended is not None:
-                    await context.abort(ended.code, ended.text)
-            finally:
-                self._done()
-
-        return handle
 
     async def _run(
         self, method: Stream, context: grpc.aio.ServicerContext, needs_token: bool

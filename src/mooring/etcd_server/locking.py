@@ -14,10 +14,10 @@ from mooring.errors import Closed, Conflict, LockLost, MooringError, Unavailable
 from mooring.etcd_server.errors import EMPTY_KEY, RpcAborted, RpcStatus, status_of
 from mooring.etcd_server.messages import header, key_value
 from mooring.formatting import quoted
-from mooring.locks.ordering import ELECTION_RULE, QueueOrder
+from mooring.locks.ordering import ELECTION_RULE
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
-from mooring.store.contract import Delete, Entry, Put, Store, created_at, key, prefix
+from mooring.store.contract import Delete, Entry, Put, Store, created_at, key
 from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 from mooring.tasks import cleanup
@@ -125,8 +125,7 @@ class ServerLocks:
 
     async def holder(self, name: bytes) -> Entry | None:
         """The first contender: the holder or leader."""
-        start = name + b"/"
-        return QueueOrder(start, (await self._store.read(prefix(start))).entries).first
+        return await self._queue.first(name + b"/")
 
     @asynccontextmanager
     async def observe(self, name: bytes) -> AsyncIterator[AsyncIterator[Entry]]:

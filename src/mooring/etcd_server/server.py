@@ -120,6 +120,12 @@ _OPTIONS = [
 _HEALTHY = b"\x08\x01"  # the response SERVING of grpc.health.v1
 
 
+_USER_METHODS = (
+    "AuthEnable AuthDisable UserAdd UserGet UserList UserDelete UserChangePassword UserGrantRole "
+    "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete RoleGrantPermission RoleRevokePermission"
+)
+
+
 class EtcdAPIServer:
     """Serves an engine over etcd's v3 API while it is entered. It does not close the runner.
 
@@ -235,14 +241,7 @@ class EtcdAPIServer:
             calls.unary("resign", locking.resign)
         calls.refuse("Cluster", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
         calls.refuse("Maintenance", "MoveLeader Downgrade", MEMBERS)
-        calls.refuse("Auth", "AuthEnable AuthDisable", USERS)
-        calls.refuse(
-            "Auth",
-            "UserAdd UserGet UserList UserDelete UserChangePassword UserGrantRole",
-            USERS,
-        )
-        calls.refuse("Auth", "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete", USERS)
-        calls.refuse("Auth", "RoleGrantPermission RoleRevokePermission", USERS)
+        calls.refuse("Auth", _USER_METHODS, USERS)
         calls.handlers["/grpc.health.v1.Health/Check"] = grpc.unary_unary_rpc_method_handler(
             _healthy
         )

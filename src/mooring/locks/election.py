@@ -12,10 +12,10 @@ from mooring.errors import Conflict, InvalidRequest
 from mooring.locks.held import Held
 from mooring.locks.lease_pool import PooledLease
 from mooring.locks.lock import Lock, check_name, check_times
-from mooring.locks.ordering import ELECTION_RULE, QueueOrder
+from mooring.locks.ordering import ELECTION_RULE
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
-from mooring.store.contract import Entry, Put, prefix
+from mooring.store.contract import Entry, Put
 
 
 class Leader(msgspec.Struct, frozen=True):
@@ -86,12 +86,7 @@ class Election:
 
     async def leader(self) -> Leader | None:
         """The current leader; None if there is none."""
-        snapshot = await self._queue.store.read(prefix(self._start), limit=8, order="created")
-        order = QueueOrder(self._start, snapshot.entries)
-        if not len(order) and snapshot.more:  # only keys of nested names were read
-            whole = await self._queue.store.read(prefix(self._start))
-            order = QueueOrder(self._start, whole.entries)
-        return leader_of(order.first)
+        return leader_of(await self._queue.first(self._start))
 
     def observe(self) -> Leaders:
         """Follow the leader from now on.

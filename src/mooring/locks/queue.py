@@ -28,6 +28,7 @@ from mooring.locks.ordering import QueueOrder, Rule, misfit
 from mooring.locks.watched_queue import CROWD, Waiter, WatchedQueue
 from mooring.store.contract import (
     Delete,
+    Entry,
     Put,
     Query,
     Snapshot,
@@ -42,6 +43,7 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 _LEAVE_WITHIN = 5.0
+_HEAD = 8  # contenders that are read to find the first one
 _BRIEF = 1.0  # seconds after which the key of a holder is watched, even without waiters
 
 
@@ -105,8 +107,7 @@ class Queue:
         start, rule = waiter.start, waiter.rule
         order = QueueOrder(start, head.entries if head is not None else ())
         if certain and head is not None and head.more and not len(order):
-            # Only keys of nested names were read.
-            order = QueueOrder(start, (await self.store.read(prefix(start))).entries)
+            order = await self._whole_order(start)  # only keys of nested names were read
         if waiter.position in order and rule.admits(order, waiter.position):
             waiter.admit()
         view = self._views.get(start)
@@ -114,6 +115,17 @@ class Queue:
         if first is not None and (problem := misfit(start, first, waiter.key, rule)):
             await self.leave(waiter)
             raise InvalidRequest(problem)
+
+    async def first(self, start: bytes) -> Entry | None:
+        """The first contender of a queue: the holder or leader. Raises the errors of `read`."""
+        snapshot = await self.store.read(prefix(start), limit=_HEAD, order="created")
+        order = QueueOrder(start, snapshot.entries)
+        if not len(order) and snapshot.more:  # only keys of nested names were read
+            order = await self._whole_order(start)
+        return order.first
+
+    async def _whole_order(self, start: bytes) -> QueueOrder:
+        return QueueOrder(start, (await self.store.read(prefix(start))).entries)
 
     def _crowded(self, start: bytes) -> bool:
         """Whether a newcomer will have to wait anyway, so that asking the store for the first

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, Unavailable
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES, Check, Put, Store, Write
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, settle
 
 _CONCURRENT = 2
 """Transactions in flight: while the store answers one, the next is prepared."""
@@ -96,26 +96,22 @@ class CommitBatches:
                 require=[check for commit in batch for check in commit.checks],
             )
         except _COMMON_ERRORS as error:
-            _fail(batch, error)
+            _settle(batch, error)
         except Exception as error:  # noqa: BLE001 - the caller of the commit gets it
             if len(batch) == 1:
-                _fail(batch, error)
+                _settle(batch, error)
             else:  # one of them may be the cause: send each separately
                 await asyncio.gather(*(self._commit_together([commit]) for commit in batch))
         except BaseException:
-            _fail(batch, Closed("the registry was closed before this was written"))
+            _settle(batch, Closed("the registry was closed before this was written"))
             raise
         else:
-            for commit in batch:
-                if not commit.done.done():
-                    commit.done.set_result(result.revision)
+            _settle(batch, result.revision)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
 
-def _fail(batch: list[_Commit], error: Exception) -> None:
+def _settle(batch: list[_Commit], result: int | Exception) -> None:
     for commit in batch:
-        if not commit.done.done():
-            commit.done.set_exception(error)
-            commit.done.exception()  # mark it as retrieved: the caller may have been cancelled
+        settle(commit.done, result)

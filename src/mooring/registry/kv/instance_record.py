@@ -64,9 +64,7 @@ def repair(
         puts = [Put(name, value, lease) for name, value in desired.items()]
         return [*puts, Delete(key(tombstone))], []
     existing = [current[name] for name in desired if name in current]
-    predecessors = {entry.lease for entry in existing if entry.modified <= since}
-    replaceable = {0, *ours, *predecessors}
-    if any(entry.lease not in replaceable for entry in existing):
+    if _has_successor(existing, ours, since):
         raise superseded(instance.service, instance.id)
     removal = current.get(tombstone)
     if removal is not None and removal.modified > since:
@@ -83,6 +81,12 @@ def repair(
         for name in (*desired, tombstone)
     ]
     return writes, checks
+
+
+def _has_successor(entries: Iterable[Entry], ours: Collection[int], since: int) -> bool:
+    """Whether a key is on the lease of another process that did not write before `since`."""
+    predecessors = {entry.lease for entry in entries if entry.modified <= since}
+    return any(entry.lease not in {0, *ours, *predecessors} for entry in entries)
 
 
 class SharedState(NamedTuple):

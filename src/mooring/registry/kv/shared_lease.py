@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from mooring.errors import AccessDenied, Conflict, StoreError, Unavailable
 from mooring.session import Session
 from mooring.store.contract import Delete, Store, key, unchanged
-from mooring.tasks import Backoff, Tasks
+from mooring.tasks import Backoff, Tasks, settle
 
 PULSE = 1.0
 """Seconds between two calls of `LeaseUser.pulse`."""
@@ -98,11 +98,9 @@ class SharedLease:
         try:
             session = await Session(self._store, ttl=self._ttl).__aenter__()
         except Exception as error:  # noqa: BLE001 - the callers get it
-            opened.set_exception(error)
-            opened.exception()  # mark it as retrieved: all callers may have been cancelled
+            settle(opened, error)
         except BaseException:
-            opened.set_exception(Unavailable("the lease was released before it was granted"))
-            opened.exception()
+            settle(opened, Unavailable("the lease was released before it was granted"))
             raise
         else:
             self.granted.add(session.lease)
@@ -248,8 +246,7 @@ class Revisions:
         try:
             reading.set_result((await self._store.read(key(name), keys_only=True)).revision)
         except Exception as error:
-            reading.set_exception(error)
-            reading.exception()  # mark it as retrieved: there may be no other caller
+            settle(reading, error)
             raise
         finally:
             reading.cancel()  # if this caller was cancelled, the next one reads

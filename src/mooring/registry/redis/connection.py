@@ -30,7 +30,7 @@ from mooring.registry.redis.pipeline import LANES, RedisCall, Script, plain, scr
 from mooring.registry.redis.pipeline import Argument as Argument
 from mooring.settings.connections import RedisConnectionSettings
 from mooring.store.url import read_password
-from mooring.tasks import Backoff, Tasks
+from mooring.tasks import Backoff, Tasks, settle
 
 log = logging.getLogger(__name__)
 
@@ -144,9 +144,7 @@ class Connection:
 
     def _fail_all(self, calls: list[RedisCall], error: StoreError) -> None:
         for call in calls:
-            if not call.answer.done():
-                call.answer.set_exception(error)
-                call.answer.exception()  # mark it as retrieved: the caller may have been cancelled
+            settle(call.answer, error)
 
     async def _answer_within(self, calls: list[RedisCall]) -> None:
         deadline = time.monotonic() + self.timeout
@@ -156,7 +154,7 @@ class Connection:
             pause = False
             for call, result in zip(calls, await self._execute(calls, deadline), strict=True):
                 if not isinstance(result, BaseException):
-                    call.set_reply(result)
+                    settle(call.answer, result)
                     continue
                 verdict = judge(result)
                 if verdict == "script" and call.script is not None:
@@ -194,12 +192,11 @@ class Connection:
         ]
 
     def _fail(self, call: RedisCall, error: BaseException, wrong: Sequence[str] = ()) -> None:
-        if not call.answer.done():
-            problem = translate(
-                error, what=call.what, where=self.where, writes=call.writes, wrong=wrong
-            )
-            problem.__cause__ = error
-            call.answer.set_exception(problem)
+        problem = translate(
+            error, what=call.what, where=self.where, writes=call.writes, wrong=wrong
+        )
+        problem.__cause__ = error
+        settle(call.answer, problem)
 
     async def _execute(self, calls: list[RedisCall], deadline: float) -> Sequence[Any]:
         """Returns the reply or the error of each call."""

@@ -18,7 +18,7 @@ from mooring.registry.redis.layout import RedisKeys, ServiceKeys
 from mooring.registry.redis.pipeline import DEREGISTER, HEARTBEAT, REGISTER
 from mooring.registry.redis.pubsub import ChangeChannels, ChangeMessage
 from mooring.registry.redis.reader import Reader
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, settle
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +93,10 @@ class HeartbeatBatches:
                     results = await send(self._connection, self._keys, self._service, beats)
                 except Exception as error:  # noqa: BLE001 - the callers get it
                     for _, answer in batch:
-                        if not answer.done():
-                            answer.set_exception(error)
+                        settle(answer, error)
                 else:
                     for (_, answer), result in zip(batch, results, strict=True):
-                        if not answer.done():
-                            answer.set_result(result)
+                        settle(answer, result)
                     if "ok" in results and self._keys.cluster:
                         self._list()
         finally:

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
+from mooring.tasks import settle
 
 
 class Script(NamedTuple):
@@ -65,10 +66,6 @@ class RedisCall(NamedTuple):
     answer: asyncio.Future[Any]
     packed: bytes
     """The command as sent. Packing it first rejects an invalid command before it joins others."""
-
-    def set_reply(self, reply: Any) -> None:
-        if not self.answer.done():
-            self.answer.set_result(reply)
 
     def with_text(self, script: Script) -> RedisCall:
         """The call with the text of its script, for a Redis that does not know its digest."""
@@ -149,5 +146,5 @@ async def _reply(connection: Any, call: RedisCall) -> Any:
         reply = await connection.read_response()
     except driver.ResponseError as error:
         return error
-    call.set_reply(reply)
+    settle(call.answer, reply)
     return reply

@@ -40,6 +40,7 @@ from mooring.store.embedded.sqlite_file import (
     refuses_writes,
 )
 from mooring.store.embedded.store import EngineRunner, call_in, shared_runner
+from mooring.tasks import settle
 
 log = logging.getLogger(__name__)
 
@@ -414,12 +415,7 @@ def _deliver(requests: list[_PendingWrite], answers: list[object]) -> None:
 
 def _resolve(pairs: list[tuple[asyncio.Future[Any], object]]) -> None:
     for future, answer in pairs:
-        if future.done():
-            continue
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+        settle(future, answer)
 
 
 def durable_runner(path: Path, make: Callable[[], Engine] = Engine) -> DurableRunner:

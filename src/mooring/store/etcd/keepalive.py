@@ -15,7 +15,7 @@ from mooring.errors import AccessDenied, LeaseNotFound, Unavailable
 from mooring.store.etcd.connection import EtcdConnection, Retries
 from mooring.store.etcd.proto import LeaseKeepAliveRequest
 from mooring.store.etcd.shared_stream import SharedStream
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, settle
 
 _SILENT = 0.5  # seconds without a response, after which a failed renewal ends the stream
 
@@ -102,8 +102,8 @@ class _KeepAliveStream:
             # Out of order: responses on this stream cannot be trusted any more.
             self._waiting.appendleft((lease, answer))
             self.stream.end()
-        elif not answer.done():
-            answer.set_result(message.TTL)
+        else:
+            settle(answer, message.TTL)
         self._end_if_done()
         return False
 
@@ -119,5 +119,4 @@ class _KeepAliveStream:
     def _ended(self, reason: str) -> None:
         while self._waiting:
             _, answer = self._waiting.popleft()
-            if not answer.done():
-                answer.set_exception(self._cluster.broken("renewal of a lease", reason))
+            settle(answer, self._cluster.broken("renewal of a lease", reason))

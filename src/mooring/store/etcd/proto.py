@@ -172,27 +172,21 @@ class Methods(SimpleNamespace):
         for name in _METHODS:
             make = getattr(channel, _STREAMS.get(name, "unary_unary"))
             # As in generated stubs: registered methods are looked up only once.
-            setattr(self, name, make(*_wiring(name), _registered_method=True))
+            path, request, response = _messages_of(name)
+            call = make(
+                path, request.SerializeToString, response.FromString, _registered_method=True
+            )
+            setattr(self, name, call)
 
 
 def serving(name: str) -> tuple[str, Any, Any]:
     """For serving a method: its path, request parser and response serialiser."""
-    path, request, answer = _METHODS[name]
-    return (
-        _full(path),
-        _classes[request].FromString,
-        _classes[answer].SerializeToString,
-    )
+    path, request, response = _messages_of(name)
+    return path, request.FromString, response.SerializeToString
 
 
-def _wiring(name: str) -> tuple[str, Any, Any]:
-    path, request, answer = _METHODS[name]
-    return (
-        _full(path),
-        _classes[request].SerializeToString,
-        _classes[answer].FromString,
-    )
-
-
-def _full(path: str) -> str:
-    return f"/{path}" if "." in path else f"/etcdserverpb.{path}"
+def _messages_of(name: str) -> tuple[str, Any, Any]:
+    """The full path of a method, and the classes of its request and response."""
+    path, request, response = _METHODS[name]
+    full = f"/{path}" if "." in path else f"/etcdserverpb.{path}"
+    return full, _classes[request], _classes[response]
