@@ -17,6 +17,7 @@ from mooring.model import (
     Config,
     Group,
     Service,
+    Time,
     check_json,
     check_metadata,
     check_metadata_size,
@@ -101,6 +102,22 @@ def get(fields: Fields, name: str, kind: Any, default: T) -> T:
 def number(value: float) -> int | float:
     """A number in its short form: 1, not 1.0."""
     return int(value) if float(value).is_integer() else value
+
+
+def show_time(time: Time | None) -> str | None:
+    return None if time is None else time.isoformat().replace("+00:00", "Z")
+
+
+def config_fields(config: Config) -> dict[str, JSON]:
+    """The operator overrides that are set. `decode_config` reads them."""
+    fields: dict[str, JSON] = {
+        "weight": None if config.weight is None else number(config.weight),
+        "enabled": config.enabled,
+        "zone": config.zone,
+        "metadata": dict(config.metadata) or None,
+    }
+    present = {name: value for name, value in fields.items() if value is not None}
+    return {**present, **config.values}
 
 
 _CONFIG_FIELDS = ("weight", "enabled", "zone", "metadata")

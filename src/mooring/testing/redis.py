@@ -17,9 +17,6 @@ from typing import BinaryIO, TypeAlias
 
 from mooring.testing.servers import ProgramNotFound, ServerProcess, free_port
 
-SLOTS = 16384
-"""The number of slots of a cluster."""
-
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
 _FAKETIME = "usr/lib/*/faketime/libfaketime.so.1"

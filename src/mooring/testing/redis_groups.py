@@ -197,22 +197,25 @@ class SentinelGroup(RedisGroup):
         self.settle()
 
     def settled(self) -> bool:
-        running = [server for server in self.servers if server.running]
+        running = {server.port for server in self.servers if server.running}
+        sentinels = [sentinel for sentinel in self.sentinels if sentinel.running]
         with contextlib.suppress(OSError, CommandFailed):
-            views = [self._master_view(sentinel) for sentinel in self.sentinels if sentinel.running]
             master = self.master()
-            return (
-                all(view["flags"] == "master" for view in views)
-                and all(int(view["port"]) == master.port for view in views)
-                and all(int(v["num-other-sentinels"]) == len(self.sentinels) - 1 for v in views)
-                and all(int(view["num-slaves"]) == len(self.servers) - 1 for view in views)
-                and _replicas(master) == {s.port for s in running if s is not master}
+            return _replicas(master) == running - {master.port} and all(
+                self._knows_all(sentinel, master) for sentinel in sentinels
             )
         return False
 
-    def _master_view(self, sentinel: RedisServer) -> dict[str, str]:
+    def _knows_all(self, sentinel: RedisServer, master: RedisServer) -> bool:
+        """Whether a sentinel knows this master, all replicas and all other sentinels."""
         words = cast("list[str]", sentinel.command("SENTINEL", "MASTER", self.name, within=1.0))
-        return dict(zip(words[::2], words[1::2], strict=True))
+        view = dict(zip(words[::2], words[1::2], strict=True))
+        counts = int(view["num-slaves"]), int(view["num-other-sentinels"])
+        return (
+            view["flags"] == "master"
+            and int(view["port"]) == master.port
+            and counts == (len(self.servers) - 1, len(self.sentinels) - 1)
+        )
 
     def master(self) -> RedisServer:
         """The current master, according to the first sentinel that answers."""

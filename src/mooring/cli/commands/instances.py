@@ -18,7 +18,6 @@ from mooring.cli.io.output import (
     as_text,
     log_to_stderr,
     note,
-    number,
     show,
     show_json,
     yes_no,
@@ -28,8 +27,9 @@ from mooring.errors import RegistryError
 from mooring.formatting import format_duration, printable, quoted
 from mooring.masking import MASK, masked_fields
 from mooring.mirror import Change
-from mooring.model import JSON, Config, Instance, RecordedMetadata, Time, now
+from mooring.model import JSON, Instance, RecordedMetadata, now
 from mooring.names import did_you_mean
+from mooring.registry.json_values import config_fields, number, show_time
 
 _STYLES = {"up": "green", "draining": "yellow", "down": "red"}
 
@@ -107,31 +107,14 @@ def record(instance: Instance) -> dict[str, JSON]:
         "ephemeral": instance.ephemeral,
         "state": status.state,
         "healthy": status.healthy,
-        "registeredAt": _time(status.registered_at),
-        "updatedAt": _time(status.updated_at),
+        "registeredAt": show_time(status.registered_at),
+        "updatedAt": show_time(status.updated_at),
         "ports": dict(instance.ports),
         "metadata": dict(instance.metadata),
         "metrics": dict(status.metrics),
-        "config": _config_fields(instance.config),
+        "config": config_fields(instance.config),
         "incarnation": instance.incarnation,
     }
-
-
-def _time(time: Time | None) -> str | None:
-    return None if time is None else time.isoformat().replace("+00:00", "Z")
-
-
-def _config_fields(config: Config) -> dict[str, JSON]:
-    """Only the fields that an operator has set."""
-    fields: dict[str, JSON] = {
-        "weight": None if config.weight is None else number(config.weight),
-        "enabled": config.enabled,
-        "zone": config.zone,
-        "metadata": dict(config.metadata) or None,
-    }
-    return {name: value for name, value in fields.items() if value is not None} | dict(
-        config.values
-    )
 
 
 def _age(instance: Instance) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -151,6 +152,13 @@ def pairs(what: str, typed: Iterable[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{quoted(text)} is not UTF-8", param_hint=what) from None
         parsed[name] = value
     return parsed
+
+
+def read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("standard input is not UTF-8 text") from error
 
 
 def seconds(what: str, typed: str) -> float:

@@ -294,11 +294,6 @@ def yes_no(flag: bool) -> Styled:
     return Styled("yes", "") if flag else Styled("no", "red")
 
 
-def number(value: float) -> int | float:
-    """An integer if the value is one: 1, not 1.0."""
-    return int(value) if float(value).is_integer() else value
-
-
 def count_of(number: int, one: str, many: str = "") -> str:
     """`1 tenant`, `2 tenants`."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"

@@ -18,6 +18,7 @@ import msgspec
 from mooring.masking import masked_fields
 from mooring.messages import Message, joined, message
 from mooring.model import JSON, Config, Instance, State, Time
+from mooring.registry.json_values import config_fields
 from mooring.server.http.response import rfc3339
 
 
@@ -313,16 +314,7 @@ def average(values: Iterable[float | None]) -> float | None:
 
 def masked_config(config: Config) -> dict[str, JSON]:
     """The operator overrides that are set, with secrets masked."""
-    fields: dict[str, JSON] = dict(config.values)
-    if config.weight is not None:
-        fields["weight"] = config.weight
-    if config.enabled is not None:
-        fields["enabled"] = config.enabled
-    if config.zone is not None:
-        fields["zone"] = config.zone
-    if config.metadata:
-        fields["metadata"] = dict(config.metadata)
-    return masked_fields(dict(sorted(fields.items())))
+    return masked_fields(dict(sorted(config_fields(config).items())))
 
 
 def masked_metadata(metadata: Mapping[str, str]) -> dict[str, str]:

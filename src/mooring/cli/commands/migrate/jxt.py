@@ -13,7 +13,6 @@ import typer
 
 from mooring.cli.commands.migrate.output import (
     reject_verified,
-    save_verified,
     show_deleted,
     show_plan,
     verdict_counts,
@@ -31,6 +30,7 @@ from mooring.cli.io.output import (
     warn,
 )
 from mooring.cli.typer_extensions import CommandGroup
+from mooring.migrate import verified_file
 from mooring.model import JSON
 
 if TYPE_CHECKING:
@@ -194,7 +194,6 @@ async def delete(target: JxtTarget, file: FileOption = None, as_json: JSONOption
 
     Can be stopped and run again. Exits with 1 if a key stays because it was written since.
     """
-    from mooring.migrate import verified_file
     from mooring.migrate.jxt.migration import FORMAT, JxtHeader, VerifiedKey
 
     verified = verified_file.read(target.file(file), JxtHeader, VerifiedKey, format=FORMAT)
@@ -212,7 +211,8 @@ async def delete(target: JxtTarget, file: FileOption = None, as_json: JSONOption
 
 def _save(file: Path, verified: VerifiedKeys) -> None:
     count = len(verified.items)
-    save_verified(file, verified, f"{file} lists {count} old keys that `delete` may delete")
+    verified_file.write(file, verified)
+    note(f"{file} lists {count} old keys that `delete` may delete")
 
 
 def _show_parts(steps: Sequence[PartPlan], as_json: bool) -> None:
@@ -245,16 +245,17 @@ def _show_copied(results: Mapping[int, SyncResult], as_json: bool) -> None:
             show_json(_result_record(result))
     else:
         _show_results(results.values())
-    count = sum(len(result.changes) for result in results.values())
-    repaired = sum(len(result.repaired) for result in results.values())
-    tenants = sum(bool(unit and result.changes) for unit, result in results.items())
-    owners = [count_of(tenants, "tenant")] if tenants else []
-    if 0 in results and results[0].changes:
-        owners.append("the common settings")
-    if repaired:
+    if repaired := sum(len(result.repaired) for result in results.values()):
         note(f"{count_of(repaired, 'index', 'indexes')} repaired")
-    parts = f"{count_of(count, 'part')} of {' and '.join(owners)}"
-    note(f"{parts} written" if count else "nothing to write")
+    changed = {unit: len(result.changes) for unit, result in results.items() if result.changes}
+    if not changed:
+        note("nothing to write")
+        return
+    tenants = len(changed.keys() - {0})
+    owners = [count_of(tenants, "tenant")] if tenants else []
+    if 0 in changed:
+        owners.append("the common settings")
+    note(f"{count_of(sum(changed.values()), 'part')} of {' and '.join(owners)} written")
 
 
 def _show_results(results: Collection[SyncResult]) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import typer
 
 from mooring.cli.io.output import Columns, note, show, show_json
+from mooring.migrate import verified_file
 from mooring.model import JSON
-
-if TYPE_CHECKING:
-    from mooring.migrate.verified_file import Verified
 
 
 class PlannedStep(Protocol):
@@ -50,17 +48,8 @@ def verdict_counts(steps: Iterable[PlannedStep], verdicts: Iterable[str]) -> str
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if verdict in counts)
 
 
-def save_verified(file: Path, verified: Verified[Any, Any], success: str) -> None:
-    from mooring.migrate import verified_file
-
-    verified_file.write(file, verified)
-    note(success)
-
-
 def reject_verified(file: Path, reason: str) -> NoReturn:
     """Remove the file of verified data, which is no longer correct, and exit with 1."""
-    from mooring.migrate import verified_file
-
     verified_file.discard(file)
     note(reason)
     raise typer.Exit(1)

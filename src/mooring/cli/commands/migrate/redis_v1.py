@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring.backends import open_redis
-from mooring.cli.commands.migrate.output import (
-    reject_verified,
-    save_verified,
-    show_deleted,
-    show_plan,
-)
+from mooring.cli.commands.migrate.output import reject_verified, show_deleted, show_plan
 from mooring.cli.io.connect import registry_url, run_until_stopped
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
 from mooring.cli.io.output import Columns, log_to_stderr, note, progress, show
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
 from mooring.formatting import format_duration
+from mooring.migrate import verified_file
 from mooring.model import JSON
 from mooring.settings.registry import parse as parse_settings
 from mooring.store.url import REDIS, parse
@@ -115,7 +111,8 @@ async def verify(
     _show_instances(steps, as_json)
     if any(step.verdict in DIFFERENT for step in steps):
         reject_verified(file, "v1 cannot be deleted yet")
-    save_verified(file, verified, f"v2 is complete; {file} lists what `delete` may delete")
+    verified_file.write(file, verified)
+    note(f"v2 is complete; {file} lists what `delete` may delete")
 
 
 @app.command()
@@ -153,7 +150,6 @@ async def delete(
     Deletes nothing if v1 has changed since. Can be stopped and run again. Exits with 1 if something
     stays because it changed during the deletion.
     """
-    from mooring.migrate import verified_file
     from mooring.migrate.redis_v1.format import V1Service
     from mooring.migrate.redis_v1.migration import FORMAT, RedisV1Header
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
@@ -19,6 +18,7 @@ from mooring.cli.io.options import (
     RevealOption,
     WriteOptions,
     YesOption,
+    read_stdin,
 )
 from mooring.cli.io.output import note, show_fields, show_json
 from mooring.cli.typer_extensions import CommandGroup
@@ -93,7 +93,11 @@ def settings_group(area: Area, help: str) -> CommandGroup:
                 "`mooring tenant common beat`"
             )
         path = f"{AREAS[area]}{name}"
-        new = _read_value(value)
+        new = (
+            read_value(read_stdin(), of="standard input")
+            if value == "-"
+            else read_value(value, of="VALUE")
+        )
         require = write.require(area)
         if dry_run:
             changes = target.run(
@@ -159,12 +163,6 @@ platform = settings_group("platform", "Manage the configuration of the platform.
 def beat(target: TenantTarget) -> None:
     """Write the health sentinel: the time at which a publisher was last active."""
     target.run(lambda publisher: publisher.beat())
-
-
-def _read_value(text: str) -> JSON:
-    if text == "-":
-        return read_value(sys.stdin.buffer.read().decode(), of="standard input")
-    return read_value(text, of="VALUE")
 
 
 def _display_value(path: str, value: JSON | UnreadablePart, reveal: bool) -> JSON:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -19,6 +18,7 @@ from mooring.cli.io.options import (
     TenantArgument,
     WriteOptions,
     YesOption,
+    read_stdin,
 )
 from mooring.cli.io.output import confirm, count_of, note, progress, warn
 from mooring.errors import (
@@ -195,7 +195,7 @@ def _read_documents(files: list[Path]) -> list[NamedDocument]:
     sources: dict[int, str] = {}
     for file in _files(files):
         name = "standard input" if file == Path("-") else str(file)
-        content = read_all(_read_stdin(), of=name) if file == Path("-") else load_all(file)
+        content = read_all(read_stdin(), of=name) if file == Path("-") else load_all(file)
         for number, document in enumerate(content, 1):
             source = f"{name}, document {number}" if len(content) > 1 else name
             if document.tenant in sources:
@@ -216,13 +216,6 @@ def _files(paths: list[Path]) -> Iterator[Path]:
         if not files:
             raise InvalidRequest(f"{path} has no file that ends with {', '.join(SUFFIXES)}")
         yield from files
-
-
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("standard input is not UTF-8 text") from error
 
 
 def delete(

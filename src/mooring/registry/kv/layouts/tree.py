@@ -166,8 +166,8 @@ def _status(status: InstanceStatus) -> dict[str, JSON]:
     return {
         "state": status.state,
         "healthy": status.healthy,
-        "registeredAt": _show(status.registered_at),
-        "updatedAt": _show(status.updated_at),
+        "registeredAt": values.show_time(status.registered_at),
+        "updatedAt": values.show_time(status.updated_at),
         "metrics": dict(status.metrics),
     }
 
@@ -181,7 +181,3 @@ def _decode_status(value: bytes) -> InstanceStatus:
         updated_at=values.get(fields, "updatedAt", Time, NO_STATUS.updated_at),
         metrics=values.get(fields, "metrics", dict, {}),
     )
-
-
-def _show(time: Time | None) -> str | None:
-    return None if time is None else time.isoformat().replace("+00:00", "Z")
