@@ -21,7 +21,7 @@ from mooring.migrate.redis_v1.migration import Migration
 from mooring.migrate.redis_v1.plan import BridgePlan, SeenHeartbeat, V2Service, plan_bridge
 from mooring.migrate.redis_v1.reader import DEREGISTER, MIRROR, UnreadableService, printable
 from mooring.registry.redis.live_service import drop_service, message_head
-from mooring.tasks import Backoff, Tasks
+from mooring.tasks import Backoff, Tasks, chunks
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +108,10 @@ class Bridge:
             self._failed, self._list_at = {}, 0.0
             raise errors[0]
         report.problems = [printable(text) for text in (*report.problems, *map(str, errors))]
-        for problem in set(report.problems) - self._reported:
+        problems = set(report.problems)
+        for problem in problems - self._reported:
             log.warning("bridge: %s", problem)
-        self._reported = set(report.problems)
+        self._reported = problems
         return report
 
     async def _bridge_services(self, names: list[str], report: BridgePass) -> list[StoreError]:
@@ -119,10 +120,10 @@ class Bridge:
         tasks = Tasks()
         running: list[asyncio.Task[object]] = []
         try:
-            for first in range(0, len(names), _BATCH):
+            for batch_of_names in chunks(names, _BATCH):
                 batch = [
                     tasks.start(self._try_service(name, report), name=f"bridge of {name}")
-                    for name in names[first : first + _BATCH]
+                    for name in batch_of_names
                 ]
                 running += batch
                 await asyncio.wait(batch, timeout=_BATCH_PATIENCE)

@@ -281,6 +281,11 @@ class V1Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def ids(self) -> list[str]:
         return sorted({*self.hashes, *self.members, *self.scores})
 
+    @property
+    def bridged(self) -> set[str]:
+        """The ids whose hash the bridge wrote last."""
+        return {id for id, fields in self.hashes.items() if fields and is_bridged(fields)}
+
     def only(self, ids: Iterable[str]) -> V1Service:
         """The same service with these ids only."""
         chosen = set(ids)

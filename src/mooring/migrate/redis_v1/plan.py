@@ -98,6 +98,12 @@ class V2Service:
             and (self.has_beaten(id, timeout) or record.get("ephemeral") == "false")
         )
 
+    def alive(self, timeout: int) -> set[str]:
+        """The instances that a v2 process keeps alive."""
+        return {
+            id for id in self.records if self.owns(id, timeout) and self.has_beaten(id, timeout)
+        }
+
     def has_beaten(self, id: str, timeout: int) -> bool:
         """Whether the last heartbeat is younger than the timeout, in ms."""
         return self.scores.get(id, 0) > self.now - timeout
@@ -346,7 +352,7 @@ def _plan_to_v1(
     plan: BridgePlan, v1: V1Service, v2: V2Service, config: Mapping[str, Config]
 ) -> None:
     seconds = in_seconds(v1.scores.values())
-    alive = {id for id in v2.records if v2.owns(id, V1_TIMEOUT) and v2.has_beaten(id, V1_TIMEOUT)}
+    alive = v2.alive(V1_TIMEOUT)
     for id in sorted(alive):
         if not _may_mirror(plan, id, v1.hashes.get(id, {}), v2.records[id]):
             continue
@@ -361,11 +367,7 @@ def _plan_to_v1(
         score = v2.scores[id] // 1000 if seconds else v2.scores[id]
         if v1.scores.get(id) != score:
             plan.heartbeats[id] = score
-    plan.withdraw += [
-        id
-        for id, fields in sorted(v1.hashes.items())
-        if fields and is_bridged(fields) and id not in alive
-    ]
+    plan.withdraw += sorted(v1.bridged - alive)
 
 
 def _may_mirror(
