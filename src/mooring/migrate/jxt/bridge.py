@@ -174,20 +174,24 @@ class Bridge:
             log.log(level, "%s: %s %s", name, change.path, change.move)
             if change.conflict:
                 log.warning("%s: both sides changed %s; the later counts", name, change.path)
-        problems = (
-            *result.problems,
-            *(f"{path} was written after the cut-over, and is ignored" for path in result.strays),
-        )
-        new = problems != self._reported.pop(unit, ())
-        if new:
-            for problem in problems:
-                log.warning("%s: %s", name, problem)
-        if problems:
-            self._reported[unit] = problems
+        has_news = self._log_problems(name, result)
         if result.problems:
             self._retries[unit] = time.monotonic() + self._retry_after
-        if result.changes or new:
+        if result.changes or has_news:
             notify(result)
+
+    def _log_problems(self, name: str, result: SyncResult) -> bool:
+        """Log the problems of a unit if they have changed. Returns whether they have."""
+        strays = [
+            f"{path} was written after the cut-over, and is ignored" for path in result.strays
+        ]
+        problems = (*result.problems, *strays)
+        if problems == self._reported.get(result.unit, ()):
+            return False
+        self._reported[result.unit] = problems
+        for problem in problems:
+            log.warning("%s: %s", name, problem)
+        return True
 
     def _log_phase(self, result: SyncResult) -> None:
         if result.phase == "over":

@@ -21,6 +21,7 @@ from mooring.migrate.jxt.reader import Reader
 from mooring.migrate.jxt.state import Base, CutoverState, SyncedState, UnitState
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
+from mooring.tasks import chunks
 from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, TenantKeys
 from mooring.tenants.parts import Claim, UnreadablePart, claims, holder
 from mooring.tenants.secrets import Keyring
@@ -244,6 +245,14 @@ def find_gaps(
     return gaps
 
 
+def with_current_meta(
+    parts: Mapping[str, JSON], state: UnitState, cutover: CutoverState
+) -> Mapping[str, JSON]:
+    """The old parts. After the cut-over, only the new meta counts."""
+    meta = state.new.get("meta")
+    return {**parts, "meta": meta} if cutover.phase != "both" and isinstance(meta, dict) else parts
+
+
 class OldIndexes:
     def __init__(self, store: Store, reader: Reader, ring: Keyring) -> None:
         self._store, self._reader, self._ring = store, reader, ring
@@ -317,9 +326,7 @@ class OldIndexes:
 
     def _wanted(self, state: UnitState, cutover: CutoverState) -> dict[bytes, Claim]:
         """The indexes that a unit must have."""
-        old: dict[str, object] = dict(state.old.values)
-        if cutover.phase != "both" and isinstance(state.new.get("meta"), dict):
-            old["meta"] = state.new["meta"]  # after the cut-over, only the new meta counts
+        old = with_current_meta(state.old.values, state, cutover)
         return {
             name: claim
             for name, claim in self._claims(state.unit, old).items()
@@ -331,9 +338,7 @@ class OldIndexes:
 
     async def entries(self, names: Collection[bytes]) -> dict[bytes, Entry]:
         entries: dict[bytes, Entry] = {}
-        ordered = sorted(names)
-        for first in range(0, len(ordered), MAX_OPERATIONS):
-            batch = ordered[first : first + MAX_OPERATIONS]
+        for batch in chunks(sorted(names), MAX_OPERATIONS):
             commit = await self._store.commit(read=[Query(key(name)) for name in batch])
             entries |= {read.first.key: read.first for read in commit.reads if read.first}
         return entries

@@ -4,11 +4,8 @@ repeated."""
 from __future__ import annotations
 
 import asyncio
-import getpass
-import os
-import socket
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -33,15 +30,16 @@ from mooring.migrate.jxt.plan import (
 from mooring.migrate.jxt.reader import MigrationSnapshot, Reader
 from mooring.migrate.jxt.state import CutoverMarker, CutoverState, SyncedState, UnitState
 from mooring.migrate.jxt.sync_unit import NewIndexes, SyncResult, UnitSync
-from mooring.migrate.jxt.translation import translate
 from mooring.migrate.progress import Progress, in_parallel, no_progress
 from mooring.migrate.verified_file import Verified
-from mooring.store.contract import Delete, Entry, Put, Query, Store, absent, key, unchanged
-from mooring.tasks import Backoff
+from mooring.store.contract import Delete, Put, Query, Store, absent, key, unchanged
+from mooring.tasks import Backoff, chunks
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.publish.committer import now
-from mooring.tenants.publish.publisher import Publisher
+from mooring.tenants.publish.publisher import Publisher, default_author
 from mooring.tenants.secrets import Keyring
+
+T = TypeVar("T")
 
 _YIELD = 200  # units that are compared before other tasks run
 _BATCH = 100
@@ -99,7 +97,7 @@ class Migration:
         self.store = store
         self.ring = Keyring.from_environment() if ring is None else ring
         self.reader = Reader(store, self.keys)
-        self.by = by or f"{_user()}@{socket.gethostname()}"
+        self.by = by or default_author()
         self._publisher = Publisher(store, self.keys, ring=self.ring, by=self.by)
         self._new_indexes = NewIndexes(store, self.keys, self._publisher)
         self.unit_sync = UnitSync(store, self.reader, self._publisher, self.ring)
@@ -211,22 +209,21 @@ class Migration:
     ) -> tuple[CutoverMarker, list[PartPlan], VerifiedKeys]:
         """Compare once more, and record in the store that only the new keys count. Idempotent.
         Raises `DifferencesRemain`."""
-        while True:
-            snapshot = await self.reader.snapshot()
-            steps = await self._compare(snapshot, progress)
-            if snapshot.cutover.marker is not None:
-                return snapshot.cutover.marker, steps, self._verified(steps)
+        return await _retried(lambda: self._try_cutover(progress))
+
+    async def _try_cutover(
+        self, progress: Progress
+    ) -> tuple[CutoverMarker, list[PartPlan], VerifiedKeys]:
+        snapshot = await self.reader.snapshot()
+        steps = await self._compare(snapshot, progress)
+        marker = snapshot.cutover.marker
+        if marker is None:
             if different := [step for step in steps if step.verdict in DIFFERENT]:
                 raise DifferencesRemain(different)
             marker = CutoverMarker(now(), self.by, snapshot.revision)
             name = self.reader.ledger.marker
-            try:
-                await self.store.commit(
-                    Put(name, msgspec.json.encode(marker)), require=[absent(name)]
-                )
-            except (Conflict, OutcomeUnknown):
-                continue
-            return marker, steps, self._verified(steps)
+            await self.store.commit(Put(name, msgspec.json.encode(marker)), require=[absent(name)])
+        return marker, steps, self._verified(steps)
 
     async def undo(self, *, restart: bool = False) -> None:
         """Undo the cut-over: both formats count again. Raises `MigrationError` if there was none,
@@ -261,7 +258,7 @@ class Migration:
             if self.reader.old_keys.parse(listed.key.encode()) is None:
                 raise MigrationError(f"{listed.key} is not an old key: run `verify` again")
             by_unit.setdefault(listed.unit, []).append(listed)
-        await self._begin_deletion()
+        await _retried(self._begin_deletion)
         deleted, stays = 0, []
         units = list(by_unit.items())
         async for count, changed in in_parallel(units, self._delete_unit, progress):
@@ -276,23 +273,17 @@ class Migration:
 
     async def _begin_deletion(self) -> None:
         """After this, bridges do not write any more."""
-        while True:
-            cutover = await self._read_cutover()
-            if cutover.marker is None:
-                raise MigrationError(
-                    "there was no cut-over: the old keys still count, and nothing is deleted"
-                )
-            if cutover.phase == "over":
-                return
+        cutover = await self._read_cutover()
+        if cutover.marker is None:
+            raise MigrationError(
+                "there was no cut-over: the old keys still count, and nothing is deleted"
+            )
+        if cutover.phase != "over":
             name = self.reader.ledger.marker
             marker = msgspec.structs.replace(cutover.marker, deleting=now())
-            try:
-                await self.store.commit(
-                    Put(name, msgspec.json.encode(marker)),
-                    require=[unchanged(name, cutover.revision)],
-                )
-            except (Conflict, OutcomeUnknown):
-                continue
+            await self.store.commit(
+                Put(name, msgspec.json.encode(marker)), require=[unchanged(name, cutover.revision)]
+            )
 
     async def _delete_unit(
         self, of_unit: tuple[int, Sequence[VerifiedKey]]
@@ -302,8 +293,8 @@ class Migration:
         unit, listed = of_unit
         ordered = sorted(listed, key=self._deletion_order)
         deleted, stays = 0, []
-        for first in range(0, len(ordered), _BATCH):
-            count, changed = await self._delete_batch(unit, ordered[first : first + _BATCH])
+        for batch in chunks(ordered, _BATCH):
+            count, changed = await self._delete_batch(unit, batch)
             deleted += count
             stays += changed
         return deleted, stays
@@ -316,23 +307,22 @@ class Migration:
     async def _delete_batch(
         self, unit: int, listed: Sequence[VerifiedKey]
     ) -> tuple[int, list[str]]:
-        backoff = Backoff()
         tried: set[str] = set()
-        while True:
+
+        async def delete() -> set[str]:
+            """Returns the keys that stay."""
             commit = await self.store.commit(
                 read=[Query(key(one.key.encode()), keys_only=True) for one in listed]
             )
             current = [read.first.modified if read.first else 0 for read in commit.reads]
             pairs = list(zip(listed, current, strict=True))
-            stays = {one.key for one, modified in pairs if modified not in (0, one.modified)}
             due = [one for one, modified in pairs if modified == one.modified]
-            tried |= {one.key for one in due}
-            try:
-                await self._commit_deletion(unit, due)
-            except (Conflict, OutcomeUnknown):
-                await asyncio.sleep(backoff.next())
-                continue
-            return len(tried - stays), sorted(stays)
+            tried.update(one.key for one in due)
+            await self._commit_deletion(unit, due)
+            return {one.key for one, modified in pairs if modified not in (0, one.modified)}
+
+        stays = await _retried(delete)
+        return len(tried - stays), sorted(stays)
 
     async def _commit_deletion(self, unit: int, due: Sequence[VerifiedKey]) -> None:
         state, cutover = await self.reader.unit(unit)
@@ -355,27 +345,24 @@ class Migration:
 
     async def _forget_deleted(self, unit: int) -> None:
         """Remove the state of old keys that no longer exist from the ledger."""
-        backoff = Backoff()
-        while True:
-            try:
-                return await self._commit_deletion(unit, ())
-            except (Conflict, OutcomeUnknown):
-                await asyncio.sleep(backoff.next())
+        await _retried(lambda: self._commit_deletion(unit, ()))
+
+
+async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Repeat an attempt until no other writer interferes and its outcome is known."""
+    backoff = Backoff()
+    while True:
+        try:
+            return await attempt()
+        except (Conflict, OutcomeUnknown):
+            await asyncio.sleep(backoff.next())
 
 
 def without_deleted(old_keys: OldKeys, state: UnitState, deleted: Collection[bytes]) -> SyncedState:
     """The ledger's entry after these old keys are deleted: only the parts of the other keys. It
     must keep parts whose key was written since, and must not keep parts without a key, which would
     count as deleted."""
-    left = translate(
-        old_keys,
-        state.unit,
-        [
-            Entry(name, raw, 0, state.old.keys[name].modified, 0)
-            for name, raw in state.old.raw.items()
-            if name not in deleted
-        ],
-    )
+    left = state.old.changed(old_keys, dict.fromkeys(deleted))
     bases = {
         path: base
         for path, base in state.synced.bases.items()
@@ -392,10 +379,3 @@ def _check_before_cutover(cutover: CutoverState) -> None:
             f"only the new keys count since {cutover.marker.at} (by {cutover.marker.by}), and "
             f"nothing is copied any more; `cutover {hint}"
         )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return str(os.getuid())

@@ -16,7 +16,7 @@ from mooring.migrate.jxt.state import (
     parse_cutover,
     unit_state,
 )
-from mooring.store.contract import Entry, Query, Range, Snapshot, Store, key
+from mooring.store.contract import Entry, Query, Snapshot, Store, key
 from mooring.tenants.keys import CommonPart, TenantKeys
 from mooring.tenants.parts import holder
 
@@ -67,16 +67,13 @@ class Reader:
             old = await self._store.read(self.old_keys.all)
             try:
                 rest = await asyncio.gather(
-                    *(self._read_at(range, old.revision) for range in ranges)
+                    *(self._store.read(range, at=old.revision) for range in ranges)
                 )
             except Compacted:
                 continue
             ledger, indexes, *new = rest
             return await self._parse(old, ledger, indexes, _entries(new))
         raise Compacted(old.revision)
-
-    async def _read_at(self, range: Range, revision: int) -> Snapshot:
-        return await self._store.read(range, at=revision)
 
     async def _parse(
         self, old: Snapshot, ledger: Snapshot, indexes: Snapshot, new: Iterable[Entry]

@@ -21,14 +21,19 @@ from mooring.errors import (
 )
 from mooring.formatting import describe
 from mooring.migrate.jxt.format import SENTINEL, digest
-from mooring.migrate.jxt.indexes import MAX_OPERATIONS, IndexWrites, OldIndexes
+from mooring.migrate.jxt.indexes import (
+    MAX_OPERATIONS,
+    IndexWrites,
+    OldIndexes,
+    with_current_meta,
+)
 from mooring.migrate.jxt.plan import NameConflict, PartPlan, new_key
 from mooring.migrate.jxt.reader import Reader
 from mooring.migrate.jxt.state import Base, CutoverState, Move, Phase, SyncedState, UnitState
-from mooring.migrate.jxt.translation import translate, translate_back, why_locked
+from mooring.migrate.jxt.translation import translate_back, why_locked
 from mooring.model import JSON
-from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
-from mooring.tasks import Backoff
+from mooring.store.contract import Check, Delete, Put, Query, Store, Write, key, unchanged
+from mooring.tasks import Backoff, chunks
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import encode
 from mooring.tenants.parts import Parts, claims, stored_parts
@@ -296,12 +301,7 @@ class UnitSync:
             for one in changes
         }
         changed = translate_back(self._old_keys, old, values, self._ring)
-        raw = {**old.raw, **changed}
-        after = translate(
-            self._old_keys,
-            state.unit,
-            [Entry(name, value, 0, 0, 0) for name, value in raw.items() if value is not None],
-        )
+        after = old.changed(self._old_keys, changed)
         bases = self._bases(state)
         for path in values:
             bases.pop(path, None)
@@ -311,10 +311,7 @@ class UnitSync:
         checks = [
             unchanged(name, old.keys[name].modified if name in old.keys else 0) for name in changed
         ]
-        parts = after.values
-        meta = state.new.get("meta")
-        if cutover.phase != "both" and isinstance(meta, dict):
-            parts["meta"] = meta  # after the cut-over, only the new meta counts
+        parts = with_current_meta(after.values, state, cutover)
         indexes = await self._indexes.changes(state.unit, old.values, parts)
         if len(writes) + len(indexes.writes) > MAX_OPERATIONS:
             # Indexes are written before the parts. If the bridge stops in between, it finds the
@@ -354,8 +351,8 @@ class NewIndexes:
                     unit, lambda parts: parts, action="migrate", note="repairs indexes"
                 )
                 result.repaired += [step.name for step in unindexed]
-            for first in range(0, len(astray), _DELETIONS):
-                result.repaired += await self._delete(unit, astray[first : first + _DELETIONS])
+            for batch in chunks(astray, _DELETIONS):
+                result.repaired += await self._delete(unit, batch)
         except (TenantError, TooLarge, Conflict, OutcomeUnknown) as error:
             result.problems.append(str(error))
         return result

@@ -80,6 +80,13 @@ class Translation(msgspec.Struct, frozen=True):
     def values(self) -> dict[str, JSON]:
         return {path: part.value for path, part in self.parts.items()}
 
+    def changed(self, keys: OldKeys, writes: Mapping[bytes, bytes | None]) -> Translation:
+        """The translation after these writes; None deletes a key."""
+        raw = {name: value for name, value in {**self.raw, **writes}.items() if value is not None}
+        modified = {name: self.keys[name].modified for name in raw if name not in writes}
+        entries = [Entry(name, value, 0, modified.get(name, 0), 0) for name, value in raw.items()]
+        return translate(keys, self.unit, entries)
+
     def hides(self, path: str) -> bool:
         """Whether it is unknown what the old keys have for a part."""
         kind = kind_of(path)

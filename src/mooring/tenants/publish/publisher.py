@@ -75,7 +75,7 @@ class Publisher:
         self.keys: TenantKeys = keys or TenantKeys()
         self._store = store
         self._ring = Keyring.from_environment() if ring is None else ring
-        by = by or f"{_user()}@{socket.gethostname()}"
+        by = by or default_author()
         self._committer = Committer(
             store, self.keys, self._ring, by=by, keep=keep, keep_for=keep_for
         )
@@ -324,8 +324,10 @@ class Publisher:
         return await rekey(self._store, self.keys, self._ring, publish, progress)
 
 
-def _user() -> str:
+def default_author() -> str:
+    """The user and the machine."""
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError):
-        return str(os.getuid())
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
