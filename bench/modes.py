@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import grpc.aio
 import psutil
+from tests.envoy import EnvoyServer
 
 from bench.control_plane import control_plane
 from bench.durable_store import scratch_folder
@@ -23,7 +24,6 @@ from bench.measure import Line, Plan, Section, interleaved, microseconds, per_se
 from bench.processes import script
 from bench.roles.answerer import ECHO
 from mooring import Instance, connect
-from mooring.testing.envoy import EnvoyServer
 from mooring.xds.bootstrap import Identity, for_grpc
 
 INSTANCES = 2

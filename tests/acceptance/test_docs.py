@@ -27,13 +27,13 @@ import mooring.sync
 from mooring.errors import MooringError
 from mooring.server.settings import load
 from mooring.store import Delete, everything
-from mooring.testing.envoy import find_envoy
 from mooring.testing.etcd import EtcdServer, find_etcdctl
 from mooring.testing.redis import RedisServer, find_redis, launch
 from mooring.testing.servers import free_port
 from tests.acceptance.commands import Command, python_program
 from tests.acceptance.forking import Forked
 from tests.acceptance.serving import Served
+from tests.envoy import find_envoy
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,10 @@ import yaml
 
 import mooring
 from mooring.hub import Hub, connect
-from mooring.testing.envoy import EnvoyServer
 from mooring.testing.servers import free_port
 from tests.acceptance.commands import Command
 from tests.acceptance.serving import Served
+from tests.envoy import EnvoyServer
 from tests.features.xds_caller import Caller, answering
 
 SERVICE, HOST = "Common/Echo", "echo.common"

