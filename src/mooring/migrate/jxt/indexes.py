@@ -21,7 +21,7 @@ from mooring.migrate.jxt.reader import Reader
 from mooring.migrate.jxt.state import Base, CutoverState, SyncedState, UnitState
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
-from mooring.tasks import chunks
+from mooring.tasks import slices
 from mooring.tenants.keys import DOMAIN, IndexEntry, IndexKind, TenantKeys
 from mooring.tenants.parts import Claim, UnreadablePart, claims, holder
 from mooring.tenants.secrets import Keyring
@@ -338,7 +338,7 @@ class OldIndexes:
 
     async def entries(self, names: Collection[bytes]) -> dict[bytes, Entry]:
         entries: dict[bytes, Entry] = {}
-        for batch in chunks(sorted(names), MAX_OPERATIONS):
+        for batch in slices(sorted(names), MAX_OPERATIONS):
             commit = await self._store.commit(read=[Query(key(name)) for name in batch])
             entries |= {read.first.key: read.first for read in commit.reads if read.first}
         return entries

@@ -33,7 +33,7 @@ from mooring.migrate.jxt.sync_unit import NewIndexes, SyncResult, UnitSync
 from mooring.migrate.progress import Progress, in_parallel, no_progress
 from mooring.migrate.verified_file import Verified
 from mooring.store.contract import Delete, Put, Query, Store, absent, key, unchanged
-from mooring.tasks import Backoff, chunks
+from mooring.tasks import Backoff, slices
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.publish.committer import now
 from mooring.tenants.publish.publisher import Publisher, default_author
@@ -293,7 +293,7 @@ class Migration:
         unit, listed = of_unit
         ordered = sorted(listed, key=self._deletion_order)
         deleted, stays = 0, []
-        for batch in chunks(ordered, _BATCH):
+        for batch in slices(ordered, _BATCH):
             count, changed = await self._delete_batch(unit, batch)
             deleted += count
             stays += changed

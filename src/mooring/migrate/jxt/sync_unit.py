@@ -33,7 +33,7 @@ from mooring.migrate.jxt.state import Base, CutoverState, Move, Phase, SyncedSta
 from mooring.migrate.jxt.translation import translate_back, why_locked
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Put, Query, Store, Write, key, unchanged
-from mooring.tasks import Backoff, chunks
+from mooring.tasks import Backoff, slices
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.model import encode
 from mooring.tenants.parts import Parts, claims, stored_parts
@@ -351,7 +351,7 @@ class NewIndexes:
                     unit, lambda parts: parts, action="migrate", note="repairs indexes"
                 )
                 result.repaired += [step.name for step in unindexed]
-            for batch in chunks(astray, _DELETIONS):
+            for batch in slices(astray, _DELETIONS):
                 result.repaired += await self._delete(unit, batch)
         except (TenantError, TooLarge, Conflict, OutcomeUnknown) as error:
             result.problems.append(str(error))

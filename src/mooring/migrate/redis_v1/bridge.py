@@ -21,7 +21,7 @@ from mooring.migrate.redis_v1.migration import Migration
 from mooring.migrate.redis_v1.plan import BridgePlan, SeenHeartbeat, V2Service, plan_bridge
 from mooring.migrate.redis_v1.reader import DEREGISTER, MIRROR, UnreadableService, printable
 from mooring.registry.redis.live_service import drop_service, message_head
-from mooring.tasks import Backoff, Tasks, chunks
+from mooring.tasks import Backoff, Tasks, slices
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Bridge:
         tasks = Tasks()
         running: list[asyncio.Task[object]] = []
         try:
-            for batch_of_names in chunks(names, _BATCH):
+            for batch_of_names in slices(names, _BATCH):
                 batch = [
                     tasks.start(self._try_service(name, report), name=f"bridge of {name}")
                     for name in batch_of_names

@@ -40,7 +40,7 @@ from mooring.registry.redis.connection import Argument
 from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.live_service import KEPT, message_head
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.tasks import chunks
+from mooring.tasks import slices
 
 FORMAT = "mooring redis-v1 verified 1"
 
@@ -162,7 +162,7 @@ class Migration:
         """Copy v1 to v2, service by service."""
         async for plan in self._plans(progress):
             steps = [step for step in plan.steps if step.verdict in WRITTEN]
-            for batch in chunks(steps, _BATCH):
+            for batch in slices(steps, _BATCH):
                 records = {}
                 for step in batch:
                     record = self._record(plan.v1, step.id)
@@ -268,7 +268,7 @@ class Migration:
         stays = {text(id) for id in changed}
         # An instance with a new heartbeat keeps its record, and one with a new record stays listed.
         ids = [id for id, fields in v1.hashes.items() if fields and id not in stays]
-        for batch in chunks(ids, _BATCH):
+        for batch in slices(ids, _BATCH):
             outcomes = await asyncio.gather(*(self._delete_hash(v1, id) for id in batch))
             for id, (count, changed) in zip(batch, outcomes, strict=True):
                 deleted += count
@@ -289,7 +289,7 @@ class Migration:
         self, key: str, kind: str, parts: list[list[Argument]]
     ) -> tuple[int, list[bytes]]:
         deleted, changed = 0, []
-        for batch in chunks(parts, _BATCH):
+        for batch in slices(parts, _BATCH):
             arguments = [word for part in batch for word in part]
             count, *members = await self.connection.run(
                 DELETE, [key], [kind, *arguments], what=f"deletion of {key}"
@@ -301,7 +301,7 @@ class Migration:
     async def _restore_members(self, service: str, ids: list[str]) -> None:
         """Put instances that registered during the deletion back into the set."""
         what = f"deletion of {service} from v1"
-        for batch in chunks(ids, _BATCH):
+        for batch in slices(ids, _BATCH):
             exist = await asyncio.gather(
                 *(
                     self.connection.call("EXISTS", raw(self.v1.instance(service, id)), what=what)

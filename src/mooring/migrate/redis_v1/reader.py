@@ -22,7 +22,7 @@ from mooring.registry.redis.layout import RedisKeys
 from mooring.registry.redis.live_service import KEPT
 from mooring.registry.redis.pipeline import load_script
 from mooring.registry.redis.reader import Reader
-from mooring.tasks import chunks
+from mooring.tasks import slices
 
 _BATCH = 500
 """Records that are read concurrently."""
@@ -131,7 +131,7 @@ class ServiceReader:
     async def _hashes(self, keys: Iterable[str]) -> list[dict[str, str] | None]:
         """The fields of each hash; empty if it does not exist, None if it is not a hash."""
         hashes: list[dict[str, str] | None] = []
-        for batch in chunks(list(keys), _BATCH):
+        for batch in slices(keys, _BATCH):
             hashes += await asyncio.gather(*(self._hash(key) for key in batch))
         return hashes
 
