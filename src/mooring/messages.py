@@ -38,7 +38,7 @@ TEXTS: Mapping[str, str] = {
     "enabled": "enabled: callers may call it",
     "disabled": "disabled: callers do not call it",
     "heartbeat_resumed": "heartbeats resumed",
-    "check_passing": "check passes",
+    "check_passing": "check passing",
     "check_skipped": "not checked: {detail}",
     "brake_on": "the brake is engaged: {detail}",
     "brake_off": "the brake is released",
@@ -60,7 +60,7 @@ TEXTS: Mapping[str, str] = {
     "is_draining": "it is draining",
     "is_down": "it is down",
     "disabled_by_operator": "disabled by an operator",
-    "disabled_by_itself": "disabled by itself",
+    "disabled_by_itself": "disabled by the instance itself",
     "no_weight": "its weight is 0",
     "other_version": "its version is {version}, not {wanted}",
     "other_tag": "its {name} is {value}, not {wanted}",
@@ -85,7 +85,9 @@ TEXTS: Mapping[str, str] = {
     "publish_split": (
         "too large for one transaction, written in {count}; readers may have seen it in between"
     ),
-    "publish_lost": "not restored, because the history was written without a key: {paths}",
+    "publish_lost": (
+        "not restored, because the history was written without an encryption key: {paths}"
+    ),
     "publish_no_key": (
         "no encryption key is set: the password of {paths} is stored in clear text (set {variable})"
     ),
@@ -124,14 +126,14 @@ TEXTS: Mapping[str, str] = {
     ),
     "hint_no_instances": (
         "Start an instance: callers fail now. If the service is retired, press Forget on its page, "
-        "or DELETE it in the API."
+        "or delete it through the API."
     ),
     "hint_absent": (
         "Its instances were gone when this server started. Start an instance. If the service is "
-        "retired, press Forget on its page, or DELETE it in the API."
+        "retired, press Forget on its page, or delete it through the API."
     ),
     "hint_emptied": (
-        "Callers fail now. If that was intended, do nothing: this note disappears after an hour, "
+        "Callers fail now. If you intended that, do nothing: this note disappears after an hour, "
         "or at once if you press Forget on the page of the service."
     ),
     "hint_none_callable": (
@@ -144,11 +146,13 @@ TEXTS: Mapping[str, str] = {
     ),
     "hint_unhealthy": "Look at the log of the instance: it reports this itself.",
     "hint_silent": "Check that the process runs, and that it reaches the registry.",
-    "hint_check_failing": "Check that the instance answers this machine at its registered address.",
-    "hint_draining": (
-        "The instance was asked to stop: see what it still waits for, or end its process."
+    "hint_check_failing": (
+        "Check that the instance answers the Mooring server at its registered address."
     ),
-    "hint_disabled": "An operator disabled the instance: enable it when the fault is repaired.",
+    "hint_draining": (
+        "The instance is stopping: find out what it still waits for, or end its process."
+    ),
+    "hint_disabled": "An operator disabled the instance: enable it when it may get calls again.",
 }
 """The English text of each kind. `{name}` is a parameter; `[…]` is omitted if its parameters are
 empty. The placeholders declare the parameters of the kind."""

@@ -190,7 +190,7 @@ async def test_what_a_check_finds_is_told_when_it_turns(hub: Hub, fleet: Fleet):
         assert fleet.version == version + 2
         assert fleet.observation("a", "h:1").check_failure == ""
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
-        assert checks == ["check failing: refused", "check passes"]
+        assert checks == ["check failing: refused", "check passing"]
         fleet.report_check("a", "gone", None, "refused")
         assert fleet.observation("a", "gone").check_failure == ""
 

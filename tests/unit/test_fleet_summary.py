@@ -112,7 +112,7 @@ def test_a_rate_of_nothing_is_nothing():
         (at(1), Observation(), ""),
         (at(1, status=Status(healthy=False)), Observation(), "it reports itself unhealthy"),
         (at(1, status=Status(state="draining")), Observation(), "it is draining"),
-        (at(1, enabled=False), Observation(), "disabled by itself"),
+        (at(1, enabled=False), Observation(), "disabled by the instance itself"),
         (applied(at(1, config=Config(enabled=False))), Observation(), "disabled by an operator"),
         (at(1), Observation(silence=42, late=True), "heartbeat late: silent for 42 s"),
         (at(1), Observation(check_failure="refused"), "check failing: refused"),

@@ -148,7 +148,7 @@ export default {
   "service.changed": "Changed",
   "service.instances": "Instances",
   "service.filter": "Filter by id, host, zone, version or state",
-  "service.none": "This service has no instances; calls to it fail.",
+  "service.none": "This service has no instances. Calls to it fail.",
   "service.metrics": "Metrics of all instances",
   "instance.gone": "gone: no longer registered",
   "instance.metrics": "Metrics",
@@ -180,7 +180,7 @@ export default {
   "drain.do": "Drain",
   "drain.title": "Drain {id}?",
   "drain.text":
-    "Callers of {service} send it no new calls until you enable it again. It stays registered.",
+    "Callers of {service} send it no new calls until you enable it again. It stays registered, as disabled.",
   "drain.yes": "Drain",
   "drain.done": "{id} is disabled",
   "enable.do": "Enable",
@@ -204,13 +204,13 @@ export default {
   "brake.do": "Release the brake…",
   "brake.title": "Release the mass-expiry brake of {service}?",
   "brake.text":
-    "Too many instances went silent at once, so none were evicted. If they are really gone, release the brake to evict them.",
+    "Too many instances fell silent at once, so the brake engaged and none are evicted. If they are really gone, release the brake to evict them.",
   "brake.yes": "Release",
   "brake.done": "The brake of {service} is released",
   "forget.do": "Forget…",
   "forget.title": "Forget {service}?",
   "forget.text":
-    "It has no instances. This server stops listing it and deletes its events. It reappears when an instance registers.",
+    "It has no instances. Its description, configuration and events are deleted. It reappears when an instance registers.",
   "forget.yes": "Forget",
   "forget.done": "{service} is forgotten",
 
@@ -302,7 +302,7 @@ export default {
     "The holder loses the lock immediately and may be in the middle of its work. The next waiter gets the lock.",
   "locks.release.reason": "Reason, for the audit log",
   "locks.release.yes": "Release",
-  "locks.release.done": "{name} was released from {by}",
+  "locks.release.done": "{name}, held by {by}, was released",
 
   "search.title": "Search",
   "search.lead": "Results for “{query}”",

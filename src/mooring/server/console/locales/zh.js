@@ -200,12 +200,12 @@ export default {
   "brake.do": "解除剔除保护…",
   "brake.title": "解除 {service} 的剔除保护？",
   "brake.text":
-    "同时失联的实例过多，因此没有剔除任何实例。如果它们确实已不在，解除保护后会被剔除。",
+    "同时失联的实例过多，因此触发了剔除保护，没有剔除任何实例。如果它们确实已不在，解除保护后会被剔除。",
   "brake.yes": "解除",
   "brake.done": "{service} 的剔除保护已解除",
   "forget.do": "移除记录…",
   "forget.title": "移除 {service} 的记录？",
-  "forget.text": "它没有实例。本服务器将不再显示它，并删除它的事件。一旦有实例注册，它会重新出现。",
+  "forget.text": "它没有实例。它的描述、配置和事件都会被删除。一旦有实例注册，它会重新出现。",
   "forget.yes": "移除",
   "forget.done": "{service} 的记录已移除",
 
@@ -431,7 +431,7 @@ export const MESSAGES = {
     "这么多实例同时失联，更可能是网络故障：请检查它们是否在运行。如果确实已不在，请解除剔除保护：`mooring brake release {service}`。",
   hint_unhealthy: "查看该实例的日志：这是它自己报告的。",
   hint_silent: "检查进程是否在运行，以及能否访问注册中心。",
-  hint_check_failing: "检查该实例能否在它注册的地址上响应这台机器的请求。",
-  hint_draining: "该实例已被要求停止：查看它还在等什么，或结束它的进程。",
-  hint_disabled: "运维人员已将它摘流：故障排除后请恢复它。",
+  hint_check_failing: "检查该实例能否在它注册的地址上响应 Mooring 服务器的请求。",
+  hint_draining: "该实例正在停止：查看它还在等什么，或结束它的进程。",
+  hint_disabled: "运维人员已将它摘流：可以重新接收调用时请恢复它。",
 };
