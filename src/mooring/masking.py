@@ -102,7 +102,7 @@ def holds_secret(value: JSON, depth: int = _MAX_DEPTH) -> bool:
         )
     if not isinstance(value, str):
         return False
-    return bool(_secrets(value)) or holds_secret(_parsed(value), depth)
+    return bool(_split(value)[1]) or holds_secret(_parsed(value), depth)
 
 
 def cleartext_secrets(value: JSON, path: str = "", depth: int = _MAX_DEPTH) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _is_cleartext(value: JSON, depth: int) -> bool:
         )
     if not isinstance(value, str):
         return False
-    if any(secret != MASK for secret in _secrets(value)):
+    if any(secret != MASK for secret in _split(value)[1]):
         return True
     parsed = _parsed(value)
     return parsed is not None and (
@@ -203,10 +203,6 @@ def _parsed(text: str) -> JSON:
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     return value
-
-
-def _secrets(text: str) -> list[str]:
-    return _split(text)[1]
 
 
 def _split(text: str) -> tuple[str, list[str]]:

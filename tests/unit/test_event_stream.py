@@ -15,6 +15,7 @@ from hypothesis import strategies as some
 from mooring.server import event_stream as streaming
 from mooring.server.event_stream import (
     ChangeLog,
+    EventSource,
     EventStream,
     EventSubscription,
     TooManyListeners,
@@ -45,7 +46,7 @@ def test_what_is_forgotten_is_never_passed_over(ticks: list[set[int]], kept: int
         assert found is None or set(found) == set().union(*ticks[position:])
 
 
-class Fleet:
+class Fleet(EventSource):
     """Services as plain data, counted each time that one is shown."""
 
     def __init__(self) -> None:

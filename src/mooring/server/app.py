@@ -103,7 +103,7 @@ class Application:
             if not isinstance(error, HTTPError | MooringError):
                 shown = request.scope["raw_path"].decode("ascii", "backslashreplace")
                 log.exception("%s %s failed", request.method, shown)
-            response = error_response(_http_error(error))
+            response = error_response(http_error(error))
             sent = self._encode(request, response)
         if call is not None and call.endpoint.audited:
             self._server.audit.write(call, response.status)
@@ -156,22 +156,25 @@ class Application:
         else:
             principal = self._server.sessions.principal(call.request)
         if principal is None:
-            if not tokens.loaded and (headers or call.request.cookies):
-                raise _store_unreachable("the server cannot read its tokens")
-            if headers:  # a request without a token is no attempt to guess one
-                self._server.limits.count_failure(call.client)
-            raise HTTPError(
-                401,
-                "unauthenticated",
-                "send a token: Authorization: Bearer TOKEN (see `mooring token create`), or log in "
-                "with the link that `mooring login` prints",
-                headers={"WWW-Authenticate": 'Bearer realm="mooring"'},
-            )
+            raise self._unauthenticated(call, has_token=bool(headers))
         call.principal = principal  # also if the call is then forbidden: the audit names the caller
         writes = call.request.method not in SAFE and principal.role in ("operator", "admin")
         if writes and not tokens.is_confirmed(principal.token):
             raise _store_unreachable("this token could not be confirmed recently")
         return principal
+
+    def _unauthenticated(self, call: ApiCall, *, has_token: bool) -> HTTPError:
+        if not self._server.tokens.loaded and (has_token or call.request.cookies):
+            return _store_unreachable("the server cannot read its tokens")
+        if has_token:  # a request without a token is no attempt to guess one
+            self._server.limits.count_failure(call.client)
+        return HTTPError(
+            401,
+            "unauthenticated",
+            "send a token: Authorization: Bearer TOKEN (see `mooring token create`), or log in "
+            "with the link that `mooring login` prints",
+            headers={"WWW-Authenticate": 'Bearer realm="mooring"'},
+        )
 
     def _encode(self, request: Request, response: Response) -> StarletteResponse:
         headers = {**HEADERS, **response.headers}
@@ -213,11 +216,3 @@ def _store_unreachable(consequence: str) -> HTTPError:
         f"the store is unreachable, so {consequence}: retry later",
         headers={"Retry-After": "5"},
     )
-
-
-def _http_error(error: Exception) -> HTTPError:
-    if isinstance(error, HTTPError):
-        return error
-    if isinstance(error, MooringError):
-        return http_error(error)
-    return HTTPError(500, "internal", "internal error: the server's log has the details")

@@ -14,7 +14,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, Self, TypeVar, get_args
+from typing import Generic, Literal, Self, TypeVar, get_args
 from weakref import WeakSet
 
 import msgspec
@@ -25,7 +25,7 @@ from mooring.names import split_service
 from mooring.server.http.response import encode
 from mooring.server.live.problems import CurrentProblems, FleetProblem, visible_problems
 from mooring.server.live.state import Fleet
-from mooring.server.live.summary import HealthSummary, health
+from mooring.server.live.summary import health
 from mooring.tasks import Tasks
 
 K = TypeVar("K", bound=Hashable)
@@ -95,40 +95,34 @@ class EventSubscription:
         return self.groups is None or split_service(service)[0] in self.groups
 
 
-class EventSource(Protocol):
-    """What the stream publishes. Services and instances are as the API shows them; None if they
-    are removed."""
-
-    def subscribe(
-        self, callback: Callable[[Collection[tuple[str, str]]], None], /
-    ) -> Callable[[], None]: ...
-    def service(self, name: str, /) -> object | None: ...
-    def instance(self, service: str, id: str, /) -> object | None: ...
-    def health(self, sees: Callable[[str], bool], /) -> object: ...
-    def problems(self) -> list[FleetProblem]: ...
-
-
-class FleetSource:
-    """The fleet and its problems as a source of events."""
+class EventSource:
+    """The fleet and its problems, as the API shows them."""
 
     def __init__(self, fleet: Fleet, problems: CurrentProblems) -> None:
-        self._fleet = fleet
-        self.subscribe = fleet.subscribe
-        self.problems = problems.problems
+        self._fleet, self._problems = fleet, problems
 
-    def service(self, name: str) -> msgspec.Raw | None:
+    def subscribe(
+        self, callback: Callable[[Collection[tuple[str, str]]], None]
+    ) -> Callable[[], None]:
+        return self._fleet.subscribe(callback)
+
+    def service(self, name: str) -> object | None:
+        """None if it is removed; likewise for instances."""
         known = self._fleet.service(name)
         return None if known is None else msgspec.Raw(self._fleet.rendering.summary_text(known))
 
-    def instance(self, service: str, id: str) -> msgspec.Raw | None:
+    def instance(self, service: str, id: str) -> object | None:
         known = self._fleet.service(service)
         if known is None or id not in known.instances:
             return None
         return msgspec.Raw(self._fleet.rendering.instance_text(known, id))
 
-    def health(self, sees: Callable[[str], bool]) -> HealthSummary:
+    def health(self, sees: Callable[[str], bool]) -> object:
         services = self._fleet.services(sees)
         return health(map(self._fleet.rendering.counts, services), now())
+
+    def problems(self) -> list[FleetProblem]:
+        return self._problems.problems()
 
 
 @dataclass(slots=True)

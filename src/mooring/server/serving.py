@@ -22,7 +22,7 @@ from mooring.server.app import Application
 from mooring.server.auth.data_dir import DataDir
 from mooring.server.auth.tokens import ADMIN
 from mooring.server.context import OpenServer, Readiness, ServerContext, prepare, readiness_probes
-from mooring.server.event_stream import EventStream, FleetSource
+from mooring.server.event_stream import EventSource, EventStream
 from mooring.server.health_checks.scheduler import HealthChecks
 from mooring.server.health_checks.target_policy import policy
 from mooring.server.http_listener import GRACE, certificate_names, listen
@@ -171,7 +171,7 @@ async def serve_api(server: ServerContext, hub: Hub) -> AsyncIterator[None]:
         if settings.has_store:
             alarms = await stack.enter_async_context(StoreAlarms(hub.store))
         problems = CurrentProblems(fleet, settings.alerts.grace_periods, alarms=alarms)
-        source = FleetSource(fleet, problems)
+        source = EventSource(fleet, problems)
         stream = await stack.enter_async_context(EventStream(source))
         server.opened = OpenServer(hub, fleet, problems, stream, alarms)
         stack.callback(server.close)

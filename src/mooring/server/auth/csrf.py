@@ -39,10 +39,10 @@ class Origins:
     def check_host(self, request: Request) -> None:
         """Raises `HTTPError` (421) for a request to another host."""
         values = request.headers.getlist("host")
-        target = parse_host(values[0]) if len(values) == 1 else None
+        if len(values) != 1:
+            raise HTTPError(421, "misdirected", "the request needs exactly one Host header")
+        target = parse_host(values[0])
         if target is None or target.host not in self._hosts | {_local_address(request)}:
-            if len(values) != 1:
-                raise HTTPError(421, "misdirected", "the request needs exactly one Host header")
             raise HTTPError(
                 421,
                 "misdirected",

@@ -102,13 +102,15 @@ _STATUS: tuple[tuple[type[errors.MooringError], int, str], ...] = (
 """The first match applies."""
 
 
-def http_error(error: errors.MooringError) -> HTTPError:
-    """The HTTP error for an error of Mooring."""
+def http_error(error: Exception) -> HTTPError:
+    """The error of the response. The text of an unexpected error is not shown."""
+    if isinstance(error, HTTPError):
+        return error
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == 503 else None
             return HTTPError(status, code, str(error), headers=headers)
-    raise AssertionError("unreachable: the last entry is the root of the error tree")
+    return HTTPError(500, "internal", "internal error: the server's log has the details")
 
 
 def error_response(error: HTTPError) -> Response:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import urllib.parse
 from collections.abc import Collection, Iterable
-from itertools import product
 from typing import Generic, TypeVar
 
 from mooring.server.http.response import HTTPError
@@ -20,8 +20,7 @@ SAFE = ("GET", "HEAD")
 
 LONGEST = 2000
 """Maximum characters of a parameter. A service with its group, the longest name, is shorter."""
-_DIGITS = b"0123456789abcdefABCDEF"
-_HEX = {bytes(two): bytes.fromhex(bytes(two).decode()) for two in product(_DIGITS, repeat=2)}
+_INVALID_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 
 
 class _Node(Generic[T]):
@@ -96,15 +95,10 @@ def decode_segment(segment: bytes) -> str:
         raise HTTPError(404, "not_found", "the path has an empty segment")
     if len(segment) > 3 * 4 * LONGEST:  # 4 bytes per character, each written as %XX
         raise _too_long()
-    first, *rest = segment.split(b"%")
-    chunks = [first]
-    for chunk in rest:
-        byte = _HEX.get(chunk[:2])
-        if byte is None:
-            raise HTTPError(400, "bad_path", "the path has a % without two hex digits")
-        chunks += (byte, chunk[2:])
+    if _INVALID_ESCAPE.search(segment):
+        raise HTTPError(400, "bad_path", "the path has a % without two hex digits")
     try:
-        text = b"".join(chunks).decode()
+        text = urllib.parse.unquote_to_bytes(segment).decode()
     except UnicodeDecodeError:
         raise HTTPError(400, "bad_path", "the path is not valid UTF-8") from None
     if len(text) > LONGEST:
