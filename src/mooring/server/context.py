@@ -106,7 +106,6 @@ class OpenServer:
     problems: CurrentProblems
     stream: EventStream
     alarms: StoreAlarms | None
-    """None if the server has no store, only Redis."""
 
 
 @dataclass(slots=True)
@@ -153,6 +152,11 @@ class ServerContext:
     @property
     def stream(self) -> EventStream:
         return self._open.stream
+
+    @property
+    def alarms(self) -> StoreAlarms | None:
+        """None if the server has no store, only Redis."""
+        return self._open.alarms
 
     def sharing(self, store: Store | None) -> CredentialStore:
         """The credentials and the audit in the store, shared with other servers while entered."""

@@ -43,13 +43,12 @@ async def healthz(_: ApiCall) -> Response:
 @endpoints.add("GET", "/readyz", OPEN, answers={200: None, 503: None}, media=_TEXT)
 async def readyz(call: ApiCall) -> Response:
     """Readiness probe: the store and the registry can be read."""
-    problems, opened = await call.server.readiness.problems(), call.server.opened
-    if problems:
+    if problems := await call.server.readiness.problems():
         body = "".join(f"{problem}\n" for problem in problems)
         return Response(body.encode(), 503, headers=_UNCACHED, media=_TEXT)
     # Ready even if the store rejects writes: reads continue, and every server has the same store.
-    alarm = opened is not None and opened.alarms is not None and opened.alarms.raised
-    body = "ok, but the store has an alarm\n" if alarm else "ok\n"
+    alarms = call.server.alarms
+    body = "ok, but the store has an alarm\n" if alarms and alarms.raised else "ok\n"
     return Response(body.encode(), headers=_UNCACHED, media=_TEXT)
 
 
@@ -116,12 +115,11 @@ def server_metrics(server: ServerContext) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "mooring_sse_clients", "Clients of the live stream", value=server.stream.clients
     )
-    alarms = None if server.opened is None else server.opened.alarms
-    if alarms is not None:
+    if server.alarms is not None:
         yield GaugeMetricFamily(
             "mooring_store_alarm",
             "1 while the store has an alarm, such as NOSPACE, and may reject writes",
-            value=int(bool(alarms.raised)),
+            value=int(bool(server.alarms.raised)),
         )
     yield CounterMetricFamily(
         "mooring_audit_failures", "Audit entries that were lost", value=server.audit.failures
