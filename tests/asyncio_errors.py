@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooring.grpc.subchannel import Subchannel
+from mooring.grpc.subchannels import Subchannel
 
 _follow = Subchannel.follow
 

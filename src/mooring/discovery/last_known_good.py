@@ -100,10 +100,19 @@ class Retention:
             self._recently_left[id] = instance, now
         if self._has_callable():
             return {}
+        recently_left = {id: instance for id, (instance, _) in self._recently_left.items()}
         return {
             id: instance
-            for id, (instance, _) in self._recently_left.items()
-            if id not in self.items and not exclusion(instance, self._selector, last_resort=True)
+            for id, instance in self._usable(recently_left).items()
+            if id not in self.items
+        }
+
+    def _usable(self, instances: Mapping[str, Instance]) -> dict[str, Instance]:
+        """Those that may be called, at least as a last resort."""
+        return {
+            id: instance
+            for id, instance in instances.items()
+            if not exclusion(instance, self._selector, last_resort=True)
         }
 
     def _has_callable(self) -> bool:
@@ -127,9 +136,7 @@ class Retention:
                 f"{self._grace:g} s, until they repair their records"
             )
             return
-        last = {
-            id: i for id, i in left.items() if not exclusion(i, self._selector, last_resort=True)
-        }
+        last = self._usable(left)
         if not last or self.doubtful:
             return
         if self._empty == "keep" and not self.items:
@@ -153,10 +160,9 @@ class Retention:
                 continue
             before = self.held.pop(id, None)
             same = before is not None and before.incarnation == after.incarnation
+            # A returning instance shows that the rest live too.
             if not (same and self.doubtful) and not exclusion(after, self._selector):
-                others_registered = (
-                    True  # unlike a returning one, which shows that the rest live too
-                )
+                others_registered = True
         released = list(self.held) if others_registered else []
         if others_registered or not self.held:
             self._end()
@@ -188,11 +194,10 @@ class RetainedFeed:
         *,
         empty: Empty = "accept",
         hold: float = HOLD,
-        grace: float = GRACE,
     ) -> None:
         self.name = feed.name
         self._feed = feed
-        self._retention = Retention(selector or Selector(), empty=empty, hold=hold, grace=grace)
+        self._retention = Retention(selector or Selector(), empty=empty, hold=hold)
         self._loaded = False
         self._feed_kept: Collection[str] = ()
         """The instances that the feed kept at its last step."""

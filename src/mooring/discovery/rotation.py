@@ -74,6 +74,11 @@ class RotationMember:
         return self.instance.status.healthy and not self.ejected and self.reachable
 
     @property
+    def eligible(self) -> bool:
+        """Whether it may be called if necessary."""
+        return self.reachable and not self.exclusion
+
+    @property
     def rank(self) -> int:
         """The order in which retries use the instances: those in rotation, then healthy ones,
         unhealthy ones, and draining ones last."""
@@ -217,7 +222,7 @@ class Rotation:
             tally.count(contribution, +1)
 
     def _is_callable(self, member: RotationMember) -> bool:
-        if member.exclusion or not member.reachable or (member.draining and not self.last_resort):
+        if not member.eligible or (member.draining and not self.last_resort):
             return False
         if self.mode == "panic":
             return True
@@ -312,7 +317,7 @@ class Rotation:
         try:
             node = self.picker.pick(key)
         except LookupError:
-            raise NoInstance(self._why_none()) from None
+            raise NoInstance(self.unavailable_reason()) from None
         if not exclude or node.id not in exclude:
             return node
         return self._pick_other(key, exclude) or node
@@ -324,16 +329,15 @@ class Rotation:
             if other.id not in exclude:
                 return other
         others = [
-            member
-            for id, member in self._members.items()
-            if member.reachable and not member.exclusion and id not in exclude
+            member for id, member in self._members.items() if member.eligible and id not in exclude
         ]
         if not others:
             return None
         first = min(member.rank for member in others)
         return random.choice([member for member in others if member.rank == first]).node
 
-    def _why_none(self) -> str:
+    def unavailable_reason(self) -> str:
+        """Why no instance may be called."""
         if not self._members:
             return f"{self._service}: no instance is registered"
         reasons: dict[str, int] = {}

@@ -33,8 +33,7 @@ from mooring.grpc.pending_calls import (
     PendingUnaryStream,
     PendingUnaryUnary,
 )
-from mooring.grpc.subchannel import Subchannel
-from mooring.grpc.subchannels import Subchannels
+from mooring.grpc.subchannels import Subchannel, Subchannels
 from mooring.hub import Hub
 
 __all__ = ["Channel", "channel"]

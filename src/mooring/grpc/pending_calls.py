@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 
 from mooring.discovery.balance import Node
+from mooring.discovery.resilience import RetryBudget
 from mooring.formatting import describe
 from mooring.grpc.methods import NOTICED_WITHIN, RETRYABLE, ConnectionMethod, was_not_sent
-from mooring.grpc.subchannel import Subchannel
-from mooring.grpc.subchannels import Subchannels
+from mooring.grpc.subchannels import Subchannel, Subchannels
 from mooring.tasks import Tasks
 
 _CANCELLED = "Locally cancelled by application!"  # as gRPC says
@@ -146,13 +154,20 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
             tried.append(node.id)
             if len(tried) >= tries or not await self._should_retry():
                 return
-            other = subchannels.pick(self._arguments.key, tried)
-            # The budget last: it is not spent on retries that cannot be made.
-            if other is None or not self._in_time():
-                return
-            if not view.retries.try_retry(time.monotonic()):
+            other = self._instance_for_retry(view.retries, tried)
+            if other is None:
                 return
             node, subchannel = other
+
+    def _instance_for_retry(
+        self, budget: RetryBudget, tried: Sequence[str]
+    ) -> tuple[Node, Subchannel] | None:
+        """Another instance; None if there is none, or neither time nor budget for a retry."""
+        other = self._subchannels.pick(self._arguments.key, tried)
+        if other is None or self.time_remaining() == 0:
+            return None
+        # The budget last: it is not spent on retries that cannot be made.
+        return other if budget.try_retry(time.monotonic()) else None
 
     async def _next_instance(self) -> tuple[Node, Subchannel]:
         """Wait for an instance to call."""
@@ -197,10 +212,6 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
             timeout=self.time_remaining(),
             **self._arguments.options,
         )
-
-    def _in_time(self) -> bool:
-        left = self.time_remaining()
-        return left is None or left > 0
 
     async def _should_retry(self) -> bool:
         """Wait until it is known whether this attempt may be retried. A stream of requests never

@@ -13,7 +13,6 @@ from hashlib import blake2b
 from mooring.addresses import is_ip, join
 from mooring.discovery.rotation import Rotation, RotationMember
 from mooring.discovery.view import View, open_view
-from mooring.errors import NoInstance
 from mooring.formatting import describe
 from mooring.tasks import Tasks
 
@@ -104,10 +103,7 @@ class TargetResolver:
             for member in in_turn(view.rotation, self._salt)
         ]
         if not hosts:
-            try:
-                view.rotation.pick()
-            except NoInstance as error:
-                return "", str(error)
+            return "", view.rotation.unavailable_reason()
         lookups = await asyncio.gather(*(self._lookup(host, port) for host, port in hosts))
         self._last_lookups = {
             host: addresses

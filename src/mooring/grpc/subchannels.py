@@ -20,9 +20,9 @@ from mooring.discovery.rotation import Rotation
 from mooring.discovery.view import View, open_view
 from mooring.errors import NoInstance
 from mooring.formatting import describe
-from mooring.grpc.methods import ConnectionMethod, verdict
+from mooring.grpc.health import SERVICE
+from mooring.grpc.methods import HEALTH_CHECK_TIMEOUT, ConnectionMethod, connection_error, verdict
 from mooring.grpc.options import target_of
-from mooring.grpc.subchannel import READY, Subchannel
 from mooring.hub import Hub
 from mooring.mirror import Update
 from mooring.model import Instance
@@ -31,12 +31,102 @@ from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
+READY = grpc.ChannelConnectivity.READY
+
 _MAX_REASONS = 5  # the number of instances whose reason appears in an error
 _REASONS_VALID = 1.0  # seconds for which the reasons are not checked again
 _SHUTDOWN_TIMEOUT = 0.1
 """Seconds for gRPC to report that channels are closed. It takes a millisecond, but while the caller
 keeps an ended call of a channel, gRPC keeps the channel too and reports nothing."""
 _STREAM_LATENCY = 1e-3  # seconds: the latency of a stream if that of its instance is unknown
+
+
+class Subchannel:
+    """Connects when it is created, and reconnects whenever the connection is lost.
+
+    `changed` is called at each state change, with whether it was `connecting`. Its owner counts the
+    calls in `in_flight`, so that it can be closed after the last one.
+    """
+
+    __slots__ = (
+        "_changed",
+        "channel",
+        "failing",
+        "id",
+        "in_flight",
+        "incarnation",
+        "ready",
+        "retired",
+        "state",
+        "target",
+    )
+
+    def __init__(
+        self,
+        instance: Instance,
+        target: str,
+        channel: grpc.aio.Channel,
+        changed: Callable[[Subchannel, bool], None],
+    ) -> None:
+        self.id, self.incarnation, self.target = instance.id, instance.incarnation, target
+        self.channel = channel
+        self.state: Callable[..., grpc.ChannelConnectivity] = channel.get_state
+        self.ready = False
+        self.failing = False
+        """Whether connecting failed since it was last ready."""
+        self.retired = False
+        """Whether its instance left, and it closes after its last call."""
+        self.in_flight = 0
+        self._changed = changed
+
+    @property
+    def connecting(self) -> bool:
+        """Whether it is worth waiting for."""
+        return not self.ready and not self.failing
+
+    def connects_to(self, instance: Instance, target: str) -> bool:
+        """Whether it connects to this process at this target."""
+        return self.target == target and self.incarnation == instance.incarnation
+
+    def still_ready(self) -> bool:
+        """Check the state again, and reconnect if necessary."""
+        self._set_state(self.state(try_to_connect=True))
+        return self.ready
+
+    async def unavailable_reason(self) -> str:
+        """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
+        fails with the reason."""
+        try:
+            check = self.channel.unary_unary(f"/{SERVICE}/Check")
+            check._interceptors = None  # these are for the caller's calls only
+            await check(b"", timeout=HEALTH_CHECK_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            return connection_error(error)
+        except grpc.aio.UsageError:
+            pass  # the channel is closed
+        return ""
+
+    async def follow(self) -> None:
+        """Follow the state until the channel is closed."""
+        try:
+            state = self.channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.SHUTDOWN:
+                self._set_state(state)
+                await self.channel.wait_for_state_change(state)
+                state = self.channel.get_state(try_to_connect=True)
+        except grpc.aio.UsageError:
+            return  # the channel is closed
+
+    def _set_state(self, state: grpc.ChannelConnectivity) -> None:
+        before = (self.ready, self.failing)
+        was_connecting = self.connecting
+        self.ready = state is READY
+        if self.ready:
+            self.failing = False
+        elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            self.failing = True
+        if (self.ready, self.failing) != before:
+            self._changed(self, was_connecting)
 
 
 class Subchannels:
@@ -243,13 +333,11 @@ class Subchannels:
         """Why no instance is worth waiting for; empty if one is, or may be."""
         if self._failure:
             return self._failure
-        if self._rotation is None or self._connecting:
+        rotation = self._rotation
+        if rotation is None or self._connecting or len(rotation.picker):
             return ""
-        try:
-            self._rotation.pick()
-        except NoInstance as error:
-            return "; ".join((str(error), *islice(self._unconnected.values(), _MAX_REASONS)))
-        return ""
+        reasons = islice(self._unconnected.values(), _MAX_REASONS)
+        return "; ".join((rotation.unavailable_reason(), *reasons))
 
     async def find_reasons(self) -> None:
         """Find out from gRPC why instances have no connection, at most once a second. Calls that

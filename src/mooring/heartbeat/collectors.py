@@ -248,9 +248,12 @@ class _Source:
                 outcome = await self._threaded()
         else:
             outcome = await self._threaded()
-        if isinstance(outcome, dict):
-            return self._arrived(outcome)
-        return self._absent(outcome)
+        if not isinstance(outcome, dict):
+            return self._absent(outcome)
+        if self._missed:
+            log.info("collector %s works again", self.name)
+        self._missed, self.reading = 0, outcome
+        return True
 
     def _collect(self) -> Reading | None:
         if not self._collector.available():
@@ -288,13 +291,6 @@ class _Source:
         if not self._collection.done():
             return TimeoutError(f"it took longer than {format_duration(self._timeout)}")
         return self._collection.result()
-
-    def _arrived(self, reading: Reading) -> bool:
-        if self._missed:
-            log.info("collector %s works again", self.name)
-        self._missed = 0
-        self.reading = reading
-        return True
 
     def _absent(self, reason: BaseException | None) -> bool:
         """Another interval without values. Logged once, and again when the last are dropped."""

@@ -80,23 +80,25 @@ def from_environment(
         for section, inner in _fields(shape)
         for name, kind in _fields(inner)
     }
-    old = {_variable_name(root, *name.split(".")): current for name, current in renames.items()}
+    renamed_variables = {
+        _variable_name(root, *old.split(".")): _variable_name(root, *current.split("."))
+        for old, current in renames.items()
+    }
     settings: Tree = {}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(_variable_name(root, "")):
             continue
-        current = variable
-        if variable in old:
-            current = _variable_name(root, *old[variable].split("."))
-            log.warning("%s is now called %s: rename it", variable, current)
+        current = renamed_variables.get(variable, variable)
         if current not in known:
             if _KUBERNETES_VARIABLE.search(f"{variable}={text}"):
                 continue
             raise InvalidRequest(f"unknown variable {variable}{nearest(variable, known)}")
-        if current != variable and current in environ:
-            raise InvalidRequest(
-                f"{variable} is the old name of {current}: both are set, keep the second"
-            )
+        if current != variable:
+            log.warning("%s is now called %s: rename it", variable, current)
+            if current in environ:
+                raise InvalidRequest(
+                    f"{variable} is the old name of {current}: both are set, keep the second"
+                )
         section, name, kind = known[current]
         settings.setdefault(section, {})[name] = _read(variable, text, kind)
     return settings

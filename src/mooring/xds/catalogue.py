@@ -44,10 +44,11 @@ class HostResolver:
         if not names:
             return instances
         await asyncio.gather(*(self._resolve(name) for name in names))
+        addresses = {name: self._resolved[name][0] for name in names}
         return tuple(
-            one if one.host not in names else msgspec.structs.replace(one, host=address)
-            for one in instances
-            if one.host not in names or (address := self._resolved[one.host][0])
+            msgspec.structs.replace(instance, host=address)
+            for instance in instances
+            if (address := addresses.get(instance.host, instance.host))
         )
 
     async def _resolve(self, name: str) -> None:
@@ -310,8 +311,8 @@ class Catalogue:
             return "absent"
         if kind == proto.CLUSTER:
             return resources.cluster(name, XdsClient("envoy"))
-        entry = self._entries.get(service)
-        if entry is None or entry.instances is None:
+        entry = self._loaded_entry(service)
+        if entry is None:
             return "unknown"
         if kind == proto.ROUTES:
             return resources.routes(name, separate_http=entry.separate_http)
@@ -327,10 +328,13 @@ class Catalogue:
         service = self.service_of(name)
         if not service:
             return resources.endpoints(name, (), client)
+        entry = self._loaded_entry(service)
+        return "unknown" if entry is None else entry.endpoints(name, client)
+
+    def _loaded_entry(self, service: str) -> CatalogueEntry | None:
+        """The entry of a service; None until its instances are known."""
         entry = self._entries.get(service)
-        if entry is None or entry.instances is None:
-            return "unknown"
-        return entry.endpoints(name, client)
+        return None if entry is None or entry.instances is None else entry
 
     async def aclose(self) -> None:
         for entry in self._entries.values():

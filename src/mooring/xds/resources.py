@@ -258,11 +258,10 @@ def endpoints(name: str, instances: Sequence[Instance], client: XdsClient) -> Re
         if mode != "panic":
             callable = {key: item for key, item in callable.items() if item.status.healthy}
     near = {address for address, instance in callable.items() if client.zone == instance.zone}
+    shares = {address: instance.weight for address, instance in callable.items()}
     if mode == "spill-over":
-        shares = _split(callable, near, stay)
-    else:
-        shares = [instance.weight for instance in callable.values()]
-    weights = dict(zip(callable, integer_weights(shares), strict=True))
+        shares = _split(shares, near, stay)
+    weights = dict(zip(shares, integer_weights([*shares.values()]), strict=True))
     first = near if mode == "zone" and near and client.zone else callable.keys()
     localities = _localities(callable, weights, first, port, client)
     return _resource(
@@ -326,16 +325,16 @@ def _sides(
     return sides
 
 
-def _split(callable: Mapping[str, Instance], near: Collection[str], stay: float) -> list[float]:
+def _split(weights: Mapping[str, float], near: Collection[str], stay: float) -> dict[str, float]:
     """Weights that give the near addresses the share `stay` of all calls."""
-    largest = max(instance.weight for instance in callable.values())
-    relative = {address: instance.weight / largest for address, instance in callable.items()}
+    largest = max(weights.values())
+    relative = {address: weight / largest for address, weight in weights.items()}
     local = sum(weight for address, weight in relative.items() if address in near)
     remote = sum(relative.values()) - local
-    return [
-        weight / local * stay if address in near else weight / remote * (1.0 - stay)
+    return {
+        address: weight / local * stay if address in near else weight / remote * (1.0 - stay)
         for address, weight in relative.items()
-    ]
+    }
 
 
 def _endpoint(instance: Instance, port: str, weight: int, client: XdsClient) -> Any:

@@ -185,11 +185,11 @@ class StateOfTheWorld(Subscription):
     def _complete(
         self, find: FindResource, listed: Collection[str] | None
     ) -> PendingResponse | None:
-        if not self._check_all and not self._changed:
-            return None
         wanted = self._wanted(listed)
-        lookups = {} if wanted is None else {name: find(name) for name in sorted(wanted)}
-        if wanted is None or "unknown" in lookups.values():
+        if wanted is None or not (self._check_all or self._changed):
+            return None
+        lookups = _look_up(wanted, find, wanted)
+        if "unknown" in lookups.values():
             return None
         self._check_all = False
         self._changed.clear()
