@@ -10,7 +10,6 @@ import errno
 import math
 import socket
 import ssl
-from collections.abc import KeysView
 from dataclasses import dataclass, fields
 from heapq import heapify, heappop, heappush
 
@@ -127,14 +126,10 @@ class Outliers:
     def __init__(self, settings: Resilience | None = None) -> None:
         self._settings = settings or Resilience()
         self._records: dict[str, _NodeHistory] = {}
-        self._ejected: dict[str, float] = {}
+        self.ejected: dict[str, float] = {}
+        """The ejected nodes, and when the ejection of each ends."""
         self._readmissions: list[tuple[float, str]] = []
         self._last_readmission = -math.inf
-
-    @property
-    def ejected(self) -> KeysView[str]:
-        """The ids of the ejected nodes: a live view."""
-        return self._ejected.keys()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -147,7 +142,7 @@ class Outliers:
     def forget(self, id: str) -> None:
         """Stop tracking a node, and forget its ejections."""
         self._records.pop(id, None)
-        if self._ejected.pop(id, None) is not None:
+        if self.ejected.pop(id, None) is not None:
             self._sweep()
 
     def record(self, id: str, ok: bool, now: float) -> bool:
@@ -156,7 +151,7 @@ class Outliers:
         Late results of ejected or forgotten nodes do not count.
         """
         record = self._records.get(id)
-        if record is None or id in self._ejected:
+        if record is None or id in self.ejected:
             return False
         if ok:
             record.consecutive = 0
@@ -164,16 +159,16 @@ class Outliers:
             return False
         record.consecutive += 1
         record.window.add(now, 1, 1)
-        if not self._failing(record) or len(self._ejected) >= self._allowed():
+        if not self._failing(record) or len(self.ejected) >= self._allowed():
             return False
         self._eject(id, record, now)
         return True
 
     def next_due(self) -> float | None:
         """The time of the next readmission; None if no node is ejected."""
-        if not self._ejected:
+        if not self.ejected:
             return None
-        if len(self._ejected) > self._allowed():
+        if len(self.ejected) > self._allowed():
             return -math.inf
         return max(
             self._next_readmission()[0], self._last_readmission + self._settings.recovery_spacing
@@ -183,7 +178,7 @@ class Outliers:
         """Readmit and return the node whose time has come, if any. If more are ejected than
         allowed, because others left, readmit the excess at once."""
         readmitted: list[str] = []
-        while len(self._ejected) > self._allowed():
+        while len(self.ejected) > self._allowed():
             readmitted.append(self._readmit(now))
         due = self.next_due()
         if not readmitted and due is not None and due <= now:
@@ -215,25 +210,25 @@ class Outliers:
         )
         record.consecutive = 0
         record.window = _Window(settings.failure_rate_window)
-        self._ejected[id] = now + duration
+        self.ejected[id] = now + duration
         heappush(self._readmissions, (now + duration, id))
 
     def _readmit(self, now: float) -> str:
         _, id = self._next_readmission()
         heappop(self._readmissions)
-        del self._ejected[id]
+        del self.ejected[id]
         self._records[id].returned = self._last_readmission = now
         return id
 
     def _next_readmission(self) -> tuple[float, str]:
         """The next node to readmit, and when. There must be one."""
-        while self._ejected.get(self._readmissions[0][1]) != self._readmissions[0][0]:
+        while self.ejected.get(self._readmissions[0][1]) != self._readmissions[0][0]:
             heappop(self._readmissions)
         return self._readmissions[0]
 
     def _sweep(self) -> None:
-        if len(self._readmissions) > 2 * len(self._ejected) + _SWEEP_SLACK:
-            self._readmissions = [(when, id) for id, when in self._ejected.items()]
+        if len(self._readmissions) > 2 * len(self.ejected) + _SWEEP_SLACK:
+            self._readmissions = [(when, id) for id, when in self.ejected.items()]
             heapify(self._readmissions)
 
 

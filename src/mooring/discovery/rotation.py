@@ -19,11 +19,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 
 from mooring.discovery import balance
-from mooring.discovery.balance import Node, Picker, ZonePicker
+from mooring.discovery.balance import Node, Picker
 from mooring.discovery.balance.picker import Clock, effective_weight
 from mooring.discovery.eligibility import Explanation, Selector, exclusion
 from mooring.discovery.resilience import Outliers, Resilience, slow_start
-from mooring.discovery.zones import Contribution, Mode, ZoneTallies, ZoneTally
+from mooring.discovery.zones import Contribution, Mode, ZonePicker, ZoneTallies, ZoneTally
 from mooring.errors import NoInstance
 from mooring.messages import Message, message
 from mooring.model import Instance

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 import grpc
@@ -216,12 +215,7 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:

@@ -25,17 +25,14 @@ from typing import Final
 from mooring.discovery.balance.consistent_hash import ConsistentHash
 from mooring.discovery.balance.least_requests import LeastRequests
 from mooring.discovery.balance.p2c import P2C
-from mooring.discovery.balance.picker import HEAVIEST, LIGHTEST, Clock, Node, Picker
+from mooring.discovery.balance.picker import Clock, Node, Picker
 from mooring.discovery.balance.round_robin import RoundRobin, WeightedRoundRobin
 from mooring.discovery.balance.weighted_random import Random
-from mooring.discovery.zones import ZonePicker
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.names import nearest
 
 __all__ = [
-    "HEAVIEST",
-    "LIGHTEST",
     "NAMES",
     "P2C",
     "ConsistentHash",
@@ -45,7 +42,6 @@ __all__ = [
     "Random",
     "RoundRobin",
     "WeightedRoundRobin",
-    "ZonePicker",
     "make",
 ]
 
