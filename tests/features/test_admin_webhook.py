@@ -22,6 +22,7 @@ from mooring.registry.redis.registry import RedisRegistry
 from mooring.server import alerts as alerts_module
 from mooring.server.alerts import NOTICES, Alerts, NotifierElection, RedisElection, StoreElection
 from mooring.server.live.problems import CurrentProblems, FleetProblem
+from mooring.server.live.state import Fleet
 from mooring.server.settings import AlertSettings
 from mooring.store import Delete, Put, prefix
 from tests.unit.test_fleet_problems import Seen
@@ -93,7 +94,7 @@ class Wrong(CurrentProblems):
     """What is wrong, as the test says."""
 
     def __init__(self) -> None:
-        super().__init__(Seen())
+        super().__init__(cast(Fleet, Seen()))
         self.now: list[FleetProblem] = []
 
     def problems(self) -> list[FleetProblem]:
@@ -177,7 +178,7 @@ async def test_a_problem_does_not_last_because_it_is_reported_from_the_cache():
     fleet = Seen(stale=True)
     with receiving() as receiver:
         url = f"http://127.0.0.1:{receiver.server_port}/"
-        async with alerts(CurrentProblems(fleet, clock=problems_asked_for), url):
+        async with alerts(CurrentProblems(cast(Fleet, fleet), clock=problems_asked_for), url):
             await eventually(lambda: asked >= 10)
             fleet.stale, clock = False, 1.0
             await eventually(lambda: asked >= 20)

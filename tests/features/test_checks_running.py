@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -20,6 +21,7 @@ from mooring.server.health_checks.checkers import (
 )
 from mooring.server.health_checks.scheduler import HealthChecks, Key
 from mooring.server.health_checks.target_policy import Resolver, TargetPolicy
+from mooring.server.live.state import Fleet
 from mooring.server.settings import CheckSettings
 from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
@@ -134,7 +136,9 @@ def running(
     policy: TargetPolicy = LAPTOP,
     resolve: Resolver | None = None,
 ) -> HealthChecks:
-    return HealthChecks(fleet, settings, policy=policy, checkers=checkers, resolve=resolve)
+    return HealthChecks(
+        cast(Fleet, fleet), settings, policy=policy, checkers=checkers, resolve=resolve
+    )
 
 
 async def test_one_that_is_well_falls_ill_and_recovers():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -22,6 +22,7 @@ from mooring.server.live.problems import (
     visible_problems,
 )
 from mooring.server.live.services import KnownService
+from mooring.server.live.state import Fleet
 from mooring.server.live.summary import Observation
 
 NOW = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
@@ -77,8 +78,8 @@ def having(name: str, *statuses: Status, **changes: Any) -> KnownService:
     return service(name, {each.id: each for each in instances})
 
 
-def of(*services: KnownService, **named: Any) -> Seen:
-    return Seen({each.name: each for each in services}, **named)
+def of(*services: KnownService, **named: Any) -> Fleet:
+    return cast(Fleet, Seen({each.name: each for each in services}, **named))
 
 
 def only(found: list[FleetProblem]) -> FleetProblem:

@@ -9,9 +9,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from mooring.formatting import format_duration
 from mooring.model import Instance
@@ -30,6 +30,7 @@ from mooring.server.health_checks.target_policy import (
     Resolver,
     TargetPolicy,
 )
+from mooring.server.live.state import Fleet
 from mooring.server.settings import CheckSettings
 from mooring.tasks import Schedule, Tasks
 
@@ -42,21 +43,6 @@ _SMOOTHING = 0.3
 """The weight of the newest response time in the reported average."""
 _MAX_FAILURE = 200
 """Characters of a failure, which a custom checker may exceed."""
-
-
-class CheckedService(Protocol):
-    @property
-    def instances(self) -> Mapping[str, Instance]: ...
-
-
-class CheckedFleet(Protocol):
-    """The part of `Fleet` that health checks read and report to."""
-
-    def names(self) -> Iterable[str]: ...
-    def service(self, name: str, /) -> CheckedService | None: ...
-    def subscribe(self, callback: Callable[[Collection[Key]], None], /) -> Callable[[], None]: ...
-    def report_check(self, service: str, id: str, ms: float | None, failure: str, /) -> None: ...
-    def report_unchecked(self, service: str, id: str, reason: str, /) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +72,7 @@ class HealthChecks:
 
     def __init__(
         self,
-        fleet: CheckedFleet,
+        fleet: Fleet,
         settings: CheckSettings,
         *,
         policy: TargetPolicy,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -16,8 +16,9 @@ from mooring.messages import TEXTS, Parameter, message, parameters
 from mooring.model import Instance, Time, now
 from mooring.names import split_service
 from mooring.server.http.response import rfc3339
-from mooring.server.live.history import EventKind, TimelineEvent
+from mooring.server.live.history import EventKind
 from mooring.server.live.services import KnownService
+from mooring.server.live.state import Fleet
 from mooring.server.live.summary import Observation, active
 from mooring.store import Status, Store
 from mooring.tasks import Tasks
@@ -92,20 +93,8 @@ class GracePeriods:
     abandoned, and one whose last instance deregistered is not reported."""
 
 
-class FleetState(Protocol):
-    """The part of `Fleet` that problems are derived from."""
-
-    @property
-    def stale(self) -> bool: ...
-    @property
-    def error(self) -> str: ...
-    def services(self) -> Sequence[KnownService]: ...
-    def brake(self, service: str, /) -> str: ...
-    def timeline(self, service: str, /) -> Sequence[TimelineEvent]: ...
-
-
 def problems(
-    fleet: FleetState,
+    fleet: Fleet,
     now: Time,
     *,
     grace: GracePeriods | None = None,
@@ -140,7 +129,7 @@ def _rank(problem: FleetProblem) -> tuple[int, int, str, str]:
 
 
 def service_problems(
-    fleet: FleetState, known: KnownService, now: Time, grace: GracePeriods
+    fleet: Fleet, known: KnownService, now: Time, grace: GracePeriods
 ) -> Iterator[FleetProblem]:
     """The problems of one service. Each instance counts only for its worst problem."""
     name, instances = known.name, known.instances
@@ -160,7 +149,7 @@ def service_problems(
 
 
 def _instance_problems(
-    fleet: FleetState,
+    fleet: Fleet,
     service: str,
     pairs: Sequence[tuple[Instance, Observation]],
     now: Time,
@@ -189,7 +178,7 @@ _STARTED_BY: Mapping[ProblemKind, EventKind] = {
 """The kind of event at which the problem of an instance starts."""
 
 
-def _event_times(fleet: FleetState, service: str) -> dict[tuple[str, EventKind], Time]:
+def _event_times(fleet: Fleet, service: str) -> dict[tuple[str, EventKind], Time]:
     """The times of the last events of each kind, by instance."""
     return {(event.id, event.kind): event.time for event in fleet.timeline(service)}
 
@@ -318,7 +307,7 @@ class CurrentProblems:
 
     def __init__(
         self,
-        fleet: FleetState,
+        fleet: Fleet,
         grace: GracePeriods | None = None,
         *,
         alarms: StoreAlarms | None = None,
