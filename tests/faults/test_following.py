@@ -18,7 +18,7 @@ from mooring.backends import open_store
 from mooring.mirror import Mirror
 from mooring.model import Instance
 from mooring.registry.contract import Registry
-from mooring.registry.kv.layouts import Hprose
+from mooring.registry.kv.layouts.hprose import Hprose
 from mooring.registry.kv.registry import StoreRegistry
 from mooring.store import Delete, Put, Store, key
 from mooring.testing.etcd import EtcdServer

@@ -21,7 +21,7 @@ import mooring.sync
 from mooring.errors import Closed, InvalidRequest, NoInstance
 from mooring.hprose import Client, Server
 from mooring.hub import Hub
-from mooring.registry.kv.layouts import Hprose
+from mooring.registry.kv.layouts.hprose import Hprose
 from mooring.registry.kv.registry import StoreRegistry
 from mooring.store import Delete, Put, everything, key
 from mooring.testing.etcd import EtcdServer

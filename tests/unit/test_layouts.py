@@ -15,7 +15,8 @@ import mooring
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
 from mooring.registry.json_values import Malformed, check_config, decode_info
-from mooring.registry.kv.layouts import CARRIES, File, Layout, layout_of
+from mooring.registry.kv.layouts import layout_of
+from mooring.registry.kv.layouts.layout import CARRIES, File, Layout
 from mooring.store import Entry, everything
 
 LAYOUTS = ["tree", "plain:/services/", "plain:", "endpoints:/e", "hprose"]
@@ -288,7 +289,7 @@ class TestHprose:
     layout = layout_of("hprose")
 
     def test_the_value_has_its_fields_in_order_without_spaces(self):
-        from mooring.registry.kv.layouts import Hprose
+        from mooring.registry.kv.layouts.hprose import Hprose
 
         server = Instance("tcp.hello", "169.254.128.35", 4321, "tcp4", id="fe09")
         assert Hprose(cpus=8).encode(server) == {

@@ -93,10 +93,7 @@ class Queue:
                 del self._joining[start]
         if self.closed:  # closed meanwhile: the lease is being revoked
             raise Closed(f"{self.store.url} was closed meanwhile")
-        if head is not None and rule.head and head.first is not None and head.first.key == name:
-            waiter.admit()  # alone, or first: every rule admits it
-        else:
-            await self._find_place(waiter, head, certain=certain)
+        await self._find_place(waiter, head, certain=certain)
         if start in self._views or not waiter.admitted:
             self.view(start).add(waiter)
         return waiter
@@ -105,14 +102,22 @@ class Queue:
         """Admit a newcomer if the rule admits it by the head of the queue that was read with its
         commit. If it does not fit behind the first contender, it leaves the queue again."""
         start, rule = waiter.start, waiter.rule
+        first = head.first if head is not None else None
+        if first is not None and first.key == waiter.key and rule.head:
+            waiter.admit()  # alone, or first: every rule admits it
+            return
         order = QueueOrder(start, head.entries if head is not None else ())
         if certain and head is not None and head.more and not len(order):
             order = await self._whole_order(start)  # only keys of nested names were read
         if waiter.position in order and rule.admits(order, waiter.position):
             waiter.admit()
-        view = self._views.get(start)
-        first = order.first or (view.order.first if view is not None else None)
-        if first is not None and (problem := misfit(start, first, waiter.key, rule)):
+        await self._leave_if_misfit(waiter, order.first)
+
+    async def _leave_if_misfit(self, waiter: Waiter, first: Entry | None) -> None:
+        """Raise `InvalidRequest` if a newcomer does not fit behind the first contender."""
+        if first is None and (view := self._views.get(waiter.start)) is not None:
+            first = view.order.first
+        if first is not None and (problem := misfit(waiter.start, first, waiter.key, waiter.rule)):
             await self.leave(waiter)
             raise InvalidRequest(problem)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mooring.errors import InvalidRequest, Removed, Superseded
+from mooring.errors import InUse, InvalidRequest, Removed, Superseded
 from mooring.mirror import Feed
 from mooring.model import (
     JSON,
@@ -171,6 +171,10 @@ def removed(service: str, id: str) -> Removed:
         f"{service} {id} was deregistered by an operator: it cannot register again before its "
         "process restarts"
     )
+
+
+def registered_here(service: str, id: str) -> InUse:
+    return InUse(f"{service} {id} is registered here already: close that registration first")
 
 
 class StatusReport(NamedTuple):

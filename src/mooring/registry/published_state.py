@@ -66,13 +66,7 @@ class PublishedState:
         fields: Mapping[str, object],
     ) -> None:
         """Raises `InvalidRequest` for an invalid value, and changes nothing then."""
-        if healthy is not None and not isinstance(healthy, bool):
-            raise InvalidRequest(f"healthy must be true or false, not {quoted(healthy)}")
-        if metrics is not None:
-            if not isinstance(metrics, Mapping):
-                raise InvalidRequest(f"metrics must be a mapping, not {quoted(metrics)}")
-            what = f"the metrics of {self.instance.service}"
-            check_json(what, metrics, finite=False)
+        _check_status(self.instance.service, healthy, metrics)
         changed = {name: value for name, value in fields.items() if value is not None}
         if changed:
             after = msgspec.structs.replace(self.instance, **changed)
@@ -125,3 +119,12 @@ class PublishedState:
         # The instance was validated when it was created: `replace` would validate it again.
         msgspec.structs.force_setattr(record, "status", status)
         return record
+
+
+def _check_status(service: str, healthy: object, metrics: object) -> None:
+    if healthy is not None and not isinstance(healthy, bool):
+        raise InvalidRequest(f"healthy must be true or false, not {quoted(healthy)}")
+    if metrics is not None:
+        if not isinstance(metrics, Mapping):
+            raise InvalidRequest(f"metrics must be a mapping, not {quoted(metrics)}")
+        check_json(f"the metrics of {service}", metrics, finite=False)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 
 import msgspec
 
-from mooring.errors import InUse, InvalidRequest
+from mooring.errors import InvalidRequest
 from mooring.mirror import Feed, Mirror, RangeFeed
 from mooring.model import Instance, new_incarnation
 from mooring.names import check_name
@@ -23,6 +23,7 @@ from mooring.registry.contract import (
     RemoteRegistration,
     ServiceCount,
     StatusReport,
+    registered_here,
 )
 from mooring.registry.kv.commit_batches import CommitBatches
 from mooring.registry.kv.feeds import InstanceIndex, InstancesFeed, ServiceFeed
@@ -101,10 +102,7 @@ class StoreRegistry(StoreOperations, Registry):
         check_ttl(ttl)
         home = self.layout.home(instance)
         if home.start in self._registered_here:
-            raise InUse(
-                f"{instance.service} {instance.id} is registered here already: close that "
-                "registration first"
-            )
+            raise registered_here(instance.service, instance.id)
         self._registered_here.add(home.start)
         lease = self._leases.get(ttl)
         if lease is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mooring.errors import InUse, InvalidRequest, StoreError
+from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import quoted
 from mooring.mirror import Feed
 from mooring.model import JSON, Group, Instance, Service, check_text, new_incarnation
@@ -27,6 +27,7 @@ from mooring.registry.contract import (
     ServiceCount,
     StatusReport,
     operator_fields,
+    registered_here,
 )
 from mooring.registry.redis import layout
 from mooring.registry.redis.all_services_feed import AllServicesFeed
@@ -116,10 +117,7 @@ class RedisRegistry(Registry):
             )
         place = (instance.service, instance.id)
         if place in self._registered_here:
-            raise InUse(
-                f"{instance.service} {instance.id} is registered here already: close that "
-                "registration first"
-            )
+            raise registered_here(instance.service, instance.id)
         self._registered_here.add(place)
         live = self._services.get(instance.service)
         if live is None:

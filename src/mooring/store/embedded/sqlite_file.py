@@ -363,20 +363,22 @@ def check(path: Path) -> list[str]:
         if problems:
             return problems
         kept = _load(database)
+    return list(_inconsistencies(kept))
+
+
+def _inconsistencies(kept: JournalState) -> Iterator[str]:
+    """Gaps in the history, and keys on leases that do not exist."""
     history = {entry.modified for entry in kept.entries if entry.modified > kept.compacted}
     expected = set(range(kept.compacted + 1, kept.revision + 1))
     if missing := sorted(expected - history):
-        problems.append(f"revisions are missing from the history, the first is {missing[0]}")
+        yield f"revisions are missing from the history, the first is {missing[0]}"
     if surplus := sorted(history - expected):
-        problems.append(f"revisions beyond the newest ({kept.revision}), the first is {surplus[0]}")
+        yield f"revisions beyond the newest ({kept.revision}), the first is {surplus[0]}"
     newest = {entry.key: entry for entry in kept.entries}
     leases = {lease for lease, _, _ in kept.leases}
-    problems.extend(
-        f"{readable(entry.key)} is attached to lease {entry.lease:x}, which does not exist"
-        for entry in newest.values()
-        if entry.version and entry.lease and entry.lease not in leases
-    )
-    return problems
+    for name, entry in newest.items():
+        if entry.version and entry.lease and entry.lease not in leases:
+            yield f"{readable(name)} is attached to lease {entry.lease:x}, which does not exist"
 
 
 def backup(path: Path, target: Path) -> None:

@@ -7,25 +7,10 @@ from collections.abc import Callable, Mapping
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.names import nearest
-from mooring.registry.contract import Problem
 from mooring.registry.kv.layouts.hprose import Hprose
-from mooring.registry.kv.layouts.layout import CARRIES, Assembly, File, Layout, Location
+from mooring.registry.kv.layouts.layout import Layout
 from mooring.registry.kv.layouts.single_key import Endpoints, Plain
 from mooring.registry.kv.layouts.tree import Tree
-
-__all__ = [
-    "CARRIES",
-    "Assembly",
-    "Endpoints",
-    "File",
-    "Hprose",
-    "Layout",
-    "Location",
-    "Plain",
-    "Problem",
-    "Tree",
-    "layout_of",
-]
 
 _WITHOUT_ROOT: Mapping[str, Callable[[], Layout]] = {"tree": Tree, "hprose": Hprose}
 _WITH_ROOT: Mapping[str, Callable[[str], Layout]] = {"plain": Plain, "endpoints": Endpoints}
