@@ -31,7 +31,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
-from mooring.model import check_text
+from mooring.model import JSON, check_text
 from mooring.store.contract import Range, between, prefix
 
 NAMESPACE = "jxt"
@@ -272,6 +272,16 @@ def kind_of(path: str) -> str:
 def name_of(path: str) -> str:
     """The service or the user of `database/…` and `ftp/…`."""
     return path.partition("/")[2]
+
+
+def identity(tenant: int, path: str) -> dict[str, JSON]:
+    """The fields of a part that its key determines."""
+    kind, _, name = path.partition("/")
+    if kind == "meta":
+        return {"id": tenant}
+    if kind in MANY:
+        return {"tenantId": tenant, "serviceCode" if kind == "database" else "username": name}
+    return {"tenantId": tenant}
 
 
 def field_of(path: str) -> str:

@@ -19,7 +19,7 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import describe, in_words
 from mooring.masking import masked
 from mooring.model import JSON, walk
-from mooring.tenants.keys import kind_of, name_of, normal_host
+from mooring.tenants.keys import identity, kind_of, name_of, normal_host
 from mooring.tenants.secrets import Keyring, Secret
 
 Status = Literal["active", "inactive", "suspended"]
@@ -146,6 +146,8 @@ class StorageDirectory(TenantRecord, frozen=True, kw_only=True, gc=False):
 
 _SETTINGS = (Resolver, StorageDirectory)
 
+_RECORDS: Mapping[str, type[Meta | Ftp | Storage]] = {"meta": Meta, "ftp": Ftp, "storage": Storage}
+
 Part = Meta | Database | Ftp | Storage | str | tuple[str, ...]
 R = TypeVar("R", bound=TenantRecord)
 
@@ -199,17 +201,14 @@ def parse_part(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
     if kind == "domain":
         return tuple(map(str, value)) if isinstance(value, list) else str(value)
     assert isinstance(value, dict)
-    if kind == "meta":
-        return to_record(Meta, value | {"id": tenant})
+    fields: dict[str, Any] = value | identity(tenant, path)
     if kind == "database":
-        fixed: dict[str, Any] = {"tenantId": tenant, "serviceCode": name_of(path)}
-        return to_record(Database, _unsealing(value, ring) | fixed)
-    if kind == "ftp":
-        fixed = {"tenantId": tenant, "username": name_of(path)}
-        if isinstance(hashed := value.get("passwordHash"), str):
-            fixed["passwordHash"] = Secret(hashed)
-        return to_record(Ftp, value | fixed)
-    return to_record(Storage, _newer_storage(value) | {"tenantId": tenant})
+        return to_record(Database, _unsealing(fields, ring))
+    if kind == "ftp" and isinstance(hashed := fields.get("passwordHash"), str):
+        fields["passwordHash"] = Secret(hashed)
+    if kind == "storage":
+        fields = _newer_storage(fields)
+    return to_record(_RECORDS[kind], fields)
 
 
 def to_record(kind: type[R], value: Mapping[str, Any]) -> R:
@@ -285,6 +284,10 @@ Kind = Literal["meta", "domain", "database", "ftp", "storage"]
 KINDS: tuple[Kind, ...] = ("meta", "domain", "database", "ftp", "storage")
 
 
+_MAPS = {"database": "databases", "ftp": "ftp"}
+"""The fields of a tenant that have a record for each name."""
+
+
 class Tenant(msgspec.Struct, frozen=True, gc=False):
     """The configuration of one tenant; never changed in place. Its parts may arrive in any order:
     without `meta` it has an id, but neither code nor name."""
@@ -317,32 +320,22 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
     def changed(self, parts: Iterable[tuple[str, Part | None]]) -> Tenant:
         """The tenant with these parts replaced; None removes a part."""
         fields: dict[str, object] = {}
-        databases: dict[str, Database] | None = None
-        ftp: dict[str, Ftp] | None = None
+        maps: dict[str, dict[str, Any]] = {}
         domain: dict[str, object] = {}
         for path, part in parts:
             kind, name = kind_of(path), name_of(path)
-            if kind == "database":
-                databases = dict(self.databases) if databases is None else databases
-                _set_part(databases, sys.intern(name), part)  # a few services in all
-            elif kind == "ftp":
-                ftp = dict(self.ftp) if ftp is None else ftp
-                _set_part(ftp, name, part)
-            elif kind == "domain":
+            if kind == "domain":
                 domain[name] = part or (() if name == "aliases" else "")
+            elif section := _MAPS.get(kind):
+                if section not in maps:
+                    maps[section] = dict(getattr(self, section))
+                if part is None:
+                    maps[section].pop(name, None)
+                else:
+                    maps[section][sys.intern(name) if kind == "database" else name] = part
             else:
                 fields[kind] = part
-        if databases is not None:
-            fields["databases"] = ReadOnly(databases)
-        if ftp is not None:
-            fields["ftp"] = ReadOnly(ftp)
+        fields |= {section: ReadOnly(parts) for section, parts in maps.items()}
         if domain:
             fields["domain"] = msgspec.structs.replace(self.domain, **domain)
         return msgspec.structs.replace(self, **fields)
-
-
-def _set_part(parts: dict[str, Any], name: str, part: Part | None) -> None:
-    if part is None:
-        parts.pop(name, None)
-    else:
-        parts[name] = part

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from mooring.masking import MASK, masked, masked_field
 from mooring.model import JSON, path_text
 from mooring.tenants.document import Document
-from mooring.tenants.keys import kind_of
+from mooring.tenants.keys import identity, kind_of
 from mooring.tenants.parts import Parts
 from mooring.tenants.publish.merge import password_fields
-from mooring.tenants.validation import EXTRA, FIELDS, identity
+from mooring.tenants.validation import EXTRA, FIELDS
 
 ALLOWED = frozenset(
     {

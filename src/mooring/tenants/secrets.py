@@ -123,12 +123,7 @@ class Keyring:
 
     def unseal(self, sealed: str, id: str = "") -> str:
         """The text; `id` is the key to try first. Raises `Undecipherable` if no key fits."""
-        try:
-            raw = base64.b64decode(sealed, validate=True)
-        except (binascii.Error, ValueError):
-            raise Undecipherable("an encrypted password is not base64: it was damaged") from None
-        if len(raw) < MIN_SEALED:
-            raise Undecipherable("an encrypted password is too short: it was damaged")
+        raw = _decoded(sealed)
         if not self._keys:
             raise Undecipherable(
                 f"a password is encrypted, and there is no key: set {CURRENT[0]}{self.remark}"
@@ -150,12 +145,9 @@ class Keyring:
     def sealed(self, text: str) -> bool:
         """Whether the current key encrypted this, regardless of the stored id."""
         try:
-            raw = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
+            return bool(self.current) and self._decrypt(self.current, _decoded(text)) is not None
+        except Undecipherable:
             return False
-        if len(raw) < MIN_SEALED or not self.current:
-            return False
-        return self._decrypt(self.current, raw) is not None
 
     def _decrypt(self, id: str, raw: bytes) -> str | None:
         cipher = self._cipher(id)
@@ -181,6 +173,16 @@ class Keyring:
 
 def key_id(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()[:8]
+
+
+def _decoded(sealed: str) -> bytes:
+    try:
+        raw = base64.b64decode(sealed, validate=True)
+    except (binascii.Error, ValueError):
+        raise Undecipherable("an encrypted password is not base64: it was damaged") from None
+    if len(raw) < MIN_SEALED:
+        raise Undecipherable("an encrypted password is too short: it was damaged")
+    return raw
 
 
 def _read(name: str, text: str) -> bytes:

@@ -20,6 +20,7 @@ from mooring.tenants.keys import (
     PLATFORM,
     check_id,
     field_of,
+    identity,
     is_host,
     is_path,
     kind_of,
@@ -258,15 +259,6 @@ def checked(tenant: int, path: str, value: JSON) -> JSON:
                 f"{quoted(expected)}"
             )
     return {**derived, **DEFAULTS.get(kind, {}), **fields}
-
-
-def identity(tenant: int, path: str) -> dict[str, JSON]:
-    """The fields of a part that its key determines."""
-    kind, name = kind_of(path), name_of(path)
-    if kind == "meta":
-        return {"id": tenant}
-    field = {"database": "serviceCode", "ftp": "username"}.get(kind)
-    return {"tenantId": tenant, field: name} if field else {"tenantId": tenant}
 
 
 def checked_common(path: str, value: JSON) -> JSON:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
+from typing import Any
 
 import msgspec
 from immutables import MapMutation
@@ -190,23 +191,18 @@ def _alike(one: object, other: object) -> bool:
         return False
 
 
-def _same_types(one: object, other: object) -> bool:
+def _same_types(one: Any, other: Any) -> bool:
+    """Whether equal values also have the same types, at every depth."""
     if one is other:
         return True
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
-        assert isinstance(other, dict)
-        return one.keys() == other.keys() and all(_same_types(one[k], other[k]) for k in one)
+        return all(_same_types(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple):
-        assert isinstance(other, list | tuple)
-        return len(one) == len(other) and all(map(_same_types, one, other))
-    if isinstance(one, msgspec.Struct):
-        return all(
-            _same_types(getattr(one, field), getattr(other, field))
-            for field in one.__struct_fields__
-        )
-    return one == other
+        return all(map(_same_types, one, other))
+    names = one.__struct_fields__ if isinstance(one, msgspec.Struct) else ()
+    return all(_same_types(getattr(one, name), getattr(other, name)) for name in names)
 
 
 _EMPTY = Tenant(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -122,7 +123,8 @@ class Provider:
         self._mirrors = {keys.all: self._parts}
         for range in (keys.common, keys.platform, keys.health):
             mirror = Mirror(RangeFeed(store, range), wait=False, quiet=True, afresh=afresh)
-            mirror.subscribe(self._apply_health if range is keys.health else self._apply_common)
+            save = range is not keys.health  # a heartbeat alone does not require a save
+            mirror.subscribe(partial(self._apply_settings, save=save))
             self._mirrors[range] = mirror
         self._copy = (
             None
@@ -278,14 +280,11 @@ class Provider:
         self._apply(_key_changes(update), effect)
         self._request_save()
 
-    def _apply_common(self, update: Update[bytes, Entry]) -> None:
+    def _apply_settings(self, update: Update[bytes, Entry], *, save: bool) -> None:
         self._verify_copy()
         self._apply(_key_changes(update))
-        self._request_save()
-
-    def _apply_health(self, update: Update[bytes, Entry]) -> None:
-        self._verify_copy()
-        self._apply(_key_changes(update))  # a heartbeat alone does not require a save
+        if save:
+            self._request_save()
 
     def _apply(self, changes: Iterable[KeyChange], effect: SnapshotUpdate | None = None) -> None:
         """`effect`: that of the changes, if it was computed in advance."""
