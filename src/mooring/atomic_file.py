@@ -89,10 +89,7 @@ class DiskCopy:
         self._failing = False
 
     def read(
-        self,
-        parse: Callable[[BinaryIO], T],
-        path: Path | None = None,
-        level: int = logging.WARNING,
+        self, parse: Callable[[BinaryIO], T], path: Path | None = None, level: int = logging.WARNING
     ) -> T | None:
         """The result of `parse`, which raises `ValueError` for a file that it does not accept. None
         if the file is missing, or unusable: the reason is logged at `level`. `path` is another copy

@@ -171,21 +171,22 @@ class Committer:
         afterwards. `closing`: these are the last commits of the publish."""
         extra = state.extra(target) if closing else NO_UNIT
         commits = batches(state.tenant, plan.units, room=COMMIT_OPERATIONS - extra.operations)
-        if extra.writes and not commits:
-            commits.append([])
+        if commits:
+            commits[-1].append(extra)
+        elif extra.writes:
+            commits = [[extra]]
         for place, units in enumerate(commits, 1):
-            attempt, history = None, list[Write]()
-            if units:
-                changes = [change for unit in units for change in unit.changes]
-                closes = closing and place == len(commits)
-                attempt = state.attempt(
-                    seen.last, changes, closing=closes, incomplete=seen.incomplete
-                )
-                history = self.history_writes(state, attempt, seen)
-            if place == len(commits):
-                units.append(extra)
             writes = [write for unit in units for write in unit.writes]
             checks = [check for unit in units for check in unit.checks]
+            attempt, history = None, list[Write]()
+            if units != [extra]:
+                attempt = state.attempt(
+                    seen.last,
+                    [change for unit in units for change in unit.changes],
+                    closing=closing and place == len(commits),
+                    incomplete=seen.incomplete,
+                )
+                history = self.history_writes(state, attempt, seen)
             require = [*self._unchanged(state.tenant, seen), *checks]
             done = await self.commit(state, attempt, [*writes, *history], require)
             if attempt is not None:

@@ -82,8 +82,9 @@ class Publisher:
         # Histories of other publishers are never kept for less than the default.
         longest = max(keep_for, KEEP_FOR)
         lenient = Committer(store, self.keys, self._ring, by=by, keep=keep, keep_for=longest)
-        self._sweeper = Sweeper(lenient)
-        self._commit_loop = CommitLoop(self._committer, self._ring, self._sweeper)
+        self.sweeper = Sweeper(lenient)
+        """Deletes old entries of all histories."""
+        self._commit_loop = CommitLoop(self._committer, self._ring, self.sweeper)
 
     async def read(self, tenant: Owner) -> Parts:
         """The stored parts of a tenant or an area of shared settings, by path."""
@@ -95,11 +96,7 @@ class Publisher:
         return stored_parts(self.keys, tenant, entries)
 
     async def diff(
-        self,
-        document: Document,
-        *,
-        require: Require | None = None,
-        resent: Resent = NOTHING_RESENT,
+        self, document: Document, *, require: Require | None = None, resent: Resent = NOTHING_RESENT
     ) -> list[PartDiff]:
         """What `apply` would change. Raises what it would raise. `resent`: see `change`."""
         state = PublishState(document.tenant, "publish", "", require=require, resent=resent)
@@ -174,15 +171,10 @@ class Publisher:
         state = PublishState(tenant, "delete", note, require=require)
         return await self._commit_loop.delete(state)
 
-    @property
-    def sweeper(self) -> Sweeper:
-        """Deletes old entries of all histories."""
-        return self._sweeper
-
     async def purge(self, tenant: int) -> int:
         """Delete the history of a tenant, except the newest entry of an existing tenant; how many
         entries were deleted."""
-        return await self._sweeper.sweep(check_id(tenant), purge=True)
+        return await self.sweeper.sweep(check_id(tenant), purge=True)
 
     async def put_common(
         self,
