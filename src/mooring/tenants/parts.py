@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from mooring.formatting import quoted
-from mooring.masking import is_secret, masked_field
+from mooring.masking import is_secret
 from mooring.model import JSON, walk
 from mooring.store.contract import MAX_REQUEST_BYTES, Entry, Range, Store
 from mooring.tasks import slices
@@ -217,12 +217,7 @@ class PartDiff(msgspec.Struct, frozen=True):
     """Secret fields that count as changed: see `Resent`."""
 
     def __repr__(self) -> str:
-        return f"<{self.path}: {self._masked(self.before)!r} → {self._masked(self.after)!r}>"
-
-    def _masked(self, value: JSON | UnreadablePart) -> JSON | UnreadablePart:
-        return (
-            value if isinstance(value, UnreadablePart) else masked_field(field_of(self.path), value)
-        )
+        return f"<difference of {self.path}>"  # without the values, which may hold secrets
 
     @property
     def size(self) -> int:

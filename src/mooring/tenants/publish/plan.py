@@ -303,6 +303,5 @@ def check_stages(
 
 def _aliases(parts: Parts) -> list[str]:
     aliases = parts.get(_ALIASES)
-    if isinstance(aliases, UnreadablePart) or not isinstance(aliases, list):
-        return []
-    return [host for host in aliases if isinstance(host, str)]
+    hosts = aliases if isinstance(aliases, list) else []
+    return [host for host in hosts if isinstance(host, str)]
