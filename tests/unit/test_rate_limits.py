@@ -49,14 +49,14 @@ def test_after_the_wait_there_is_one():
 def test_a_rate_of_zero_is_no_limit():
     buckets = TokenBuckets(0, 0)
     assert not any(buckets.take("a") for _ in range(1000))
-    assert len(buckets) == 0
+    assert len(buckets._left) == 0
 
 
 def test_memory_is_bounded():
     buckets = TokenBuckets(1, 1, most=10)
     for n in range(1000):
         buckets.take(str(n))
-    assert len(buckets) == 10
+    assert len(buckets._left) == 10
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,6 @@ async def store() -> AsyncIterator[Store]:
 @contextlib.asynccontextmanager
 async def opened(folder: DataDir, store: Store, clock: Clock) -> AsyncIterator[Tokens]:
     tokens = Tokens(folder, clock=clock.wall)
-    tokens.open()
     async with SignedRecords(store, KEY, "tokens", Token, changed=tokens.changed) as records:
         await records.ready()
         tokens.attach(records)
@@ -246,11 +245,11 @@ class TestFolder:
         file.rename(elsewhere)
         file.symlink_to(elsewhere)
         with pytest.raises(InvalidRequest, match="symbolic link"):
-            Tokens(folder).open()
+            Tokens(folder)
         file.unlink()
         os.mkfifo(file, 0o600)
         with pytest.raises(InvalidRequest, match="not a regular file"):
-            Tokens(folder).open()
+            Tokens(folder)
 
     @pytest.mark.parametrize("writable", [0o620, 0o602, 0o666])
     def test_an_address_that_others_may_write_is_refused(self, folder: DataDir, writable: int):
@@ -674,7 +673,7 @@ class TestSessions:
     async def test_memory_is_bounded(self, sessions: Sessions, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sessions_module, "MOST", 3)
         cookies = [await self.cookie(sessions) for _ in range(5)]
-        assert len(sessions) == 3
+        assert len(sessions._sessions) == 3
         assert sessions.principal(request(cookie=cookies[0])) is None
         assert sessions.principal(request(cookie=cookies[-1])) is not None
 

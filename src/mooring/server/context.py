@@ -186,7 +186,6 @@ def prepare(settings: ServerSettings, readiness: Readiness) -> ServerContext:
     data_dir = DataDir(settings.folder())
     data_dir.prepare()
     tokens = Tokens(data_dir)
-    tokens.open()
     host, _ = split_address("--http", settings.http)
     return ServerContext(
         settings,

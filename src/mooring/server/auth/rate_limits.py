@@ -48,9 +48,6 @@ class TokenBuckets:
         self._rate, self._burst, self._most, self._clock = rate, burst, most, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._left)
-
     def take(self, key: str) -> float:
         """Take a token, or return the seconds until there is one; 0 if it was taken."""
         if self._rate <= 0:

@@ -166,9 +166,6 @@ class Sessions:
         for value in itertools.islice(_cookies(request, self.cookie), _MAX_COOKIES):
             await self._sessions.remove(digest(value))
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
     @property
     def removal_cookie(self) -> str:
         """The `Set-Cookie` value that removes the session cookie."""

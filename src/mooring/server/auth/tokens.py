@@ -41,9 +41,6 @@ _KEPT = 90 * 86400.0
 """Seconds for which an ended token stays in the list."""
 _PRUNE_BATCH = 100
 
-_Stamp: TypeAlias = tuple[int, int, int, int, int]
-"""The attributes of a file that change with its content."""
-
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A stored token, without its secret."""
@@ -88,10 +85,12 @@ class Tokens:
     lookup causes no I/O, except for one stat of the admin token's file per second."""
 
     def __init__(self, folder: DataDir, *, clock: Callable[[], Time] = utcnow) -> None:
+        """Reads the admin token. Raises `InvalidRequest` if its file is unusable."""
         self._folder, self._clock = folder, clock
         self._records: SignedRecords[Token] | None = None
 
-        self._admin: Token | None = None
+        self._stamp = _stamp(folder.admin_token)  # before it is read
+        self._admin = self._read_admin()
         self._own = ""
         """The id of the record of this server's admin token; empty if it was never shared."""
         self._shared: str | None = None
@@ -100,16 +99,9 @@ class Tokens:
         self._by_digest: dict[str, Token] = {}
         self._by_id: dict[str, Token] = {}
         self._changed = True
-        self._stamp: _Stamp | None = None
         self._refreshed = 0.0
         self.used: dict[str, Time] = {}
         """When each token was last used on this server, by id."""
-
-    def open(self) -> None:
-        """Read the admin token. Raises `InvalidRequest` if its file is unusable."""
-        self._stamp = _stamp(self._folder.admin_token)  # before it is read
-        self._admin = self._read_admin()
-        self._changed = True
 
     def changed(self) -> None:
         """Called when the records change."""
@@ -328,7 +320,8 @@ def _later(now: Time, seconds: float) -> Time:
         raise InvalidRequest("the lifetime is too long: create a token without one") from error
 
 
-def _stamp(file: Path) -> _Stamp | None:
+def _stamp(file: Path) -> tuple[int, ...] | None:
+    """The attributes of a file that change with its content."""
     try:
         status = file.stat(follow_symlinks=False)
     except OSError:
