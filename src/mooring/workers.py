@@ -229,13 +229,13 @@ class Turn:
     def take(self) -> bool:
         """Acquire the lock, if it is free."""
         if self._held is None:
-            self._held = _try_lock(self._lock, fcntl.LOCK_EX)
+            self._held = _try_lock(self._lock)
         return self._held is not None
 
     @property
     def wanted(self) -> bool:
         """Whether another process waits."""
-        descriptor = _try_lock(self._queue, fcntl.LOCK_EX)
+        descriptor = _try_lock(self._queue)
         if descriptor is None:
             return True
         _close(descriptor)
@@ -310,16 +310,16 @@ async def _freed(path: Path) -> None:
         raise outcome
 
 
-def _try_lock(path: Path, how: int) -> int | None:
+def _try_lock(path: Path) -> int | None:
     descriptor = _open(path)
     try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         _close(descriptor)
         return None
     if not _is_still(path, descriptor):
         _close(descriptor)
-        return _try_lock(path, how)
+        return _try_lock(path)
     return descriptor
 
 

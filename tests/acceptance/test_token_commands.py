@@ -232,7 +232,7 @@ def test_over_tls_the_certificate_is_checked(tmp_path: Path, certificates: Path)
         done = command(served, "login", f"--ca={certificates}/ca.pem")
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("https://")
-        assert "holds no certificate" in command(served, "login", f"--ca={config}").stderr
+        assert "contains no certificate" in command(served, "login", f"--ca={config}").stderr
 
 
 def issued(folder: Path, *identities: str) -> trustme.CA:
@@ -292,7 +292,7 @@ def test_a_certificate_is_shown_to_a_server_that_asks_for_one(tmp_path: Path, ce
         assert command(served, "token", "list", **environment).returncode == 0
         done = command(served, "login", trust, own[0], f"--key={certificates}/server.key")
         assert done.returncode == 2
-        assert "is not a certificate with its key" in done.stderr
+        assert "are not a certificate with its key" in done.stderr
         done = command(served, "login", trust, own[1])
         assert "name that with --cert" in done.stderr
 

@@ -37,13 +37,18 @@ class TLS:
             raise InvalidURL(f"ca={self.ca} contains no certificate in PEM format") from error
         try:
             if self.cert:
-                context.load_cert_chain(self.cert, self.key)
+                context.load_cert_chain(self.cert, self.key, password=self._no_password)
         except ssl.SSLError as error:
             raise InvalidURL(
-                f"cert={self.cert} and key={self.key} are not a certificate with its key in PEM "
-                "format"
+                f"cert={self.cert} and key={self.key or self.cert} are not a certificate with its "
+                "key in PEM format"
             ) from error
         return context
+
+    def _no_password(self) -> str:
+        raise InvalidURL(
+            f"key={self.key or self.cert} is protected by a password: store it without one"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from mooring.cli.io.options import (
     pairs,
     seconds,
 )
-from mooring.cli.io.output import note, show, yes_no
+from mooring.cli.io.output import note, show, show_json, yes_no
 from mooring.discovery.eligibility import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
@@ -88,19 +88,13 @@ def _pick(rotation: Rotation, key: str, count: int) -> list[Instance]:
 def _show_addresses(
     instances: Sequence[Instance], protocol: str, as_json: bool, reveal: bool = False
 ) -> None:
-    if not as_json:
-        for instance in instances:
-            typer.echo(instance.address_for(protocol))
-        return
-    show(
-        instances,
-        {},
-        lambda instance: {
-            "address": instance.address_for(protocol),
-            **record(instance if reveal else without_secrets(instance)),
-        },
-        as_json=True,
-    )
+    for instance in instances:
+        address = instance.address_for(protocol)
+        if as_json:
+            shown = instance if reveal else without_secrets(instance)
+            show_json({"address": address, **record(shown)})
+        else:
+            typer.echo(address)
 
 
 async def wait(

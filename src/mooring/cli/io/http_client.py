@@ -19,9 +19,17 @@ from typing import Annotated, Any
 import typer
 
 from mooring import addresses
-from mooring.errors import AccessDenied, InvalidRequest, MooringError, StoreError, Unavailable
+from mooring.errors import (
+    AccessDenied,
+    InvalidRequest,
+    InvalidURL,
+    MooringError,
+    StoreError,
+    Unavailable,
+)
 from mooring.formatting import describe, quoted
 from mooring.server.auth.data_dir import DataDir, data_folder
+from mooring.settings.connections import TLS
 
 _TIMEOUT = 20.0
 _ERRORS: Mapping[int, type[MooringError]] = {400: InvalidRequest, 403: AccessDenied}
@@ -107,25 +115,12 @@ class ServerTarget:
 
     def tls_context(self) -> ssl.SSLContext:
         """Raises `InvalidRequest` for unusable files."""
+        if self.key is not None and self.cert is None:
+            raise InvalidRequest("--key is the key of a certificate: name that with --cert")
         try:
-            context = ssl.create_default_context(cafile=self.ca)
-        except OSError as error:
-            raise InvalidRequest(
-                f"--ca {self.ca} holds no certificate: {describe(error)}"
-            ) from error
-        if self.cert is None:
-            if self.key is not None:
-                raise InvalidRequest("--key is the key of a certificate: name that with --cert")
-            return context
-        try:
-            context.load_cert_chain(self.cert, self.key, password=_no_password)
-        except OSError as error:
-            pair = f"--cert {self.cert}" + (f" --key {self.key}" if self.key else "")
-            reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-            raise InvalidRequest(
-                f"{pair} is not a certificate with its key: {reason or error}"
-            ) from error
-        return context
+            return TLS(self.ca, self.cert, self.key).context()
+        except InvalidURL as error:
+            raise InvalidRequest(f"--{error}") from error  # it begins with `ca=`, `cert=` or `key=`
 
 
 def _token_from_environment() -> str:
@@ -140,10 +135,6 @@ def _admin_token(folder: DataDir) -> str:
         return folder.read_admin_token()
     except FileNotFoundError:
         raise Unavailable(f"{folder.admin_token} not found: {_START_ONE}") from None
-
-
-def _no_password() -> str:
-    raise InvalidRequest("the key is protected by a password: store it without one")
 
 
 class _LocalHTTPSConnection(http.client.HTTPSConnection):

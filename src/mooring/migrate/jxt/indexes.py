@@ -218,31 +218,22 @@ def write_index_changes(
     return result
 
 
-class IndexGaps(msgspec.Struct):
-    missing: dict[bytes, Claim] = msgspec.field(default_factory=dict)
-    taken: dict[bytes, tuple[Claim, int]] = msgspec.field(default_factory=dict)
-    """Indexes that refer to another tenant."""
-
-
 def find_gaps(
     unit: int,
     wanted: Mapping[bytes, Claim],
     variants: Mapping[bytes, Collection[bytes]],
     entries: Mapping[bytes, Entry],
-) -> IndexGaps:
-    """The wanted indexes that do not exist. One that refers to the tenant is correct, whatever its
-    spelling and its other fields; unreadable ones are left alone."""
-    gaps = IndexGaps()
+) -> dict[bytes, int | None]:
+    """The wanted indexes that do not exist, and those that refer to another tenant, with its id.
+    One that refers to the tenant is correct, whatever its spelling and its other fields; unreadable
+    ones are left alone."""
     tenants = {name: holder(entry.value) for name, entry in entries.items()}
-    for name, claim in wanted.items():
-        tenant = tenants.get(name)
-        if any(tenants.get(variant) == unit for variant in (name, *variants[name])):
-            continue
-        if tenant is None:
-            gaps.missing[name] = claim
-        elif tenant:
-            gaps.taken[name] = claim, tenant
-    return gaps
+    return {
+        name: tenants.get(name)
+        for name in wanted
+        if tenants.get(name) != 0
+        and all(tenants.get(variant) != unit for variant in (name, *variants[name]))
+    }
 
 
 def with_current_meta(
@@ -301,18 +292,23 @@ class OldIndexes:
         for name in surplus:
             if name in entries and holder(entries[name].value) == state.unit:
                 result.delete(entries[name])
-        for name, (claim, tenant) in gaps.taken.items():
-            other, _ = await self._reader.unit(tenant)
-            if any(name in self._claims(tenant, parts) for parts in (other.new, other.old.values)):
-                result.problems.append(f"{claim} is tenant {tenant}'s among the old keys")
+        missing: list[bytes] = []
+        for name, tenant in gaps.items():
+            if tenant is not None and await self._is_claimed(name, tenant):
+                result.problems.append(f"{wanted[name]} is tenant {tenant}'s among the old keys")
             else:
-                gaps.missing[name] = claim
-        for name, claim in list(gaps.missing.items())[:_BATCH]:
-            part = state.old.parts[claim.path]
-            result.put(claim, name, entries)
+                missing.append(name)
+        for name in missing[:_BATCH]:
+            part = state.old.parts[wanted[name].path]
+            result.put(wanted[name], name, entries)
             result.checks.append(unchanged(part.key, part.modified))
         result.checks = list(dict.fromkeys(result.checks))
         return result
+
+    async def _is_claimed(self, name: bytes, tenant: int) -> bool:
+        """Whether a tenant has the name of an old index, in either format."""
+        state, _ = await self._reader.unit(tenant)
+        return any(name in self._claims(tenant, parts) for parts in (state.new, state.old.values))
 
     def _surplus(self, state: UnitState) -> list[bytes]:
         """Recorded indexes of names that a unit no longer has."""
