@@ -76,8 +76,9 @@ def _with_password_hash(after: dict[str, JSON], stored: dict[str, JSON]) -> dict
     hashed = after.get("passwordHash")
     if hashed is None:
         hashed = stored.get("passwordHash")
-    others = {name: inner for name, inner in after.items() if name != "passwordHash"}
-    return others if hashed in (None, "") else others | {"passwordHash": hashed}
+    if hashed in (None, ""):
+        return {name: inner for name, inner in after.items() if name != "passwordHash"}
+    return after | {"passwordHash": hashed}
 
 
 def _with_password(
