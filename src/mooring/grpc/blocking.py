@@ -279,7 +279,6 @@ class Channel(grpc.Channel):  # type: ignore[misc]
             self._swappable.switch_to,
             self._swappable.set_unavailable,
         )
-        self._resolver.start()
 
     def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
         """Call back with the combined connectivity of all instances, now and at each change."""

@@ -87,13 +87,10 @@ class Repeatable:
             )
 
 
-def _checked(name: str) -> str:
-    if not isinstance(name, str):
-        raise InvalidRequest(
-            f"retry names methods like 'package.Service/Method', not {quoted(name)}"
-        )
-    service, slash, method = name.removeprefix("/").partition("/")
-    if not service or "/" in method or (slash and not method) or name != name.strip():
+def _checked(name: object) -> str:
+    text = name if isinstance(name, str) else ""
+    service, slash, method = text.removeprefix("/").partition("/")
+    if not service or "/" in method or (slash and not method) or text != text.strip():
         raise InvalidRequest(
             f"retry names methods like 'package.Service/Method', or all of a service like "
             f"'package.Service', not {quoted(name)}"

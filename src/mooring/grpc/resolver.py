@@ -75,8 +75,6 @@ class TargetResolver:
         """The result of the last successful lookup of each host name."""
         self._salt = os.urandom(16)
         self._tasks = Tasks()
-
-    def start(self) -> None:
         self._tasks.start(self._follow(), name=f"instances of {self._service} for gRPC")
 
     async def _follow(self) -> None:

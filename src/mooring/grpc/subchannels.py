@@ -48,19 +48,6 @@ class Subchannel:
     calls in `in_flight`, so that it can be closed after the last one.
     """
 
-    __slots__ = (
-        "_changed",
-        "channel",
-        "failing",
-        "id",
-        "in_flight",
-        "incarnation",
-        "ready",
-        "retired",
-        "state",
-        "target",
-    )
-
     def __init__(
         self,
         instance: Instance,

@@ -113,8 +113,6 @@ class CatalogueEntry:
             RetainedFeed(registry.follow(service)), wait=False
         )
         self._tasks = Tasks()
-
-    def start(self) -> None:
         self._mirror.subscribe(lambda _: self._updated.set())
         self._mirror.start()
         self._tasks.start(self._publish(), name=f"{self.service} for xDS")
@@ -214,7 +212,6 @@ class Catalogue:
         if entry is None:
             entry = CatalogueEntry(self._registry, service, self._hosts, self._entry_changed)
             self._entries[service] = entry
-            entry.start()
         return entry
 
     def _remove_unused(self, entry: CatalogueEntry) -> None:
