@@ -89,8 +89,8 @@ class Subscription:
         return None if listed is None else self.names.union(listed)
 
     def _settle(self, lookups: Mapping[str, Lookup]) -> tuple[dict[str, Resource], list[str]]:
-        """The resources to send, and the names that do not exist, of which the client must know.
-        Names that are not known yet stay pending, the others do not."""
+        """The resources to send, and the names to report as removed. Only names that are not known
+        yet stay pending."""
         resources: dict[str, Resource] = {}
         removed: list[str] = []
         for name, lookup in lookups.items():
