@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.discovery.resilience import Outliers, Resilience, RetryBudget, slow_start
-from mooring.discovery.zones import Contribution, ZoneTallies
+from mooring.discovery.zones_and_panic import Contribution, ZoneTallies
 from mooring.errors import InvalidRequest
 
 

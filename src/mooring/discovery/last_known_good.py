@@ -29,7 +29,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from mooring.atomic_file import DiskCopy
-from mooring.discovery.eligibility import Selector, exclusion
+from mooring.discovery.selector import Selector, exclusion
 from mooring.mirror import Step, Steps
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import InstanceFeed

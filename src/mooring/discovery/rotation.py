@@ -6,7 +6,7 @@ instances remain: below the panic threshold, unhealthy instances are called too.
 connections (`set_reachable`), an instance without one is never called. A draining instance is
 called only if no other is usable.
 
-The caller's zone is a preference: see `mooring.discovery.zones`.
+The caller's zone is a preference: see `mooring.discovery.zones_and_panic`.
 
 Pure: the time is passed in, and the random source can be. The cost of a change does not depend on
 the number of instances.
@@ -21,9 +21,9 @@ from collections.abc import Collection, Iterable, Iterator
 from mooring.discovery import balance
 from mooring.discovery.balance import Node, Picker
 from mooring.discovery.balance.picker import Clock, effective_weight
-from mooring.discovery.eligibility import Explanation, Selector, exclusion
 from mooring.discovery.resilience import Outliers, Resilience, slow_start
-from mooring.discovery.zones import Contribution, Mode, ZonePicker, ZoneTallies, ZoneTally
+from mooring.discovery.selector import Explanation, Selector, exclusion
+from mooring.discovery.zones_and_panic import Contribution, Mode, ZonePicker, ZoneTallies, ZoneTally
 from mooring.errors import NoInstance
 from mooring.messages import Message, message
 from mooring.model import Instance

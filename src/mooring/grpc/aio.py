@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from mooring import hub as hubs
-from mooring.discovery.eligibility import Explanation
+from mooring.discovery.selector import Explanation
 from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import InvalidRequest
 from mooring.fork_safety import check_process, tracked

@@ -5,9 +5,9 @@ import contextlib
 import pathlib
 import typing
 
-import mooring.discovery.eligibility
 import mooring.discovery.last_known_good
 import mooring.discovery.resilience
+import mooring.discovery.selector
 import mooring.discovery.view
 import mooring.errors
 import mooring.heartbeat.collectors
@@ -176,7 +176,7 @@ class Hub:
         version: str = "",
         tags: collections.abc.Mapping[str, str] | None = None,
         zone: str = "",
-    ) -> list[mooring.discovery.eligibility.Explanation]: ...
+    ) -> list[mooring.discovery.selector.Explanation]: ...
     def session(self, *, ttl: float = 15.0) -> Session: ...
     def mirror(self, range: mooring.store.Range) -> Mirror[bytes, mooring.store.Entry]: ...
     def lock(self, name: str, *, ttl: float = 10.0, timeout: float | None = None) -> Lock: ...
@@ -590,7 +590,7 @@ class View:
         key: str | bytes | None = None,
         tries: int = 3,
     ) -> mooring.discovery.view.T: ...
-    def explain(self) -> list[mooring.discovery.eligibility.Explanation]: ...
+    def explain(self) -> list[mooring.discovery.selector.Explanation]: ...
     def subscribe(
         self,
         callback: collections.abc.Callable[

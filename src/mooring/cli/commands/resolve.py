@@ -23,10 +23,10 @@ from mooring.cli.io.options import (
     seconds,
 )
 from mooring.cli.io.output import note, show, show_json, yes_no
-from mooring.discovery.eligibility import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
 from mooring.discovery.rotation import explain as explain_rotation
+from mooring.discovery.selector import Selector
 from mooring.errors import NoInstance
 from mooring.formatting import format_duration
 from mooring.model import Instance

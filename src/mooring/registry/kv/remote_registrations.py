@@ -17,9 +17,9 @@ from mooring.errors import Conflict, LeaseNotFound, StoreError
 from mooring.model import Instance, now
 from mooring.registry import json_values as values
 from mooring.registry.contract import StatusReport, check_incarnation, removed, superseded
-from mooring.registry.kv.instance_record import repair
 from mooring.registry.kv.layouts.layout import File, Layout
 from mooring.registry.kv.operations import create_descriptions
+from mooring.registry.kv.repair import repair
 from mooring.store.contract import Delete, Entry, Put, Query, Store, key, unchanged
 from mooring.tasks import cleanup
 

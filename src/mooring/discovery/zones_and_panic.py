@@ -1,4 +1,4 @@
-"""Zones: how calls are split between the caller's own zone and other zones."""
+"""Zones and panic: when calls leave the zone, and when unhealthy instances are called too."""
 
 from __future__ import annotations
 
