@@ -99,8 +99,9 @@ class LockLost(LockError):
 
 
 class LockTimeout(LockError, TimeoutError):
-    """The lock was not acquired in time. The message names the holder. No key remains; if the store
-    did not confirm that, the message says that a key may remain until its TTL."""
+    """The lock was not acquired in time. The message names the holder if it is known. No key
+    remains; if the store did not confirm that, the message says that a key may remain until its TTL
+    ends."""
 
 
 class Reentered(LockError):

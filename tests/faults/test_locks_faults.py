@@ -384,7 +384,7 @@ async def test_one_deadline_covers_all_of_an_acquire_whose_replies_are_lost(
                 pass  # leaves a lease to be used again
             proxy.mute()
             started = time.monotonic()
-            with pytest.raises((LockTimeout, OutcomeUnknown), match="until its TTL of 7s is over"):
+            with pytest.raises((LockTimeout, OutcomeUnknown), match="until its TTL of 7s ends"):
                 await KINDS[kind](hub, timeout).acquire()
             assert time.monotonic() - started < (timeout or 3) + 1.5
             proxy.heal()
@@ -468,7 +468,7 @@ async def test_blocking_code_has_the_same_deadline(etcd: Callable[[str], EtcdSer
                     pass
                 proxy.mute()
                 started = time.monotonic()
-                with pytest.raises(OutcomeUnknown, match="until its TTL of 7s is over"):
+                with pytest.raises(OutcomeUnknown, match="until its TTL of 7s ends"):
                     hub.lock("blocking", ttl=7, timeout=0).acquire()
                 took = time.monotonic() - started
                 loop.call_soon_threadsafe(heal)

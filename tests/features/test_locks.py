@@ -145,10 +145,12 @@ async def test_to_try_does_not_wait_and_leaves_nothing(hub: Hub, other: Hub):
     assert await contenders(hub) == 0
 
 
-@pytest.mark.parametrize("timeout", [0, 1])
-async def test_a_timeout_names_the_holder_and_leaves_nothing(hub: Hub, other: Hub, timeout: float):
+@pytest.mark.parametrize(("timeout", "when"), [(0, "immediately"), (1, "within 1s")])
+async def test_a_timeout_names_the_holder_and_leaves_nothing(
+    hub: Hub, other: Hub, timeout: float, when: str
+):
     async with hub.lock("lock") as held:
-        with pytest.raises(LockTimeout, match="lock") as late:
+        with pytest.raises(LockTimeout, match=f"the lock 'lock' was not acquired {when}") as late:
             await other.lock("lock", timeout=timeout).acquire()
         if timeout:
             assert f"token {held.token}" in str(late.value)

@@ -172,9 +172,10 @@ class Lock:
             name = decode_value(first.value).by or f"the key {quoted(first.key)}"
             others = f", {len(order) - 1} more waiting" if len(order) > 1 else ""
             holder = f": held by {name} (token {first.created}){others}"
+        when = f"within {format_duration(self._timeout)}" if self._timeout else "immediately"
         return LockTimeout(
-            f"the lock {quoted(self.name)} was not acquired within "
-            f"{format_duration(self._timeout or 0)}{holder}{self._remaining_key(used)}"
+            f"the lock {quoted(self.name)} was not acquired {when}{holder}"
+            f"{self._remaining_key(used)}"
         )
 
     @staticmethod
