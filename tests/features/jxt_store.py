@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooring.migrate.jxt.reader import Reader
+from mooring.migrate.jxt.reader import UnitReader
 from mooring.store import Put, Store, everything
 from mooring.store.export_import import batches_of
 from mooring.tenants.keys import TenantKeys
@@ -142,7 +142,7 @@ def old_indexed(namespace: str, there: Mapping[str, bytes]) -> dict[str, int]:
 
 async def differing(store: Store, ring: Keyring, namespace: str = "jxt") -> list[str]:
     """Whatever is not level: parts, new indexes, and old ones. The sentinel beats on both sides."""
-    snapshot = await Reader(store, TenantKeys(namespace)).snapshot()
+    snapshot = await UnitReader(store, TenantKeys(namespace)).snapshot()
     parts = [
         f"{unit}: {path}"
         for unit, view in snapshot.units.items()

@@ -27,7 +27,7 @@ from mooring.migrate.jxt.plan import (
     deleted_in_new,
     name_conflicts,
 )
-from mooring.migrate.jxt.reader import MigrationSnapshot, Reader
+from mooring.migrate.jxt.reader import MigrationSnapshot, UnitReader
 from mooring.migrate.jxt.state import CutoverMarker, CutoverState, SyncedState, UnitState
 from mooring.migrate.jxt.sync_unit import NewIndexes, SyncResult, UnitSync
 from mooring.migrate.progress import Progress, in_parallel, no_progress
@@ -96,7 +96,7 @@ class Migration:
         self.keys = TenantKeys(namespace)
         self.store = store
         self.ring = Keyring.from_environment() if ring is None else ring
-        self.reader = Reader(store, self.keys)
+        self.reader = UnitReader(store, self.keys)
         self.by = by or default_author()
         self._publisher = Publisher(store, self.keys, ring=self.ring, by=self.by)
         self._new_indexes = NewIndexes(store, self.keys, self._publisher)

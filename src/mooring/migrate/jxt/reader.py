@@ -36,7 +36,7 @@ class MigrationSnapshot(msgspec.Struct, frozen=True):
     """By key."""
 
 
-class Reader:
+class UnitReader:
     def __init__(self, store: Store, keys: TenantKeys) -> None:
         self._store = store
         self.keys, self.old_keys, self.ledger = keys, OldKeys(keys), LedgerKeys(keys)

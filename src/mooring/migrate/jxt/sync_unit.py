@@ -27,9 +27,10 @@ from mooring.migrate.jxt.indexes import (
     OldIndexes,
     with_current_meta,
 )
+from mooring.migrate.jxt.merge_rule import Base, Move
 from mooring.migrate.jxt.plan import NameConflict, PartPlan, new_key
-from mooring.migrate.jxt.reader import Reader
-from mooring.migrate.jxt.state import Base, CutoverState, Move, Phase, SyncedState, UnitState
+from mooring.migrate.jxt.reader import UnitReader
+from mooring.migrate.jxt.state import CutoverState, Phase, SyncedState, UnitState
 from mooring.migrate.jxt.translation import translate_back, why_locked
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Put, Query, Store, Write, key, unchanged
@@ -86,7 +87,9 @@ def _partition(
 
 
 class UnitSync:
-    def __init__(self, store: Store, reader: Reader, publisher: Publisher, ring: Keyring) -> None:
+    def __init__(
+        self, store: Store, reader: UnitReader, publisher: Publisher, ring: Keyring
+    ) -> None:
         self._store, self._reader, self._publisher = store, reader, publisher
         self._ring, self._indexes = ring, OldIndexes(store, reader, ring)
         self._keys, self._old_keys, self._ledger = reader.keys, reader.old_keys, reader.ledger
