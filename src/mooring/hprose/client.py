@@ -157,14 +157,14 @@ class InvokeOptions(TypedDict, total=False):
     simple: bool | None
 
 
-class Method(Generic[R]):
+class RemoteMethod(Generic[R]):
     """A remote function: `remote.hello("x")`; `remote.user.get(3)` calls `user_get`."""
 
     def __init__(self, remote: Remote[R], name: str) -> None:
         self._remote, self._name = remote, name
 
-    def __getattr__(self, name: str) -> Method[R]:
-        return Method(self._remote, f"{self._name}_{name}")
+    def __getattr__(self, name: str) -> RemoteMethod[R]:
+        return RemoteMethod(self._remote, f"{self._name}_{name}")
 
     def __call__(self, *args: object, **options: Unpack[InvokeOptions]) -> R:
         return self._remote.invoke(self._name, list(args), **options)
@@ -175,10 +175,10 @@ class Remote(ABC, Generic[R]):
 
     _calls: CallDispatcher
 
-    def __getattr__(self, name: str) -> Method[R]:
+    def __getattr__(self, name: str) -> RemoteMethod[R]:
         if name.startswith("_"):
             raise AttributeError(f"{name} is not an attribute: call such a function with invoke")
-        return Method(self, name)
+        return RemoteMethod(self, name)
 
     @property
     def primary(self) -> Server | None:
