@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,3 +118,59 @@ def test_backends_do_not_know_each_other():
             for file in (ROOT / parent / here).rglob("*.py"):
                 package = f"mooring.{parent}.{there}"
                 assert not [target for target in imports(file) if package in target], file
+
+
+def _modules() -> dict[str, Path]:
+    return {
+        ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): file
+        for file in ROOT.rglob("*.py")
+    }
+
+
+def _imported(file: Path, modules: dict[str, Path]) -> set[str]:
+    """The modules of Mooring that a module imports, at runtime or for type checking."""
+    targets = set[str]()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            targets.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (node.module, alias.name) != ("mooring", "__version__"):
+                    name = f"{node.module}.{alias.name}"
+                    targets.add(name if name in modules else str(node.module))
+    return targets & set(modules)
+
+
+def test_imports_have_no_cycles():
+    """Not even if imports for type checking count."""
+    modules = _modules()
+    graph = {name: _imported(file, modules) - {name} for name, file in modules.items()}
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_tasks_are_created_in_one_place():
+    creators = {"create_task", "ensure_future", "TaskGroup"}
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in ROOT.rglob("*.py")
+        if file.name != "tasks.py"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in creators
+    ]
+    assert wrong == []
+
+
+def test_http_knows_nothing_of_the_domain():
+    allowed = ("mooring.server.http", "mooring.errors", "mooring.formatting")
+    wrong = [
+        f"{file.name} imports {target}"
+        for file in (ROOT / "server/http").rglob("*.py")
+        for target in _imported(file, _modules())
+        if not target.startswith(allowed)
+    ]
+    assert wrong == []

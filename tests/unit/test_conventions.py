@@ -1,0 +1,96 @@
+"""Rules of the source code that neither the linter nor the type checker enforces."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import mooring
+
+ROOT = Path(mooring.__file__).parent
+SOURCES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+
+VAGUE = {"told", "found", "each"}
+"""Names that do not say what a variable holds."""
+
+TWINS = {
+    "Bridge",
+    "Channel",
+    "Method",
+    "Migration",
+    "Registered",
+    "ServiceFeed",
+    "Status",
+    "StreamStream",
+    "StreamUnary",
+    "TenantMiddleware",
+    "UnaryStream",
+    "UnaryUnary",
+}
+"""Public names that mean the same in two packages, such as those of asyncio and threads."""
+
+SHORTEST = 40
+ENTRY_POINTS = {"__init__.py", "__main__.py"}
+
+
+def _bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The names that a module binds, with their lines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store(), lineno=line):
+                yield line, name
+            case ast.arg(arg=name, lineno=line):
+                yield line, name
+            case (
+                ast.FunctionDef(name=name, lineno=line)
+                | ast.AsyncFunctionDef(name=name, lineno=line)
+            ):
+                yield line, name
+            case ast.ClassDef(name=name, lineno=line):
+                yield line, name
+
+
+def test_names_say_what_they_hold():
+    vague = [
+        f"{module}:{line}: {name}"
+        for module, tree in TREES.items()
+        for line, name in _bound(tree)
+        if name.strip("_").lower() in VAGUE
+    ]
+    assert vague == []
+
+
+def test_unrelated_classes_have_different_names():
+    modules = defaultdict(list)
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(module)
+    shared = {name: where for name, where in modules.items() if len(where) > 1}
+    assert {name: where for name, where in shared.items() if name not in TWINS} == {}
+    assert set(shared) >= TWINS, "a name in TWINS is unique by now"
+
+
+def test_arguments_are_written_out():
+    steered = [
+        f"{module}:{node.lineno}"
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for argument in node.args
+        if isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple | ast.List)
+    ]
+    assert steered == []
+
+
+def test_no_module_is_a_fragment():
+    short = {
+        module: lines
+        for module, path in SOURCES.items()
+        if path.name not in ENTRY_POINTS
+        and (lines := len(path.read_text().splitlines())) < SHORTEST
+    }
+    assert short == {}
