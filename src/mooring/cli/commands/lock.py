@@ -39,7 +39,7 @@ NameArgument = Annotated[
 ]
 TTLOption = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="expire after this time without a heartbeat"),
+    typer.Option(metavar="DURATION", help="expire after this time without a lease renewal"),
 ]
 TimeoutOption = Annotated[
     str, typer.Option(metavar="DURATION", help="give up waiting after this time; 0s does not wait")
@@ -189,7 +189,10 @@ async def elect(
     """Run a command while this process is the elected leader.
 
     Waits until it is elected. The command gets its fencing token in $MOORING_FENCING_TOKEN, and is
-    stopped if the leadership is lost. Exits with the exit code of the command.
+    stopped if the leadership is lost. Exits with the exit code of the command, or with 1 if the
+    leadership was lost or not won in time.
+
+    Without a command, prints the token and leads until this process is stopped.
     """
     lifetime, patience = _parse_times(name, ttl, timeout)
     if listen and context.obj:
