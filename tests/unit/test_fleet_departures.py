@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mooring import Instance
 from mooring.model import Status
-from mooring.server.live.history import LivenessSignals
+from mooring.server.live.departures import LivenessSignals
 from mooring.server.live.polling import EVERY
 
 ONE = Instance("a", "h", 1, incarnation="x")

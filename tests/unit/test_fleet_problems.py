@@ -13,7 +13,6 @@ import pytest
 from mooring.messages import TEXTS, message
 from mooring.model import Instance, Status, Time
 from mooring.server.http.response import rfc3339
-from mooring.server.live.history import TimelineEvent
 from mooring.server.live.problems import (
     KINDS,
     FleetProblem,
@@ -24,6 +23,7 @@ from mooring.server.live.problems import (
 from mooring.server.live.services import KnownService
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import Observation
+from mooring.server.live.timeline import TimelineEvent
 
 NOW = datetime.datetime(2026, 3, 1, 3, 0, tzinfo=datetime.UTC)
 

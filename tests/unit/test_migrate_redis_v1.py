@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mooring.errors import InvalidRequest, MigrationError
 from mooring.migrate import verified_file
 from mooring.migrate.redis_v1 import migration
+from mooring.migrate.redis_v1.bridge import BridgePlan, SeenHeartbeat, plan_bridge
 from mooring.migrate.redis_v1.format import (
     INCARNATION,
     V1Keys,
@@ -22,15 +23,7 @@ from mooring.migrate.redis_v1.format import (
     parse_record,
     v1_fields,
 )
-from mooring.migrate.redis_v1.plan import (
-    BridgePlan,
-    InstancePlan,
-    SeenHeartbeat,
-    V2Service,
-    compare,
-    plan_bridge,
-    tolerate_delay,
-)
+from mooring.migrate.redis_v1.plan import InstancePlan, V2Service, compare, tolerate_delay
 from mooring.migrate.verified_file import Verified
 from mooring.model import Config, Instance, Status
 from mooring.registry.redis.layout import RedisKeys, encode

@@ -25,7 +25,7 @@ from mooring.grpc.options import (
     service_of,
     subchannel_options,
 )
-from mooring.grpc.pending_calls import (
+from mooring.grpc.retried_calls import (
     CallArguments,
     PendingStreamStream,
     PendingStreamUnary,
@@ -40,7 +40,7 @@ __all__ = ["Channel", "channel"]
 
 class Method(ConnectionMethod[Subchannel]):
     """A method of a stub. If an instance is connected and the method must not be retried, a call is
-    a plain gRPC call to that instance. Otherwise it is one of `pending_calls`, which waits and
+    a plain gRPC call to that instance. Otherwise it is one of `retried_calls`, which waits and
     retries. A call with `wait_for_ready` is always a pending call: it can move to another instance
     if the connection breaks before anything was sent, while gRPC knows only one instance.
     """

@@ -3,6 +3,12 @@
 It reads all services periodically. The next pass applies a change of a known service to the other
 version. A scan finds services that are new in v1; scans use at most a tenth of the time. Any number
 of bridges may run, and a bridge can be stopped and started at any time.
+
+A bridge never loops: copies in v2 have a special incarnation and are never mirrored, and mirrored
+records in v1 have a mark and are never copied. A v1 heartbeat is a time on the clock of its
+instance. Once the bridge knows a service, a heartbeat that has changed counts as received now, and
+one that has not changed as no heartbeat. So an instance that stops ages in v2 and expires there,
+even if its clock is an hour ahead.
 """
 
 from __future__ import annotations
@@ -13,14 +19,26 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mooring.errors import InvalidRequest, StoreError
-from mooring.migrate.redis_v1.format import INCARNATION, V1Service, is_v2_key
+from mooring.migrate.redis_v1.format import (
+    INCARNATION,
+    V1Record,
+    V1Service,
+    in_seconds,
+    is_bridged,
+    is_v2_key,
+    parse_record,
+    v1_fields,
+)
 from mooring.migrate.redis_v1.migration import Migration
-from mooring.migrate.redis_v1.plan import BridgePlan, SeenHeartbeat, V2Service, plan_bridge
+from mooring.migrate.redis_v1.plan import NOT_A_HASH, V2Service, differences, restarted
 from mooring.migrate.redis_v1.reader import DEREGISTER, MIRROR, UnreadableService, printable
+from mooring.model import Config
+from mooring.registry.redis import layout
 from mooring.registry.redis.live_service import drop_service, message_head
+from mooring.registry.redis.reader import with_config
 from mooring.tasks import Backoff, Tasks, slices
 
 log = logging.getLogger(__name__)
@@ -36,6 +54,141 @@ _BATCH_PATIENCE = 0.5
 _FAILURE_PAUSE = 10.0
 """Seconds for which a failed service is skipped, because each try waits for an unavailable node and
 delays all others."""
+
+
+V1_TIMEOUT = 90_000
+"""Ms without a heartbeat after which v1 drops an instance: older instances are not mirrored."""
+
+
+class SeenHeartbeat(NamedTuple):
+    """The last heartbeat that a bridge saw from a v1 instance."""
+
+    score: float | None
+    at: int
+    """When it arrived, in ms on the server's clock."""
+    owned_at: int = 0
+    """When a v2 process was last seen to own the instance. After it leaves, earlier v1 heartbeats
+    do not restore the instance."""
+
+
+@dataclass(slots=True)
+class BridgePlan:
+    copy: dict[str, tuple[V1Record, int]] = field(default_factory=dict)
+    """To write to v2, with the last heartbeat."""
+    deregister: list[str] = field(default_factory=list)
+    """To remove from v2, because v1 removed it."""
+    mirror: dict[str, dict[str, str]] = field(default_factory=dict)
+    """To write to v1."""
+    heartbeats: dict[str, float] = field(default_factory=dict)
+    """For v1, in its unit."""
+    withdraw: list[str] = field(default_factory=list)
+    """To remove from v1, because v2 removed it."""
+    seen: dict[str, SeenHeartbeat] = field(default_factory=dict)
+    """For the next pass."""
+    problems: list[str] = field(default_factory=list)
+    """Instances that are left alone, and why."""
+
+
+def plan_bridge(
+    v1: V1Service,
+    v2: V2Service,
+    config: Mapping[str, Config],
+    before: Mapping[str, SeenHeartbeat],
+    *,
+    timeout: int,
+    limit: int,
+) -> BridgePlan:
+    """`before` is `seen` of the previous pass; `timeout` is that of v2, in ms."""
+    plan = BridgePlan()
+    registered = {id for id in v1.members if v1.hashes.get(id)}
+    for id in sorted(registered):
+        fields = v1.hashes[id] or {}
+        if is_bridged(fields):
+            continue
+        try:
+            record = parse_record(v1.service, id, fields, limit=limit)
+        except InvalidRequest as error:
+            plan.problems.append(f"{id}, of v1, {error}")  # its copy in v2 expires
+            continue
+        seen = _see(v1, record, before.get(id), v2.now)
+        plan.seen[id] = seen._replace(owned_at=v2.now) if v2.owns(id, timeout) else seen
+        _plan_to_v2(plan, v2, record, timeout)
+    plan.deregister = [
+        id
+        for id in sorted(before.keys() - registered)
+        if v2.records.get(id, {}).get("incarnation") == INCARNATION
+    ]
+    _plan_to_v1(plan, v1, v2, config)
+    return plan
+
+
+def _see(v1: V1Service, record: V1Record, before: SeenHeartbeat | None, now: int) -> SeenHeartbeat:
+    id = record.instance.id
+    score = v1.scores.get(id)
+    if before is None:
+        return SeenHeartbeat(score, v1.heartbeat(id, record, now))
+    return before if score == before.score else before._replace(score=score, at=now)
+
+
+def _plan_to_v2(plan: BridgePlan, v2: V2Service, record: V1Record, timeout: int) -> None:
+    id = record.instance.id
+    seen = plan.seen[id]
+    if seen.at <= max(v2.now - timeout, seen.owned_at):
+        return
+    if id in v2.wrong_type:
+        plan.problems.append(f"{id}: {NOT_A_HASH}")
+        return
+    if id in v2.removed and not restarted(record, seen.at, v2.removed[id]):
+        if record.registered <= v2.removed[id]:  # else the next heartbeats show if it restarted
+            plan.withdraw.append(id)
+        return
+    current = (
+        id in v2.records
+        and v2.listed is not False
+        and v2.scores.get(id, 0) >= seen.at
+        and not differences(record.fields, v2.records[id])
+    )
+    if not current:
+        plan.copy[id] = (record, seen.at)
+
+
+def _plan_to_v1(
+    plan: BridgePlan, v1: V1Service, v2: V2Service, config: Mapping[str, Config]
+) -> None:
+    seconds = in_seconds(v1.scores.values())
+    alive = v2.alive(V1_TIMEOUT)
+    for id in sorted(alive):
+        if not _may_mirror(plan, id, v1.hashes.get(id, {}), v2.records[id]):
+            continue
+        try:
+            instance = with_config(layout.decode(v1.service, id, v2.records[id]), config)
+        except InvalidRequest as error:
+            plan.problems.append(f"{id}, of v2, {error}")  # v2 readers omit it too
+            continue
+        wanted = v1_fields(instance, _registration_time(v2.records[id]), in_seconds=seconds)
+        if v1.hashes.get(id) != wanted or id not in v1.members:
+            plan.mirror[id] = wanted
+        score = v2.scores[id] // 1000 if seconds else v2.scores[id]
+        if v1.scores.get(id) != score:
+            plan.heartbeats[id] = score
+    plan.withdraw += sorted(v1.bridged - alive)
+
+
+def _may_mirror(
+    plan: BridgePlan, id: str, fields: Mapping[str, str] | None, record: Mapping[str, str]
+) -> bool:
+    """Whether the v1 record is missing, or the bridge's, or of a process that has been silent since
+    a v2 process took over."""
+    if fields is None:
+        return False  # not a hash
+    if not fields or is_bridged(fields):
+        return True
+    return id in plan.seen and plan.seen[id].at < _registration_time(record)
+
+
+def _registration_time(record: Mapping[str, str]) -> int:
+    text = record.get("registrationTime", "")
+    return int(text) if text.isdecimal() else 0
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from mooring.names import split_service
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import READING, Principal
 from mooring.server.http.response import Response, digest, encode, rfc3339
-from mooring.server.live.history import TimelineEvent
 from mooring.server.live.problems import FleetProblem, visible_problems
 from mooring.server.live.services import KnownService, RenderedPage
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import HealthCounts, HealthSummary, health, percentile
+from mooring.server.live.timeline import TimelineEvent
 
 endpoints = EndpointList()
 

@@ -24,7 +24,6 @@ from mooring.server.api.overview import EventInfo
 from mooring.server.auth.authorization import DISCOVERING, READING, need
 from mooring.server.http.request import PageQuery
 from mooring.server.http.response import HTTPError, Response, rfc3339
-from mooring.server.live.history import TimelineEvent
 from mooring.server.live.services import KnownService, RenderedPage, array
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import (
@@ -40,6 +39,7 @@ from mooring.server.live.summary import (
     healthy,
     instance_metrics,
 )
+from mooring.server.live.timeline import TimelineEvent
 
 endpoints = EndpointList()
 

@@ -16,10 +16,10 @@ from mooring.messages import TEXTS, Parameter, message, parameters
 from mooring.model import Instance, Time, now
 from mooring.names import split_service
 from mooring.server.http.response import rfc3339
-from mooring.server.live.history import EventKind
 from mooring.server.live.services import KnownService
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import Observation, active
+from mooring.server.live.timeline import EventKind
 from mooring.store import Status, Store
 from mooring.tasks import Tasks
 

@@ -19,17 +19,7 @@ from mooring.messages import Message, message
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Registry
-from mooring.server.live.history import (
-    Departure,
-    EventKind,
-    InstanceKey,
-    LivenessSignals,
-    MetricHistory,
-    MetricSample,
-    Timeline,
-    TimelineEvent,
-    events_of,
-)
+from mooring.server.live.departures import Departure, InstanceKey, LivenessSignals
 from mooring.server.live.polling import Poller
 from mooring.server.live.services import KnownService, RenderCache, ServiceRecord
 from mooring.server.live.summary import (
@@ -39,6 +29,14 @@ from mooring.server.live.summary import (
     heartbeat_message,
 )
 from mooring.server.live.summary import moment as moment_of
+from mooring.server.live.timeline import (
+    EventKind,
+    MetricHistory,
+    MetricSample,
+    Timeline,
+    TimelineEvent,
+    events_of,
+)
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ import pytest
 from mooring import Instance
 from mooring.messages import message
 from mooring.model import Status, now
-from mooring.server.live import history as histories
-from mooring.server.live import history as timelines
-from mooring.server.live.history import MetricHistory, Timeline, TimelineEvent, events_of
+from mooring.server.live import timeline as timelines
+from mooring.server.live.timeline import MetricHistory, Timeline, TimelineEvent, events_of
 
 ONE = Instance("a", "h", 1, incarnation="x")
 
@@ -87,9 +86,9 @@ def test_samples_are_numbers_by_path_the_newest_last():
 
 
 def test_samples_are_bounded_also_where_there_are_many_instances(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(histories, "MAX_SAMPLES", 1000)
+    monkeypatch.setattr(timelines, "MAX_SAMPLES", 1000)
     history = MetricHistory()
-    for load in range(histories.MAX_INSTANCE_SAMPLES + 50):
+    for load in range(timelines.MAX_INSTANCE_SAMPLES + 50):
         for number in range(20):
             history.add(("a", f"h:{number}"), measured(load), now())
     assert sum(len(history.of(("a", f"h:{number}"))) for number in range(20)) <= 1000
@@ -98,7 +97,7 @@ def test_samples_are_bounded_also_where_there_are_many_instances(monkeypatch: py
 def test_how_one_was_that_is_gone_is_kept_for_a_while_and_goes_on_when_it_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(histories, "_MAX_GONE", 2)
+    monkeypatch.setattr(timelines, "_MAX_GONE", 2)
     history = MetricHistory()
     for number in range(3):
         history.add(("a", f"h:{number}"), measured(number), now())
