@@ -102,9 +102,9 @@ _PANELS: Mapping[str, Sequence[Any]] = {
         LazyCommand(
             "config", "config:app", "Get, set and unset service and instance configuration."
         ),
-        LazyCommand("info", "services:app", "Get and set descriptions of services and groups."),
+        LazyCommand("info", "info:app", "Get and set descriptions of services and groups."),
         LazyCommand(
-            "brake", "cleanup:app", "List and release mass-expiry brakes of a Redis registry."
+            "brake", "brake:app", "List and release mass-expiry brakes of a Redis registry."
         ),
     ],
     "Server": [

@@ -1,25 +1,20 @@
-"""`mooring cleanup` and `mooring brake`: eviction of dead instances from a Redis registry."""
+"""`mooring cleanup`: eviction of dead instances from a Redis registry."""
 
 from __future__ import annotations
 
-import datetime
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import open_hub, require_service, run_until_stopped
-from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption, seconds
-from mooring.cli.io.output import log_to_stderr, note, show, show_json
-from mooring.cli.typer_extensions import CommandGroup
+from mooring.cli.io.connect import open_hub, run_until_stopped
+from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
+from mooring.cli.io.output import log_to_stderr, note, show_json
 from mooring.formatting import format_duration
-from mooring.hub import Hub
 from mooring.model import JSON
-from mooring.registry.evictions import Brake, CleanupReport, Evictions
+from mooring.registry.evictions import CleanupReport, Evictions
 from mooring.settings.registry import RegistrySettings, load, parse
-
-app = CommandGroup()
 
 ConfigOption = Annotated[
     Path | None,
@@ -50,7 +45,7 @@ async def cleanup(
 
     With --once, exits with 1 if a service could not be checked.
     """
-    settings = _load_settings(config, interval, timeout)
+    settings = load_settings(config, interval, timeout)
     async with open_hub(store, registry=registry, settings=settings) as hub:
         evictions = hub.registry.evictions
         if evictions is None:
@@ -68,7 +63,7 @@ async def cleanup(
         raise typer.Exit(1)
 
 
-def _load_settings(config: Path | None, interval: str = "", timeout: str = "") -> RegistrySettings:
+def load_settings(config: Path | None, interval: str = "", timeout: str = "") -> RegistrySettings:
     """The settings. Flags override the environment, which overrides the file."""
     flags = {"INTERVAL": interval, "GLOBAL_TIMEOUT": timeout}
     environment = dict(os.environ)
@@ -107,88 +102,3 @@ def _report_record(report: CleanupReport) -> dict[str, JSON]:
         "brakes": list(report.brakes),
         "problems": list(report.problems),
     }
-
-
-@app.command(name="list")
-async def list_brakes(
-    store: StoreOption = "", registry: RegistryOption = "", as_json: JSONOption = False
-) -> None:
-    """List services whose evictions are paused, with the reasons."""
-    async with open_hub(store, registry=registry) as hub:
-        if (evictions := _evictions(hub)) is None:
-            return
-        log_to_stderr("mooring.registry.redis.cleanup")
-        brakes = await evictions.brakes()
-        clock = 0
-        for service in list(brakes)[:1]:
-            clock = await evictions.clock(service)
-    if not brakes:
-        note("no brake is engaged")
-    show(
-        list(brakes.items()),
-        {
-            "service": lambda row: row[0],
-            "silent": lambda row: f"{row[1].silent} of {row[1].total}",
-            "since": lambda row: f"{_span(clock - row[1].since)} ago",
-            "until": lambda row: f"in {_span(row[1].until - clock)} at the latest",
-            "why": lambda row: str(row[1]),
-        },
-        lambda row: _brake_record(*row),
-        as_json=as_json,
-        spare=("why",),
-    )
-
-
-@app.command()
-async def release(
-    service: ServiceArgument,
-    config: ConfigOption = None,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
-    as_json: JSONOption = False,
-) -> None:
-    """Release the brake of a service.
-
-    The next pass evicts its silent instances. Exits with 1 if the service does not exist.
-    """
-    settings = _load_settings(config)
-    async with open_hub(store, registry=registry, settings=settings) as hub:
-        if (evictions := _evictions(hub)) is None:
-            return
-        released = await evictions.release(service)
-        if not released:
-            await require_service(hub, service)
-    if as_json:
-        show_json({"service": service, "released": released})
-    elif released:
-        note(f"released the brake of {service}: the next pass evicts its silent instances")
-    else:
-        note(f"the brake of {service} is not engaged")
-
-
-def _evictions(hub: Hub) -> Evictions | None:
-    """The evictions of a registry on Redis. A store has none: prints a note."""
-    if hub.registry.evictions is None:
-        note(f"no brakes on this registry: {hub.registry.guarantees.expires}")
-    return hub.registry.evictions
-
-
-def _brake_record(service: str, brake: Brake) -> dict[str, JSON]:
-    return {
-        "service": service,
-        "silent": brake.silent,
-        "total": brake.total,
-        "since": _moment(brake.since),
-        "until": _moment(brake.until),
-        "why": str(brake),
-    }
-
-
-def _moment(ms: int) -> str:
-    moment = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _span(ms: int) -> str:
-    """A time span on the server's clock."""
-    return format_duration(max(round(ms / 1000), 1))

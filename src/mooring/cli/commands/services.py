@@ -1,4 +1,4 @@
-"""`mooring groups`, `mooring services` and `mooring info`."""
+"""`mooring groups` and `mooring services`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import RegistryTarget, require_service
-from mooring.cli.io.options import JSONOption, pairs
-from mooring.cli.io.output import note, show, show_fields, warn
-from mooring.cli.typer_extensions import CommandGroup
-from mooring.errors import RegistryError, StoreError
-from mooring.formatting import quoted
-from mooring.hub import Hub
-from mooring.model import JSON, Group, Service
-from mooring.names import did_you_mean
+from mooring.cli.io.connect import RegistryTarget, require_group
+from mooring.cli.io.options import JSONOption
+from mooring.cli.io.output import note, show, warn
+from mooring.errors import StoreError
 from mooring.registry.contract import ServiceCount
 from mooring.registry.evictions import Evictions
 
@@ -41,7 +36,7 @@ async def services(
     async with target.connect() as hub:
         counts = await hub.registry.services(group)
         if not counts and group:
-            await _require_group(hub, group)
+            await require_group(hub, group)
         if (evictions := hub.registry.evictions) is not None:
             await _warn_of_brakes(evictions, counts)
     if not counts:
@@ -54,12 +49,6 @@ async def services(
     )
 
 
-async def _require_group(hub: Hub, group: str) -> None:
-    known = await hub.registry.groups()
-    if group not in known:
-        raise RegistryError(f"group {quoted(group)} not found{did_you_mean(group, known)}")
-
-
 async def _warn_of_brakes(evictions: Evictions, services: list[ServiceCount]) -> None:
     try:
         brakes = await evictions.brakes()
@@ -68,73 +57,3 @@ async def _warn_of_brakes(evictions: Evictions, services: list[ServiceCount]) ->
     for service in services:
         if service.name in brakes:
             warn(f"{service.name}: the mass-expiry brake is engaged: {brakes[service.name]}")
-
-
-app = CommandGroup()
-
-_FIELDS = ("displayName", "department", "description")
-
-OptionalServiceArgument = Annotated[
-    str, typer.Argument(metavar="SERVICE", help="GROUP/NAME or NAME")
-]
-GroupOption = Annotated[
-    str, typer.Option("--group", metavar="GROUP", help="apply to a group instead of a service")
-]
-
-
-@app.command()
-async def get(
-    target: RegistryTarget,
-    service: OptionalServiceArgument = "",
-    group: GroupOption = "",
-    as_json: JSONOption = False,
-) -> None:
-    """Print the description of a service or group."""
-    if bool(service) == bool(group):
-        raise typer.BadParameter("give either SERVICE or --group", param_hint="SERVICE")
-    async with target.connect() as hub:
-        description = await hub.registry.info(service=service, group=group)
-        if service:
-            await require_service(hub, service)
-        else:
-            await _require_group(hub, group)
-    _show_description(description, as_json)
-
-
-@app.command(name="set")
-async def set_fields(
-    target: RegistryTarget,
-    service: OptionalServiceArgument = "",
-    fields: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FIELD=TEXT",
-            help="fields: displayName, description; groups also have department",
-        ),
-    ] = None,
-    group: GroupOption = "",
-    as_json: JSONOption = False,
-) -> None:
-    """Change fields of a description and print the result."""
-    assignments = list(fields or ())
-    if group:  # the first argument is then a field, not a SERVICE
-        service, assignments = "", [service, *assignments] if service else assignments
-    elif service.partition("=")[0] in _FIELDS:
-        raise typer.BadParameter("give a service first, or --group", param_hint=service)
-    if not assignments:
-        raise typer.BadParameter("give at least one", param_hint="FIELD=TEXT")
-    new = pairs("FIELD=TEXT", assignments)
-    async with target.connect() as hub:
-        description = await hub.registry.describe(service=service, group=group, set=new)
-    _show_description(description, as_json)
-
-
-def _show_description(description: Group | Service, as_json: bool) -> None:
-    fields: dict[str, JSON] = {
-        "group" if isinstance(description, Group) else "service": description.name,
-        "displayName": description.display_name,
-    }
-    if isinstance(description, Group):
-        fields["department"] = description.department
-    fields["description"] = description.description
-    show_fields(fields, ("field", "text"), as_json=as_json)

@@ -183,3 +183,10 @@ async def require_service(hub: Hub, service: str) -> None:
         return
     if not await hub.registry.configured(service):
         raise RegistryError(f"there is no service {quoted(service)}{did_you_mean(service, known)}")
+
+
+async def require_group(hub: Hub, group: str) -> None:
+    """Raise `RegistryError` if the group does not exist."""
+    known = await hub.registry.groups()
+    if group not in known:
+        raise RegistryError(f"group {quoted(group)} not found{did_you_mean(group, known)}")
