@@ -1,4 +1,4 @@
-"""Locks by name: exclusive locks, read-write locks and semaphores."""
+"""Exclusive locks by name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from mooring.locks.held import Held, caller, has_ended
 from mooring.locks.lease_pool import GRACE, PooledLease, wait_up_to
 from mooring.locks.ordering import (
     EXCLUSIVE,
-    PLACE,
-    SHARED,
     ContenderValue,
     decode_value,
     encode_value,
@@ -318,43 +316,3 @@ class Lock:
                 "`acquire` and `release`"
             )
         return ended[0]
-
-
-class ReadWriteLock:
-    """Many readers or one writer: enter `read()` or `write()`.
-
-    It is fair: a reader that arrives after a writer waits for that writer, so none starves.
-    `write()` is the same lock as `Lock` and `etcdctl lock` with this name.
-    """
-
-    def __init__(self, queue: Queue, name: str, *, ttl: float, timeout: float | None) -> None:
-        check_name(name)
-        check_times(ttl, timeout)
-        self.name: str = name
-        self._queue, self._ttl, self._timeout = queue, ttl, timeout
-
-    def read(self) -> Lock:
-        """A lock that readers share."""
-        return Lock(self._queue, self.name, ttl=self._ttl, timeout=self._timeout, kind=SHARED)
-
-    def write(self) -> Lock:
-        """An exclusive lock."""
-        return Lock(self._queue, self.name, ttl=self._ttl, timeout=self._timeout)
-
-
-class Semaphore(Lock):
-    """A lock that up to `places` contenders hold at a time. All must use the same number, else
-    entering raises `InvalidRequest`. One task may hold several places."""
-
-    def __init__(
-        self, queue: Queue, name: str, places: int, *, ttl: float, timeout: float | None
-    ) -> None:
-        check_size("places", places)
-        super().__init__(queue, name, ttl=ttl, timeout=timeout, kind=PLACE, size=places)
-
-
-def check_size(what: str, size: object) -> None:
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise InvalidRequest(
-            f"{what}={quoted(size)} is invalid: it must be an integer of at least 1"
-        )

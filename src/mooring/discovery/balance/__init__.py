@@ -26,8 +26,9 @@ from mooring.discovery.balance.consistent_hash import ConsistentHash
 from mooring.discovery.balance.least_requests import LeastRequests
 from mooring.discovery.balance.p2c import P2C
 from mooring.discovery.balance.picker import Clock, Node, Picker
-from mooring.discovery.balance.round_robin import RoundRobin, WeightedRoundRobin
+from mooring.discovery.balance.round_robin import RoundRobin
 from mooring.discovery.balance.weighted_random import Random
+from mooring.discovery.balance.weighted_round_robin import WeightedRoundRobin
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.names import nearest
