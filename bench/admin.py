@@ -123,10 +123,10 @@ async def _lists(plan: Plan) -> Section:
         lines = [Line(what, "", remark=str(failed)) for what in (hundred, page)]
     lines.append(await _listed(plan))
     text = (
-        f"GET of the instances of a service by wrk with {CONNECTIONS} connections; the server is "
-        "kept on one core, and wrk has the others. Bare is uvicorn on that core with an "
-        "application that answers with the same bytes. The last line is one client that "
-        f"reads all {MANY:,}, page after page."
+        f"GET requests for the instances of a service from wrk over {CONNECTIONS} connections. "
+        "The server is pinned to one core; wrk uses the others. Bare is uvicorn on the same "
+        "core, running an application that returns the same bytes. The last row is one client "
+        f"that reads all {MANY:,} instances page by page."
     )
     return Section("Admin API: lists", text, lines)
 
@@ -200,7 +200,7 @@ async def _listed(plan: Plan) -> Line:
 
         await read()
         taken = await interleaved(plan, f"{MANY:,} instances", {"ours": read}, milliseconds)
-    return Line(f"all {MANY:,} instances, 1,000 a page", milliseconds(median(taken["ours"])))
+    return Line(f"all {MANY:,} instances, 1,000 per page", milliseconds(median(taken["ours"])))
 
 
 class Lag(NamedTuple):
@@ -225,15 +225,16 @@ async def _stream(plan: Plan) -> Section:
             target=Target("≤", LAG, milliseconds),
             value=worst,
         ),
-        Line("frames to each client", f"{median(each.frames for each in taken):.1f}/s"),
+        Line("frames per client", f"{median(each.frames for each in taken):.1f}/s"),
     ]
     text = (
         f"{CLIENTS} clients of `/admin/events`, all in one other process, follow a service of "
-        f"{INSTANCES} instances of which {CHANGES} change in a second: from just before a change "
-        "is written to the store until a client has read it, for each change and each client. What "
-        "changes within a quarter of a second is told in one frame. Rounds last 2 s at the least."
+        f"{INSTANCES} instances with {CHANGES} changes per second. Lag is measured for each "
+        "change and each client, from just before the change is written to the store until the "
+        "client has read it. The server batches changes into one frame every quarter of a "
+        "second. Rounds last at least 2 s."
     )
-    return Section(f"Admin API: {CLIENTS} clients follow the stream", text, lines)
+    return Section(f"Admin API: {CLIENTS} stream clients", text, lines)
 
 
 def _show_lag(lag: Lag) -> str:

@@ -79,14 +79,14 @@ async def _puts(plan: Plan, folder: Path) -> Section:
     line = Line(
         "durable put",
         per_second(puts),
-        f"the disk synchronises {per_second(syncs)}",
+        f"disk fsyncs {per_second(syncs)}",
         target=Target("≥", bound, per_second),
         value=puts,
     )
     text = (
-        f"`sqlite:///path`, {IN_FLIGHT} in flight in one process, each answered when it is on "
-        "disk. Bound: half of what so many writers could get of the disk's synchronisations, or "
-        "10 k/s if that is less."
+        f"`sqlite:///path`, {IN_FLIGHT} writes in flight in one process, each acknowledged once "
+        "it is on disk. The target is half of what this many writers could achieve at the "
+        "disk's fsync rate, or 10 k/s if that is lower."
     )
     return Section("Durable store", text, [line])
 
@@ -117,11 +117,11 @@ async def _start(plan: Plan, folder: Path) -> Section:
         plan.say(f"start with 1 M keys, round {number + 1}: {seconds:.1f} s")
     lines = [
         Line("start with 1 M keys", f"{median(times):.1f} s"),
-        Line("memory for each key", f"{median(sizes):.0f} bytes"),
+        Line("memory per key", f"{median(sizes):.0f} bytes"),
     ]
     text = (
-        f"Opening a file of a million keys with values of {len(_VALUE)} bytes; the memory is what "
-        "the process grows by, keys, values and their history included."
+        f"Opening a file of a million keys with values of {len(_VALUE)} bytes. Memory is the "
+        "growth of the process, including keys, values and their history."
     )
     return Section("Durable store, a million keys", text, lines)
 

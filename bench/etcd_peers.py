@@ -38,7 +38,7 @@ PEERS = (
     Peer(
         "etcetra",
         ("etcetra==0.1.19", "grpcio==1.62.2", "protobuf==4.25.9", "uvloop==0.23.0"),
-        "It sends neither a deadline nor `hasleader` (the barest driver has neither too).",
+        "It sends neither a deadline nor `hasleader` (nor does the barest driver).",
     ),
     Peer(
         "aetcd",
@@ -73,13 +73,14 @@ async def run(plan: Plan) -> list[Section]:
         for operation in ("put", "get"):
             lines += await _compare(plan, operation, server.address, pythons, failed)
     text = (
-        f"{IN_FLIGHT} calls in flight from one process each, ours as well: coroutines on uvloop, "
-        "threads where a client blocks. Each call has a deadline of 5 s, as ours have, where the "
-        "client offers one (etcetra does not). Reads are linearizable, save etcetra's, which can "
-        "only be serializable. The ratio is ours to theirs; level is 0.95 and above. Ours again is "
-        "the same code twice: how far it is from 1 is noise."
+        f"{IN_FLIGHT} calls in flight from one process per client, ours included: coroutines on "
+        "uvloop, or threads for blocking clients. Each call has a deadline of 5 s, as in our "
+        "client, if the client supports one (etcetra does not). Reads are linearizable, except "
+        "etcetra's, which supports only serializable reads. The ratio is ours to theirs; 0.95 "
+        'and above counts as equal. "Ours again" runs the same code twice: its distance from 1 '
+        "is noise."
     )
-    return [Section("etcd client and its peers", text, lines)]
+    return [Section("etcd client against its peers", text, lines)]
 
 
 async def _compare(

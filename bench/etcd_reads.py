@@ -43,9 +43,10 @@ async def run(plan: Plan) -> list[Section]:
         if name != few
     ]
     text = (
-        "A whole prefix through `store.read`, in keys a second; the ratio is to that of 1 k keys."
+        "Reads a whole prefix through `store.read`, in keys per second. The ratio is relative "
+        "to 1 k keys."
     )
-    return [Section("Reading a prefix from etcd, growing", text, lines)]
+    return [Section("Reading an etcd prefix, by size", text, lines)]
 
 
 async def _read(store: Store, range: Range, count: int, seconds: float) -> float:

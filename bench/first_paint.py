@@ -44,12 +44,12 @@ async def run(plan: Plan) -> list[Section]:
         Line(
             "first paint", milliseconds(paint), target=Target("≤", PAINT, milliseconds), value=paint
         ),
-        Line("services are shown", milliseconds(rows)),
+        Line("services shown", milliseconds(rows)),
     ]
     text = (
-        f"Headless Chromium loads the overview of {SERVICES:,} services, one instance each, from "
-        "`mooring serve` on the same machine: until its first contentful paint, and until the "
-        "table of services is there."
+        f"Headless Chromium loads the overview of {SERVICES:,} services with one instance each "
+        "from `mooring serve` on the same machine. Measured until first contentful paint and "
+        "until the table of services is shown."
     )
     return [Section("Console: first paint", text, lines)]
 

@@ -50,13 +50,13 @@ async def run(plan: Plan) -> list[Section]:
     )
     if typical.changes < 0.95 * CHANGES:
         share = Line("share of one core", "", remark=f"the machine is too busy: {followed}")
-    held_up = Line("longest hold-up of its loop", milliseconds(typical.held_up * 1000), followed)
+    held_up = Line("longest event loop stall", milliseconds(typical.held_up * 1000), followed)
     text = (
-        f"A process with a view of {INSTANCES:,} instances on etcd, while another process makes "
-        f"{CHANGES:,} changes a second: half of them of a status, a quarter joins and a quarter "
-        "leaves, each a commit of its own. The share is of the processor time of all threads. A "
-        "hold-up is the time for which nothing else in the process got its turn; the longest in "
-        f"{seconds:g} s, in the round in the middle."
+        f"A process holds a view of {INSTANCES:,} instances on etcd while another process makes "
+        f"{CHANGES:,} changes per second, each in its own commit: half are status changes, a "
+        "quarter are joins and a quarter are departures. The share is the CPU time of all "
+        "threads. A stall is the time during which nothing else in the process could run; the "
+        f"table shows the longest in {seconds:g} s, from the median round."
     )
     return [Section("Following a large service", text, [share, held_up])]
 

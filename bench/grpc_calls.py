@@ -75,10 +75,10 @@ async def _calls(plan: Plan) -> Section:
         lines.append(await _thrift(plan, ours, plain))
         lines += await _parts(plan, ours)
     text = (
-        "asyncio, unary calls of a few bytes to one instance in another process: through a channel "
-        "to the service, which picks at each call, and through one of gRPC's own to its address. "
-        "The parts are measured by themselves, in front of a stand-in for gRPC's call that does "
-        "nothing."
+        "Unary asyncio calls of a few bytes to one instance in another process: through a "
+        "channel to the service, which picks an instance for each call, and through a plain "
+        "gRPC channel to its address. The dispatch rows are measured separately, against a "
+        "stub of gRPC's call that does nothing."
     )
     return Section("gRPC, calls", text, lines)
 
@@ -97,8 +97,8 @@ def _load(opened: grpc.aio.Channel, workers: int, seconds: float) -> Callable[[]
 
 
 _REMARK = (
-    "What is ours of a call is the last line, a hundredth of what a call takes: the rest of the "
-    "difference is not explained by it."
+    "Our share of a call is the last row, about a hundredth of the duration of a call. It does "
+    "not explain the rest of the difference."
 )
 
 
@@ -122,7 +122,7 @@ async def _thrift(plan: Plan, ours: Channel, plain: grpc.aio.Channel) -> Line:
     sides = {"ours": side(ours), "plain": side(plain)}
     taken = await interleaved(plan.finer(10), "gRPC, processor time", sides, microseconds_each)
     return Line(
-        "the same, for a second of the caller's processor time",
+        f"{IN_FLIGHT[-1]} in flight, per second of the caller's CPU time",
         per_second(median(taken["ours"])),
         per_second(median(taken["plain"])),
         ratio(taken["ours"], taken["plain"]),
@@ -175,12 +175,12 @@ async def _parts(plan: Plan, opened: Channel) -> list[Line]:
     dispatch, whole = median(taken["dispatch"]), median(taken["whole"])
     return [
         Line(
-            "dispatch: the pick, until gRPC has the call",
+            "dispatch: pick and hand-over to gRPC",
             microseconds(dispatch),
             target=Target("≤", 3.0, microseconds),
             value=dispatch,
         ),
-        Line("dispatch, and what is learned at the end", microseconds(whole)),
+        Line("dispatch, and recording the outcome", microseconds(whole)),
     ]
 
 
@@ -212,12 +212,13 @@ async def _coming(plan: Plan) -> Section:
                     taken.append(await _until_called(hub, opened, echo, port))
     plan.say(f"registered until called: p50 {milliseconds(median(taken))}, {len(taken)} times")
     text = (
-        "From just before `hub.register` on etcd until a call that waited for it (`wait_for_ready`)"
-        " is answered by the new instance: the registry, the connection, the question for its "
-        "health and the call. The channel has another connection to etcd; there is nobody else."
+        "From just before `hub.register` on etcd until the new instance answers a call that "
+        "waited for it (`wait_for_ready`): the registration, the connection, the health check "
+        "and the call. The channel has its own connection to etcd, and there is no other "
+        "instance."
     )
     return Section(
-        "gRPC, registered until called",
+        "gRPC, registration to first call",
         text,
         [
             Line("p50", milliseconds(median(taken))),
@@ -251,10 +252,10 @@ async def _resting(plan: Plan) -> Section:
             ready = cast("float", await resident.told(within=_WITHIN))
             share = cast("float", await resident.told(within=_WITHIN + seconds))
     text = (
-        f"A process with a channel to {MANY} instances on etcd, which another process keeps "
-        f"registered. They are ready when all are connected and said that they serve, counted from "
-        f"before the channel is made; then nobody calls for {seconds:g} s. What is told is the "
-        "processor time of all threads."
+        f"A process opens a channel to {MANY} instances on etcd, which another process keeps "
+        "registered. The time until ready runs from before the channel is created until all "
+        "instances are connected and report that they serve. The process then makes no calls "
+        f"for {seconds:g} s; the share is the CPU time of all threads."
     )
     return Section(
         "gRPC, many instances",
@@ -267,7 +268,7 @@ async def _resting(plan: Plan) -> Section:
                 value=ready * 1000,
             ),
             Line(
-                f"{MANY} instances at rest, share of one core",
+                f"{MANY} idle instances, share of one core",
                 percent(share),
                 target=Target("≤", 0.01, percent),
                 value=share,

@@ -35,25 +35,25 @@ async def run(plan: Plan) -> list[Section]:
     return [
         Section(
             "Locks: two round trips",
-            "One caller who acquires and releases a lock that nobody else wants, and the same two "
-            "transactions through gRPC's stubs, by turns in one process.",
+            "One caller acquires and releases an uncontended lock, alternating in one process "
+            "with the same two transactions sent through gRPC's stubs.",
             await _bare(plan.finer(10)),
         ),
         Section(
-            "Locks: nobody else wants it",
-            "One caller who acquires and releases one lock again and again, from a process of its "
-            "own: ours and tooz's on etcd, kazoo's on ZooKeeper, redis-py's on Redis, which keeps "
+            "Locks: uncontended",
+            "One caller acquires and releases one lock repeatedly, in its own process: ours "
+            "and tooz on etcd, kazoo on ZooKeeper, and redis-py on Redis, which persists "
             "nothing and has no fencing token.",
             await _uncontended(plan),
         ),
         Section(
-            "Locks: from hand to hand",
-            "Contenders on two connections of one process, each of whom wants the lock again as "
-            "soon as it gave it back. A hand-off is a change of the holder. The recipe is that of "
-            "the textbook on our own driver: a waiter watches the key before its own from the "
-            "revision at which it saw it. redis-py's lock is as it is by default: it looks every "
-            "0.1 s. Times are from when one gives it back until another has it, p50; with "
-            f"{_CROWD} contenders, all but one of whom wait.",
+            "Locks: contended",
+            "Contenders on two connections of one process; each requests the lock again as "
+            "soon as it releases it. A hand-off is a change of holder. The recipe is the "
+            "textbook lock on our own driver: a waiter watches the key of its predecessor from "
+            "the revision at which it read it. redis-py's lock runs with its defaults and "
+            "polls every 0.1 s. Times are p50 from a release to the next acquisition; with "
+            f"{_CROWD} contenders, all but one are waiting.",
             await _handed_over(plan),
         ),
     ]
@@ -85,8 +85,9 @@ async def _bare(plan: Plan) -> list[Line]:
 
 
 _OURS = (
-    "By a profile of a thousand, gRPC's own calls are 44 % of the loop's time; the rest is "
-    "checking and making the transactions, the deadline of each, and the books of the queue."
+    "In a profile of a thousand calls, gRPC's own calls take 44 % of the loop's time. The rest "
+    "is validating and building the transactions, their deadlines, and the bookkeeping of the "
+    "queue."
 )
 
 
@@ -179,7 +180,7 @@ async def _handed_over(plan: Plan) -> list[Line]:
     two, crowd = taken["ours"], taken.pop(f"ours, {_CROWD} contenders")
     targets = {"kazoo": Target("≥", 1.7), "redis-py": Target("≥", 50.0)}
     return [
-        *_lines("hand-offs of 2", taken, targets, failed),
+        *_lines("hand-offs between 2", taken, targets, failed),
         Line(
             f"one hand-off, {_CROWD} contenders",
             milliseconds(_p50(crowd)),
@@ -213,16 +214,16 @@ def _lines(
 
 _REMARKS = {
     "tooz": (
-        "A lock on etcd costs two round trips at least. Where those take a quarter of what tooz "
-        "takes (the first table of the locks has their p50), 4 × leaves nothing to spare."
+        "A lock on etcd costs at least two round trips. If those take a quarter of tooz's time "
+        "(the first lock table has their p50), 4 × leaves no margin."
     ),
     "redis-py": (
-        "At its defaults it sleeps for 0.1 s between two tries, so 50 × is a hand-off within 2 ms, "
-        "and two round trips of etcd are most of that here."
+        "By default it sleeps for 0.1 s between attempts, so 50 × means a hand-off within 2 "
+        "ms, most of which is two etcd round trips on this machine."
     ),
     "kazoo": (
-        "A hand-off is a release and the next one's acquisition, a round trip each, and between "
-        "them the event of the release."
+        "A hand-off is a release and the next acquisition, one round trip each, with the "
+        "delivery of the release event between them."
     ),
 }
 

@@ -29,10 +29,10 @@ def description() -> list[str]:
         f"Kernel: {platform.system()} {platform.release()}",
         f"Python: {platform.python_implementation()} {platform.python_version()}",
         f"Libraries: {libraries}",
-        "etcd: one member on this machine, with --unsafe-no-fsync, so that clients and not the "
-        "disk are measured",
-        "Redis: Debian's 7.0, one server on this machine, which writes nothing to the disk",
-        "ZooKeeper: Debian's, one server on this machine, which does not wait for the disk either",
+        "etcd: one member on this machine, with --unsafe-no-fsync, so that the clients are "
+        "measured and not the disk",
+        "Redis: Debian's 7.0, one server on this machine, without persistence",
+        "ZooKeeper: Debian's, one server on this machine, also without fsync",
     ]
 
 

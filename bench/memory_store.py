@@ -57,9 +57,9 @@ def _targets(rates: Mapping[str, Rates], watched: Rates) -> Section:
     )
     lines.append(_slower("put, 10 k watchers", watched["10 k"], "none", watched["none"], 1.5))
     text = (
-        "`memory://`, one caller that awaits each call; the store holds 1 k keys and a full "
-        "history where nothing else is said. Reads of 100 keys start in the middle of the "
-        "range. The watchers watch other keys, each a prefix of its own. Ratios are of time, the "
+        "`memory://`, one caller that awaits each call. The store holds 1 k keys and a full "
+        "history unless stated otherwise. Reads of 100 keys start in the middle of the range. "
+        "The watchers watch other keys, each its own prefix. Ratios compare the time of the "
         "first to the second."
     )
     return Section("Memory store", text, lines)
@@ -76,8 +76,8 @@ def _growth(rates: Mapping[str, Rates]) -> Section:
             for size in SIZES
             if size != few
         ]
-    text = "Time of one call as the store grows, and its ratio to that with 1 k keys."
-    return Section("Memory store, growing", text, lines)
+    text = "Time per call as the store grows, and its ratio to the time with 1 k keys."
+    return Section("Memory store, by size", text, lines)
 
 
 def _slower(

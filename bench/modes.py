@@ -60,15 +60,15 @@ async def run(plan: Plan) -> list[Section]:
         memory = max(_memory(mode.envoy) for mode in modes.values() if mode.envoy)
     lines = [*_latencies(one), *_rates(many)]
     text = (
-        "A unary call of 100 bytes from a Python process with asyncio to one of "
-        f"{INSTANCES} gRPC servers in Python on the same machine; beside it a plain channel to one "
-        "of them, which with many calls in flight is one server against two. In-process is an "
-        "`xds:///` channel of gRPC fed by `mooring serve --xds`; the "
-        "others are one Envoy with one worker thread, fed by the same: the local proxy on "
-        "loopback, the sidecar at a socket file. The central proxy is the local one while "
-        f"{OTHERS} other calls are under way at it, which is what makes it different on one "
-        "machine: the hop over the network, there and back, comes on top of it and is not in "
-        f"these numbers. That Envoy takes {memory:.0f} MiB. Ratios are of time, or of rates."
+        f"A unary call of 100 bytes from a Python asyncio process to one of {INSTANCES} Python "
+        "gRPC servers on the same machine, compared with a plain channel to one of them. With "
+        "many calls in flight, that compares two servers with one. In-process is a gRPC "
+        "`xds:///` channel fed by `mooring serve --xds`. The other modes use one Envoy with "
+        "one worker thread, fed by the same control plane: the local proxy listens on "
+        "loopback, the sidecar on a Unix socket. The central proxy is the local proxy with "
+        f"{OTHERS} other calls in flight. The network round trip to a real central proxy comes "
+        f"on top and is not included. Envoy uses {memory:.0f} MiB. Ratios compare times or "
+        "rates."
     )
     return [Section("The four balancing modes", text, lines)]
 
@@ -94,7 +94,7 @@ def _rates(taken: Mapping[str, list[Cost]]) -> list[Line]:
         shown = (per_second(median(mine)), per_second(median(plain)))
         lines.append(Line(f"{IN_FLIGHT} in flight, {name}", *shown, ratio(mine, plain)))
         if proxy := median(cost.proxy for cost in costs):
-            lines.append(Line(f"Envoy's CPU time for a call, {name}", microseconds(proxy)))
+            lines.append(Line(f"Envoy CPU time per call, {name}", microseconds(proxy)))
     return lines
 
 

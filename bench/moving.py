@@ -20,19 +20,20 @@ async def run(plan: Plan) -> list[Section]:
         moved, typical = _moved(size)
         lines.append(
             Line(
-                f"the fullest of {size:,} leaves",
+                f"largest of {size:,} nodes leaves",
                 f"{_times(moved * size)} 1/n of all keys",
-                f"one in the middle {_times(typical * size)}",
+                f"median node {_times(typical * size)}",
                 target=Target("≤", 1.2, _times),
                 value=moved * size,
             )
         )
     text = (
-        "How many keys have another owner once a node has left, among nodes of equal weight: the "
-        "one that had most, which is the worst case. 1/n is what must move on average. None move "
-        "but its own. It is the same in every run, for it depends on the names alone."
+        "The number of keys that change owner after a node leaves, among nodes of equal "
+        "weight. The node that owns the most keys leaves, which is the worst case. On average "
+        "1/n of all keys must move, and only the keys of that node do. The result depends only "
+        "on the node names and is the same in every run."
     )
-    return [Section("Consistent hashing, one leaves", text, lines)]
+    return [Section("Consistent hashing, one node leaves", text, lines)]
 
 
 def _moved(size: int) -> tuple[float, float]:

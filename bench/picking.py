@@ -34,27 +34,27 @@ async def run(plan: Plan) -> list[Section]:
         await _section(
             plan,
             "Picking",
-            "The choice alone, among nodes of equal weight, each with a latency of its own.",
+            "The choice alone, among nodes of equal weight with different latencies.",
             _pick,
             targets=TARGETS,
         ),
         await _section(
             plan,
             "Picking, unequal weights",
-            "The same among nodes with the weights 5, 3 and 2.",
+            "The same, among nodes with weights 5, 3 and 2.",
             _pick,
             weights=(5.0, 3.0, 2.0),
         ),
         await _section(
             plan,
             "Picking, with feedback",
-            "A pick, the start of a request and its end, among nodes of equal weight.",
+            "A pick plus the start and the end of a request, among nodes of equal weight.",
             _request,
         ),
         await _section(
             plan,
-            "Picking, changes",
-            "One node leaves and comes back, among nodes of equal weight.",
+            "Picking, membership changes",
+            "One node leaves and rejoins, among nodes of equal weight.",
             _change,
         ),
         await _through_views(plan),
@@ -91,10 +91,10 @@ async def _through_views(plan: Plan) -> Section:
             rates = await interleaved(plan, f"view.pick, {policy}", sides, _each)
         lines += _lines(policy, rates, VIEW_TARGETS.get(policy))
     empty = await interleaved(plan, "an empty context", {"": _empty(plan.seconds)}, _each)
-    lines.append(Line("an `async with` that does nothing", _each(median(empty[""]))))
+    lines.append(Line("an empty `async with`", _each(median(empty[""]))))
     text = (
-        "`async with view.pick()` around nothing: the choice, the start and the end of a call, and "
-        "what is kept of how it ended."
+        "`async with view.pick()` with an empty body: the choice, the start and the end of a "
+        "call, and recording its outcome."
     )
     return Section("Picking, through a view", text, lines)
 

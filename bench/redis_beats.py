@@ -51,22 +51,22 @@ async def run(plan: Plan) -> list[Section]:
             ]
             bytes_ = await _bytes(server, registry, beats)
     text = (
-        "Signs of life from one process on uvloop, of instances that are registered with the "
-        "metadata and metrics that they have in life. Each in a call of its own is one `EVALSHA`, "
-        "as the driver's own, redis-py's `evalsha`, which takes a connection for each call in "
-        "flight. `redis-benchmark` sends the very same command all the time, with as many on the "
-        "way on one connection as we have, and does nothing with the replies: it is the limit of "
-        "the server. The registry itself puts the beats that wait into one call. Level is 0.95 "
-        "and above."
+        "Heartbeats from one uvloop process, for instances registered with realistic metadata "
+        "and metrics. A heartbeat in its own call is one `EVALSHA`, compared with redis-py's "
+        "`evalsha`, which takes one connection per call in flight. `redis-benchmark` sends the "
+        "same command continuously, with as many requests in flight on one connection, and "
+        "ignores the replies: it shows the limit of the server. Batched is what the registry "
+        "itself does: it puts all waiting heartbeats into one call. 0.95 and above counts as "
+        "equal."
     )
     wire = (
-        "What Redis receives for one beat, keys and all. Without metadata it is the sign of life "
-        "alone; with it, all fields of the instance, as they are sent once a minute or on a "
-        "change that matters."
+        "Bytes that Redis receives for one heartbeat, including keys. Without metadata it is "
+        "the heartbeat alone; with metadata it includes all fields of the instance, which are "
+        "sent once a minute or on a significant change."
     )
     return [
-        Section("Beats on Redis", text, lines),
-        Section("Beats on Redis, on the wire", wire, bytes_),
+        Section("Heartbeats on Redis", text, lines),
+        Section("Heartbeats on Redis, size on the wire", wire, bytes_),
     ]
 
 
@@ -96,12 +96,12 @@ async def _in_flight(
     sides["redis-benchmark"] = await _limit(server, registry, beats[:1], IN_FLIGHT, plan.seconds)
     taken = await interleaved(plan, f"{IN_FLIGHT} beats in flight", sides, _show)
     await beating.aclose()
-    what, ours = f"{IN_FLIGHT} in flight, each its own call", taken["ours"]
+    what, ours = f"{IN_FLIGHT} in flight, one call each", taken["ours"]
     waiting = taken["ours, by the registry"]
     return [
         _line(what, ours, "redis-py", taken["redis-py"], Target("≥", 2.5)),
         _line(what, ours, "redis-benchmark", taken["redis-benchmark"]),
-        _line(f"{IN_FLIGHT} in flight, as they wait", waiting, "redis-py", taken["redis-py"]),
+        _line(f"{IN_FLIGHT} in flight, batched", waiting, "redis-py", taken["redis-py"]),
     ]
 
 
@@ -188,7 +188,7 @@ async def _bytes(server: RedisServer, registry: RedisRegistry, beats: list[Beat]
         chunk = beats[:count]
         bare = await _received(server, registry, chunk)
         full = await _received(server, registry, [beat._replace(fields=told) for beat in chunk])
-        what = "one beat" if count == 1 else f"one of {count} in a call"
+        what = "one heartbeat" if count == 1 else f"one of {count} in a call"
         against = f"with metadata {full:,.0f} bytes, {full / bare:.1f} × as much"
         lines.append(Line(what, f"{bare:,.0f} bytes", against))
     return lines

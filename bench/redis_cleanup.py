@@ -73,16 +73,16 @@ async def run(plan: Plan) -> list[Section]:
             f"without cleanup {milliseconds(typical.at_rest)}",
             target=bound,
             value=typical.waited,
-            remark="Where it is as long without cleanup, it is the machine's.",
+            remark="If it is as long without cleanup, the machine causes it.",
         ),
-        Line("the whole pass", f"{typical.seconds:.2f} s"),
+        Line("full pass", f"{typical.seconds:.2f} s"),
     ]
     text = (
-        f"One pass of `mooring cleanup` over a service of {INSTANCES:,} instances, of which "
-        f"{EXPIRED:,} gave no sign of life for too long, with the search for remains over all of "
-        "Redis. The longest command is by Redis' own slow log, in a pass of its own; another "
-        "client is a process that sends `PING` about a thousand times a second. Each is the worst "
-        "of a pass, in the round in the middle."
+        f"One pass of `mooring cleanup` over a service of {INSTANCES:,} instances, {EXPIRED:,} "
+        "of which have expired, including the search for leftover keys across all of Redis. "
+        "The longest command comes from Redis' slow log, in a separate pass. The other client "
+        "is a process that sends `PING` about a thousand times per second. Each row is the "
+        "worst value of a pass, from the median round."
     )
     return [Section("Cleanup on Redis", text, lines)]
 

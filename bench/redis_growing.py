@@ -60,19 +60,19 @@ async def _growing(plan: Plan) -> list[Section]:
                 memory[name] = (number_in(server, "memory", "used_memory") - used) / count
                 beats[name] = partial(_beat, members, plan.seconds)
                 lists[name] = partial(_list, registry, count + 1, plan.seconds)
-            for what, sides in (("a round of beats", beats), ("listing", lists)):
+            for what, sides in (("one round of heartbeats", beats), ("listing", lists)):
                 taken = await interleaved(plan, f"{what} on Redis", sides, per_second)
                 lines += [_line(what, name, taken[name], taken[_FEW]) for name in SIZES]
     first = [Line(f"registering, {name}", per_second(rate)) for name, rate in registered.items()]
-    last = [Line(f"memory of Redis, {name}", _bytes(each)) for name, each in memory.items()]
+    last = [Line(f"Redis memory, {name}", _bytes(each)) for name, each in memory.items()]
     text = (
-        "A service of so many instances with the metadata and metrics that they have in life: "
-        "registering them, once; all of them beating at once, as the registry sends them; all of "
-        "them listed and made into instances. Rates are of instances, from one process: where they "
-        "stay the same, cost grows as the number does. The ratio is to that of a thousand. The "
-        "memory is what Redis says it uses, for each instance."
+        "A service of the given size with realistic metadata and metrics: registering all "
+        "instances once, sending one heartbeat for each as the registry does, and listing and "
+        "decoding all of them. Rates are instances per second from one process: at a constant "
+        "rate, cost grows linearly. The ratio is relative to a thousand instances. Memory is "
+        "what Redis reports, per instance."
     )
-    return [Section("A service on Redis, growing", text, [*first, *lines, *last])]
+    return [Section("A service on Redis, by size", text, [*first, *lines, *last])]
 
 
 async def _beat(members: Sequence[Member], seconds: float) -> float:
@@ -102,7 +102,7 @@ def _line(what: str, name: str, taken: Sequence[float], few: Sequence[float]) ->
 
 
 def _bytes(value: float) -> str:
-    return f"{value:,.0f} bytes each"
+    return f"{value:,.0f} bytes per instance"
 
 
 async def _following(plan: Plan) -> list[Section]:
@@ -124,16 +124,17 @@ async def _following(plan: Plan) -> list[Section]:
     followed = f"{per_second(typical.changes, ' changes')}, {typical.instances:,.0f} instances"
     lines = [
         Line("share of one core", percent(typical.share), followed),
-        Line("longest hold-up of its loop", milliseconds(typical.held_up * 1000), followed),
+        Line("longest event loop stall", milliseconds(typical.held_up * 1000), followed),
     ]
     if typical.changes < 0.95 * CHANGES:
         lines = [Line("share of one core", "", remark=f"the machine is too busy: {followed}")]
     text = (
-        f"A process with a view of {FOLLOWED:,} instances on Redis that beat every 10 s, while "
-        f"another process makes {CHANGES} changes a second: half of them of a status, a quarter "
-        "joins and a quarter leaves. The view hears of each on the change channel and reads it, "
-        "and looks at who is there every 5 s, every 30 s with all details. A hold-up is the time "
-        f"for which nothing else in the process got its turn; the longest in {seconds:g} s, in the "
-        "round in the middle."
+        f"A process holds a view of {FOLLOWED:,} instances on Redis that send a heartbeat every "
+        f"10 s, while another process makes {CHANGES} changes per second: half are status "
+        "changes, a quarter are joins and a quarter are departures. The view learns of each "
+        "change from the change channel and reads it. It also polls the membership every 5 s, "
+        "and all details every 30 s. A stall is the time during which nothing else in the "
+        f"process could run; the table shows the longest in {seconds:g} s, from the median "
+        "round."
     )
     return [Section("Following a large service on Redis", text, lines)]

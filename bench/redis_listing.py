@@ -62,11 +62,11 @@ async def run(plan: Plan) -> list[Section]:
         ),
     ]
     text = (
-        f"All {INSTANCES:,} instances of a service with `registry.instances`: who is there, the "
-        "operator's word, and the details in calls of a hundred, made into instances. Against it, "
-        "who is there and then `HGETALL` of each by redis-py, one after another, made into "
-        "instances by the same code. The longest script call is by Redis' own slow log, in the "
-        "round in the middle."
+        f"Lists all {INSTANCES:,} instances of a service with `registry.instances`: the "
+        "membership, the operator overrides, and the details in batches of a hundred, decoded "
+        "into instances. The comparison reads the membership and then calls `HGETALL` for each "
+        "instance sequentially with redis-py, and decodes with the same code. The longest "
+        "script call comes from Redis' slow log, in the median round."
     )
     return [Section("Listing on Redis", text, lines)]
 

@@ -57,8 +57,8 @@ async def run(plan: Plan) -> list[Section]:
         ),
     ]
     text = (
-        f"A process with so many registrations on etcd, with the settings and the metrics that "
-        f"are there where nothing is said, for {seconds:g} s, as long after the last of them. What "
-        "is told is the processor time of all threads, and how often one of them waited."
+        "A process holds the given number of registrations on etcd, with default settings and "
+        f"metrics, for {seconds:g} s, starting the same time after the last registration. The "
+        "table shows the CPU time of all threads and how often any of them blocked."
     )
-    return [Section("Registrations at rest", text, lines)]
+    return [Section("Idle registrations", text, lines)]

@@ -58,7 +58,7 @@ async def _puts(plan: Plan, folder: Path) -> Section:
         Line(
             "durable put",
             shown["ours"],
-            f"a server that does nothing {shown['nothing']}",
+            f"no-op server {shown['nothing']}",
             ratio(rates["ours"], rates["nothing"]),
             Target("≥", 0.6),
         ),
@@ -70,10 +70,11 @@ async def _puts(plan: Plan, folder: Path) -> Section:
         ),
     ]
     text = (
-        f"Puts with {IN_FLIGHT} in flight from one process, our client for all; each server is a "
-        "process of its own, ours and etcd with their files on the same disk, both synchronised."
+        f"Puts with {IN_FLIGHT} in flight from one process, with our client for all servers. "
+        "Each server is a separate process; ours and etcd store their files on the same disk, "
+        "both with fsync."
     )
-    return Section("Served: put through the wire", text, lines)
+    return Section("mooring serve: puts over the network", text, lines)
 
 
 async def _fan_out(plan: Plan, folder: Path) -> Section:
@@ -98,10 +99,10 @@ async def _fan_out(plan: Plan, folder: Path) -> Section:
         ratio(taken["ours"], taken["etcd"]),
     )
     text = (
-        "From just before a put is sent until all watches of the key, on one stream, have its "
-        "event; our client for both. The ratio is of time."
+        "From just before a put is sent until all watches of the key, on one stream, have "
+        "received its event, with our client for both. Ratios compare times."
     )
-    return Section("Served: one event to many watches", text, [line])
+    return Section("mooring serve: one event to many watches", text, [line])
 
 
 async def _put(store: Store, number: int) -> object:

@@ -32,7 +32,7 @@ from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
 
-FEW, MANY, COLD = "10 tenants", "100 k tenants", "100 k tenants, never the same"
+FEW, MANY, COLD = "10 tenants", "100 k tenants", "100 k tenants, cold"
 LOOKUPS = {FEW: (10, 10), MANY: (100_000, 1_000), COLD: (100_000, 100_000)}
 """How many there are, and of how many one is asked for in turn: of those that nobody asked for in
 a while, the processor has to fetch every object from memory."""
@@ -94,11 +94,12 @@ async def _lookups(plan: Plan, snapshots: Mapping[int, TenantSnapshot]) -> Secti
     everybody = [(1 + n * 7919 % 100_000, SERVICES[n % 4]) for n in range(100_000)]
     side = partial(_asking, plain, everybody, plan.seconds)
     rates = await interleaved(plan, "lookup in plain dicts", {"": side}, _each)
-    lines.append(Line(f"a dict of dicts in place of it, {COLD}", _each(median(rates[""]))))
+    lines.append(Line(f"plain nested dicts, {COLD}", _each(median(rates[""]))))
     text = (
-        "One answer from the `Tenants` at hand, of tenants with ten keys each: of a thousand "
-        "tenants in turn, or of one that was not asked for since all the others were. The time has "
-        "the loop in it. The last line is what Python's own dictionaries take for `database`."
+        "One lookup in a loaded `Tenants` with ten keys per tenant, cycling through a thousand "
+        'tenants. "Cold" cycles through all tenants, so that each lookup misses the CPU '
+        "caches. The time includes the loop. The last row is the time of plain Python "
+        "dictionaries for `database`."
     )
     return Section("Tenants, lookups", text, lines)
 
@@ -155,8 +156,9 @@ async def _changes(plan: Plan, snapshots: Mapping[int, TenantSnapshot]) -> Secti
             )
         )
     text = (
-        "One key of one tenant has another value: from the key and its value, as the mirror has "
-        "them, to the snapshot that readers see, each time of another tenant. Ratios are of time."
+        "One key of one tenant changes: from the key and its value, as delivered by the "
+        "mirror, to the snapshot that readers see, for a different tenant each time. Ratios "
+        "compare times."
     )
     return Section("Tenants, changes", text, lines)
 
@@ -209,20 +211,20 @@ async def _started(plan: Plan) -> Section:
     bare, loaded = [each.bare for each in taken], [each.loaded for each in taken]
     lines = [
         Line(
-            "until they are at hand",
+            "time to load",
             milliseconds(typical.loaded * 1000),
             f"a bare read of their keys {milliseconds(typical.bare * 1000)}",
             ratio(loaded, bare),
         ),
-        Line("longest hold-up of the loop", milliseconds(typical.held_up * 1000)),
-        Line("memory of one tenant", f"{typical.memory / 1024:.1f} KiB"),
+        Line("longest event loop stall", milliseconds(typical.held_up * 1000)),
+        Line("memory per tenant", f"{typical.memory / 1024:.1f} KiB"),
     ]
     text = (
-        f"A process that opens {LOADED:,} tenants, of ten keys each, on etcd. A hold-up is the "
-        "time for which nothing else in the process got its turn. Memory is what the process grew "
-        "by, with the entries that are held to compare with the store."
+        f"A process opens {LOADED:,} tenants with ten keys each on etcd. A stall is the time "
+        "during which nothing else in the process could run. Memory is the growth of the "
+        "process, including the entries kept for comparison with the store."
     )
-    return Section("Tenants, a start", text, lines)
+    return Section("Tenants, startup", text, lines)
 
 
 async def _requests(plan: Plan, snapshot: TenantSnapshot) -> Section:
@@ -240,16 +242,17 @@ async def _requests(plan: Plan, snapshot: TenantSnapshot) -> Section:
         ]
         lines.append(
             Line(
-                f"with one, by {kind}",
+                f"with a tenant, by {kind}",
                 _each(median(rates[kind])),
                 remark=f"{microseconds(median(more))} more than without",
             )
         )
     text = (
-        "A request to an ASGI application that does nothing, among 100 k tenants: from the "
-        "server's call to the end. Twelve headers, of which one names the tenant."
+        "A request to an ASGI application that does nothing, among 100 k tenants, from the "
+        "server's call to the end. The request has twelve headers, one of which names the "
+        "tenant."
     )
-    return Section("Tenants, a request", text, lines)
+    return Section("Tenants, request overhead", text, lines)
 
 
 async def _application(scope: Scope, receive: Receive, send: Send) -> None:

@@ -42,20 +42,21 @@ async def run(plan: Plan) -> list[Section]:
             measure = partial(measure, 2 * plan.seconds)
             taken = await in_rounds(plan, "watch delivery, p50", measure, milliseconds)
     line = Line(
-        "put until event, p50",
+        "put to event, p50",
         milliseconds(median(taken["ours"])),
         f"bare stream {milliseconds(median(taken['bare']))}",
         ratio(taken["ours"], taken["bare"]),
         Target("≤", 1.1),
         remark=(
-            "Many watches share one stream, so the stream's reader hands an event over to the "
-            "watch's, which is one more turn of the event loop than where the reader is the user."
+            "Many watches share one stream, so the stream's reader passes each event on to the "
+            "reader of the watch. That takes one more iteration of the event loop than reading "
+            "the stream directly."
         ),
     )
     text = (
-        "From just before a put is sent until its event is in the hands of the reader of a "
-        "standing watch, one put at a time, by turns to a key that our watch sees and to one that "
-        "the bare stream sees. The put is the bare driver's for both, on a connection of its own."
+        "From just before a put is sent until the reader of an open watch has its event, one "
+        "put at a time, alternating between a key that our watch sees and one that the bare "
+        "stream sees. The bare driver sends both puts, on a separate connection."
     )
     return [Section("Watch delivery on etcd", text, [line])]
 

@@ -61,15 +61,15 @@ async def run(plan: Plan) -> list[Section]:
         )
     ]
     text = (
-        f"An operator changes a weight of one of {INSTANCES} instances: from just before that is "
-        f"sent to the registry until {SUBSCRIBERS} clients, each with a connection of its own and "
-        "all in one other process, have the new endpoints: as a state of the world, as gRPC asks "
-        "for it, and incrementally, as Envoy does. Bare is a gRPC server in Python that writes "
-        "the same bytes, made before, to as many streams when it is called, and reads as many "
-        "answers. Much of it is the time of the one process that plays the clients. Ratios are "
-        "of time."
+        f"An operator changes the weight of one of {INSTANCES} instances. Measured from just "
+        f"before the change is sent to the registry until {SUBSCRIBERS} clients, each with its "
+        "own connection and all in one other process, have the new endpoints: as state of the "
+        "world, which gRPC uses, and incrementally, as Envoy does. Bare is a Python gRPC "
+        "server that, on request, writes the same prebuilt bytes to as many streams and reads "
+        "as many acknowledgements. Much of the time is spent in the single process that runs "
+        "the clients. Ratios compare times."
     )
-    return [Section(f"One change pushed to {SUBSCRIBERS} clients of xDS", text, lines)]
+    return [Section(f"Pushing one change to {SUBSCRIBERS} xDS clients", text, lines)]
 
 
 def _line(what: str, ours: list[Push], bare: list[Push], field: str) -> Line:
