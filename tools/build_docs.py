@@ -126,7 +126,8 @@ def relinked(page_text: str, source: Path, page: Path) -> str:
 def navigation(pages: Path, written: list[tuple[str, str]]) -> Navigation:
     """The sections of the site with the pages that exist."""
     guides = _ordered(pages / "guides", [f"{name}.md" for name in GUIDES])
-    chinese = [f"zh/{name}" for name in _ordered(pages / "zh", ["index.md", "tutorial.md"])]
+    chinese_pages = _ordered(pages / "zh", ["index.md", "tutorial.md", "store.md"])
+    chinese = [f"zh/{name}" for name in chinese_pages]
     chinese_guides = _ordered(pages / "zh" / "guides", [f"{name}.md" for name in GUIDES])
     chinese += [f"zh/guides/{name}" for name in chinese_guides]
     project = ["versioning.md", *PROJECT.values()]
