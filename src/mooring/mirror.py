@@ -137,7 +137,7 @@ class Mirror(Generic[K, V]):
         """Whether the source responds, but with an error."""
         self._returned = returned
         self._state_changed = asyncio.Event()
-        self._readers: set[_Reader[K, V]] = set()
+        self._readers: set[_UpdateReader[K, V]] = set()
         self._callbacks: dict[object, Callable[[Update[K, V]], None]] = {}
         self._last_crash = ""
         """The unexpected error that was logged last."""
@@ -193,7 +193,7 @@ class Mirror(Generic[K, V]):
     async def changes(self) -> AsyncIterator[AsyncIterator[Update[K, V]]]:
         """Updates from now on, until the mirror or its store is closed. A reader that does not
         keep up receives several updates merged into one."""
-        reader = _Reader[K, V]()
+        reader = _UpdateReader[K, V]()
         self._readers.add(reader)
         if self.closed:
             reader.end()
@@ -353,7 +353,7 @@ class Mirror(Generic[K, V]):
                 log.exception("%s: a subscriber failed", self._feed.name)
 
 
-class _Reader(AsyncIterator[Update[K, V]]):
+class _UpdateReader(AsyncIterator[Update[K, V]]):
     """The pending updates of one reader."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from mooring.workers import SharedRegistration, State
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-__all__ = ["Registered", "TenantMiddleware", "registered"]
+__all__ = ["RegisteredApplication", "TenantMiddleware", "registered"]
 
 
 log = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ def registered(
     instance: Instance,
     *,
     ttl: float | None = None,
-) -> Registered:
+) -> RegisteredApplication:
     """The application, registered once it has started in a process. `hub` is a URL, or the result
     of `mooring.sync.connect`, not opened."""
-    return Registered(app, hub, instance, ttl=ttl)
+    return RegisteredApplication(app, hub, instance, ttl=ttl)
 
 
-class Registered:
+class RegisteredApplication:
     """A WSGI application that registers itself. Safe with threads and forks: each process has its
     own hub and registration."""
 

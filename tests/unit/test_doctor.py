@@ -13,7 +13,7 @@ from mooring.cli.commands.doctor import (
     judge_status,
 )
 from mooring.registry.redis.server_info import Sentinels, ServerInfo, SlotCoverage
-from mooring.store import Member, Status
+from mooring.store import Member, StoreStatus
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_dead_member_has_no_clock():
 
 def test_alarms_and_mixed_versions_and_no_leader():
     members = (Member("a:1", "3.5.9", 0.1), Member("b:1", "3.4.23", 0.1))
-    findings = list(judge_status(Status("etcd", 5, members, ("NOSPACE: full",))))
+    findings = list(judge_status(StoreStatus("etcd", 5, members, ("NOSPACE: full",))))
     assert [finding.about for finding in findings] == ["leader", "versions", "alarm"]
 
 

@@ -146,7 +146,7 @@ class WatchService:
         await stream.run()
 
 
-class _Watch:
+class _StreamWatch:
     """One watch of a stream."""
 
     __slots__ = ("backlog", "id", "options", "progress", "signalled", "watcher")
@@ -172,11 +172,11 @@ class _Stream:
         self._runner, self._auth, self._context = runner, auth, context
         self._progress_interval = progress_interval
         self._loop = asyncio.get_running_loop()
-        self._watches: dict[int, _Watch] = {}
+        self._watches: dict[int, _StreamWatch] = {}
         self._next_id = 0
         self._answers: deque[Any] = deque()
         self._room = asyncio.Event()
-        self._ready: dict[_Watch, None] = {}
+        self._ready: dict[_StreamWatch, None] = {}
         self._progress: set[int] = set()  # the ids of the watches to send progress for
         self._woken = asyncio.Event()
         self._failure: RpcStatus | None = None
@@ -220,7 +220,7 @@ class _Stream:
         if reason:
             self._answer(_ANY, created=True, canceled=True, cancel_reason=reason)
             return
-        watch = _Watch(
+        watch = _StreamWatch(
             self._choose_id(request.watch_id), _options(request), request.progress_notify
         )
         self._watches[watch.id] = watch
@@ -249,7 +249,7 @@ class _Stream:
         self._next_id += 1
         return self._next_id - 1
 
-    def _attach(self, engine: Engine, watch: _Watch, keys: Range, request: Any) -> None:
+    def _attach(self, engine: Engine, watch: _StreamWatch, keys: Range, request: Any) -> None:
         start = request.start_revision
         after = start - 1 if start else None
         if start == engine.compacted:
@@ -313,7 +313,7 @@ class _Stream:
 
         return self._runner.read(look)
 
-    async def _deliver(self, watch: _Watch) -> None:
+    async def _deliver(self, watch: _StreamWatch) -> None:
         """Send the next events of a watch. Further ones follow after the other watches."""
         del self._ready[watch]
         watch.signalled = False
@@ -329,7 +329,7 @@ class _Stream:
             if self._watches.get(watch.id) is not watch:
                 return  # cancelled meanwhile
 
-    def _compacted(self, watch: _Watch, error: Compacted) -> None:
+    def _compacted(self, watch: _StreamWatch, error: Compacted) -> None:
         """End a watch whose history is gone. As in etcd, its id stays in use until it is
         cancelled."""
         self._unwatch(watch)
@@ -347,7 +347,7 @@ class _Stream:
 
     # Watches with events
 
-    def _wake(self, watch: _Watch) -> None:
+    def _wake(self, watch: _StreamWatch) -> None:
         """Called by the engine, from any thread."""
         if watch.signalled:
             return
@@ -357,13 +357,13 @@ class _Stream:
         else:
             call_in(self._loop, self._mark, watch)
 
-    def _mark(self, watch: _Watch) -> None:
+    def _mark(self, watch: _StreamWatch) -> None:
         watch.signalled = True
         if watch.watcher is not None:
             self._ready[watch] = None
             self._woken.set()
 
-    def _unwatch(self, watch: _Watch) -> None:
+    def _unwatch(self, watch: _StreamWatch) -> None:
         self._ready.pop(watch, None)
         watcher, watch.watcher = watch.watcher, None
         if watcher is not None:
@@ -379,7 +379,7 @@ def _options(request: Any) -> Options:
     )
 
 
-def _take(engine: Engine, watch: _Watch) -> list[RevisionEvents]:
+def _take(engine: Engine, watch: _StreamWatch) -> list[RevisionEvents]:
     """The next revisions of a watch, for about one message. Later ones stay in the history, which
     takes no extra memory."""
     assert watch.watcher is not None

@@ -129,7 +129,7 @@ def _listening_socket(settings: ServerSettings) -> _ListeningSocket:
 def _uvicorn_config(application: ASGIApp, tls: TLSFiles | None) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http=_Connection,
+        http=_LimitedConnection,
         ws="none",
         log_level="error",  # a warning for each invalid request could fill the disk
         log_config=None,
@@ -195,7 +195,7 @@ class _AcceptedSocket(socket.socket):
         super().close()
 
 
-class _Connection(HttpToolsProtocol):
+class _LimitedConnection(HttpToolsProtocol):
     """A connection that limits the size and the time of the heads of requests."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -303,7 +303,7 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     """Why the server does not answer, as text."""
 
 
-class Status(msgspec.Struct, frozen=True, gc=False):
+class StoreStatus(msgspec.Struct, frozen=True, gc=False):
     """The state of a store, for people."""
 
     kind: str
@@ -426,7 +426,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def status(self) -> Status:
+    async def status(self) -> StoreStatus:
         """The state of each server of the store. A server that is down is reported, not raised."""
 
     @abstractmethod

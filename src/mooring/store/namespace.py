@@ -19,8 +19,8 @@ from mooring.store.contract import (
     Query,
     Range,
     Snapshot,
-    Status,
     Store,
+    StoreStatus,
     Watch,
     Write,
     after_prefix,
@@ -81,7 +81,7 @@ class Namespaced(Store):
     async def compact(self, revision: int) -> None:
         await self._store.compact(revision)
 
-    async def status(self) -> Status:
+    async def status(self) -> StoreStatus:
         return await self._store.status()
 
     async def aclose(self) -> None:

@@ -23,7 +23,7 @@ from mooring.cli.io.output import show_json
 from mooring.errors import StoreError
 from mooring.formatting import format_duration, quoted
 from mooring.settings.registry import parse as parse_settings
-from mooring.store import Delete, Member, Put, Status, Store, key
+from mooring.store import Delete, Member, Put, Store, StoreStatus, key
 from mooring.store.url import REDIS, parse
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def judge_clock(member: Member | ServerInfo) -> DoctorFinding | None:
     )
 
 
-def judge_status(status: Status) -> Iterator[DoctorFinding]:
+def judge_status(status: StoreStatus) -> Iterator[DoctorFinding]:
     answering = [member for member in status.members if member.latency is not None]
     if answering and not any(member.leader for member in answering):
         yield _warning("leader", "none of the servers in the URL is the leader")

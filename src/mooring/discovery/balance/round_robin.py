@@ -21,12 +21,12 @@ class RoundRobin(Counting):
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Node, _Entry] = {}
-        self._next: _Entry | None = None
+        self._entries: dict[Node, _RingEntry] = {}
+        self._next: _RingEntry | None = None
 
     def add(self, node: Node) -> None:
         check_new(node, present=node in self._entries)
-        self._entries[node] = entry = _Entry(node)
+        self._entries[node] = entry = _RingEntry(node)
         following = self._next
         if following is None:
             self._next = entry.before = entry.after = entry
@@ -58,12 +58,12 @@ class RoundRobin(Counting):
         return len(self._entries)
 
 
-class _Entry:
+class _RingEntry:
     """An entry of the circular list."""
 
     __slots__ = ("after", "before", "node")
-    before: _Entry
-    after: _Entry
+    before: _RingEntry
+    after: _RingEntry
 
     def __init__(self, node: Node) -> None:
         self.node = node

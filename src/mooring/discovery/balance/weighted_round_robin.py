@@ -33,7 +33,7 @@ class WeightedRoundRobin(Counting):
     def __init__(self, rng: random.Random | None = None) -> None:
         # A random start; otherwise all clients call the same nodes in the same order.
         self._start = (rng or random.Random()).random()
-        self._schedules: dict[Node, _Schedule] = {}
+        self._schedules: dict[Node, _NodeSchedule] = {}
         self._heap: list[_Deadline] = []
         self._turn, self._fraction = 0, 0.0
         self._entered = 0
@@ -42,7 +42,7 @@ class WeightedRoundRobin(Counting):
         check_new(node, present=node in self._schedules)
         self._entered += 1
         waited = (self._start + self._entered * _GOLDEN) % 1.0
-        self._schedules[node] = schedule = _Schedule(node, self._entered)
+        self._schedules[node] = schedule = _NodeSchedule(node, self._entered)
         self._place(schedule, waited)
 
     def remove(self, node: Node) -> None:
@@ -73,7 +73,7 @@ class WeightedRoundRobin(Counting):
     def __len__(self) -> int:
         return len(self._schedules)
 
-    def _place(self, schedule: _Schedule, share: float) -> None:
+    def _place(self, schedule: _NodeSchedule, share: float) -> None:
         """Set its next deadline to `share` of its interval from now."""
         heappush(self._heap, schedule.begin(self._turn, self._fraction, share))
 
@@ -83,7 +83,7 @@ class WeightedRoundRobin(Counting):
             heapify(self._heap)
 
 
-class _Schedule:
+class _NodeSchedule:
     """The deadlines of one node: (served + share) / weight after the point where it began."""
 
     __slots__ = ("_fraction", "_number", "_served", "_share", "_turn", "deadline", "node", "weight")
@@ -115,5 +115,5 @@ class _Schedule:
         return deadline
 
 
-_Deadline = tuple[int, float, int, _Schedule]
+_Deadline = tuple[int, float, int, _NodeSchedule]
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 are spread evenly, however many there are

@@ -110,9 +110,9 @@ class Audit:
     ) -> None:
         self._clock = clock
         self._journals = {
-            "done": _Journal(folder, "audit.jsonl", max_bytes, kept),
-            "routine": _Journal(folder, "routine.jsonl", max_bytes, kept),
-            "refused": _Journal(folder, "refused.jsonl", max_bytes, kept),
+            "done": _RotatedFile(folder, "audit.jsonl", max_bytes, kept),
+            "routine": _RotatedFile(folder, "routine.jsonl", max_bytes, kept),
+            "refused": _RotatedFile(folder, "refused.jsonl", max_bytes, kept),
         }
         self._refusals = TokenBuckets(_REFUSALS / 60, _REFUSALS)
         self._unauthenticated = TokenBuckets(_UNAUTHENTICATED / 60, _UNAUTHENTICATED, most=1)
@@ -205,7 +205,7 @@ def is_refused(status: int, *, authenticated: bool) -> bool:
     return status >= 400 and (status < 500 or not authenticated)
 
 
-class _Journal:
+class _RotatedFile:
     """A file of lines that is rotated when it is full."""
 
     def __init__(self, folder: DataDir, name: str, max_bytes: int, kept: int) -> None:

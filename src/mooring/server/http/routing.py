@@ -23,12 +23,12 @@ LONGEST = 2000
 _INVALID_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 
 
-class _Node(Generic[T]):
+class _RouteNode(Generic[T]):
     __slots__ = ("fixed", "parameter", "targets")
 
     def __init__(self) -> None:
-        self.fixed: dict[bytes, _Node[T]] = {}
-        self.parameter: _Node[T] | None = None
+        self.fixed: dict[bytes, _RouteNode[T]] = {}
+        self.parameter: _RouteNode[T] | None = None
         self.targets: dict[str, tuple[T, list[str]]] = {}
         """The target and the names of the parameters, by method."""
 
@@ -39,7 +39,7 @@ class Router(Generic[T]):
 
     def __init__(self, routes: Iterable[tuple[str, str, T]], *, hint: str = "") -> None:
         """`hint` follows the message about an unknown path."""
-        self._root: _Node[T] = _Node()
+        self._root: _RouteNode[T] = _RouteNode()
         self._hint = hint
         for method, path, target in routes:
             self._add(method, path, target)
@@ -48,10 +48,10 @@ class Router(Generic[T]):
         node = self._root
         for segment in path.encode().split(b"/")[1:]:
             if segment.startswith(b"{"):
-                node.parameter = node.parameter or _Node()
+                node.parameter = node.parameter or _RouteNode()
                 node = node.parameter
             else:
-                node = node.fixed.setdefault(segment, _Node())
+                node = node.fixed.setdefault(segment, _RouteNode())
         if method in node.targets:
             raise ValueError(f"{method} {path} is declared twice")
         node.targets[method] = (target, parameters(path))
@@ -59,7 +59,7 @@ class Router(Generic[T]):
     def match(self, method: str, raw_path: bytes) -> tuple[T, dict[str, str]]:
         """The target and the decoded parameters. Raises `HTTPError` if the path is unknown (404) or
         invalid (400), or does not support the method (405)."""
-        node: _Node[T] | None = self._root
+        node: _RouteNode[T] | None = self._root
         values: list[bytes] = []
         for segment in raw_path.split(b"/")[1:]:
             assert node is not None

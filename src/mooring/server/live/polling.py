@@ -34,7 +34,7 @@ NAMES = 60.0
 STALE = 0.5
 
 
-class _Fleet(Protocol):
+class _PolledFleet(Protocol):
     """A `Fleet`, which receives the results."""
 
     def names(self) -> list[str]: ...
@@ -46,7 +46,7 @@ class _Fleet(Protocol):
 
 
 class Poller:
-    def __init__(self, fleet: _Fleet, registry: Registry) -> None:
+    def __init__(self, fleet: _PolledFleet, registry: Registry) -> None:
         self._fleet, self._registry = fleet, registry
         self._tasks = Tasks()
         self._schedule: Schedule[str] = Schedule()

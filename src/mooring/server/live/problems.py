@@ -20,7 +20,7 @@ from mooring.server.live.services import KnownService
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import Observation, active
 from mooring.server.live.timeline import EventKind
-from mooring.store import Status, Store
+from mooring.store import Store, StoreStatus
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ class StoreAlarms:
                 log.debug("the alarms of the store cannot be read: %s", error)
             await asyncio.sleep(EVERY)
 
-    def _update(self, status: Status) -> None:
+    def _update(self, status: StoreStatus) -> None:
         if not any(member.latency is not None for member in status.members):
             return  # no member answered
         if status.alarms and not self.raised:

@@ -26,8 +26,8 @@ from mooring.store.contract import (
     Query,
     Range,
     Snapshot,
-    Status,
     Store,
+    StoreStatus,
     Watch,
     Write,
 )
@@ -298,11 +298,11 @@ class EmbeddedStore(Store):
         await self._open().write(lambda engine, _: engine.compact(revision))
         self._keep_ticking()
 
-    async def status(self) -> Status:
+    async def status(self) -> StoreStatus:
         revision, full = self._open().read(lambda e: (e.confirmed, e.out_of_space))
         member = Member("this process", latency=0.0, leader=True, clock_ahead=(0.0, 0.0))
         alarms = tuple(text for text in (self._runner.problem, NO_SPACE if full else "") if text)
-        return Status(self._runner.kind, revision, (member,), alarms)
+        return StoreStatus(self._runner.kind, revision, (member,), alarms)
 
     async def aclose(self) -> None:
         if self._closed:

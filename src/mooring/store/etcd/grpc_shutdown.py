@@ -24,7 +24,7 @@ _WITHIN = 5.0
 """The maximum wait in seconds. gRPC takes less than a millisecond unless the machine is busy."""
 
 
-class _Batch:
+class _OperationBatch:
     """Operations of one call that were started together, and the wait for their completion.
 
     `throw` is gRPC's own: a frame of ours in the traceback of a cancellation would keep the call
@@ -52,7 +52,7 @@ class _Batch:
         return future
 
 
-_due: dict[weakref.ref[asyncio.Future[None]], weakref.ref[_Batch]] = {}
+_due: dict[weakref.ref[asyncio.Future[None]], weakref.ref[_OperationBatch]] = {}
 """The future of each batch that is not completed. gRPC keeps a future, even a cancelled one, until
 it has handed over the completion. A batch that was cancelled is gone before that. All references
 are weak: gRPC stops its threads when the last call is gone."""
@@ -65,7 +65,7 @@ _ending: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 def _start(call: Any, operations: Any, *rest: Any) -> Any:
     if isinstance(call, cygrpc._AioCall):
-        return _Batch(call, operations, *rest)
+        return _OperationBatch(call, operations, *rest)
     if isinstance(operations[0], cygrpc.ReceiveCloseOnServerOperation):
         return _until_over(call, operations, *rest)
     return _execute_batch(call, operations, *rest)

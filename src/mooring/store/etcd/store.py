@@ -36,8 +36,8 @@ from mooring.store.contract import (
     Query,
     Range,
     Snapshot,
-    Status,
     Store,
+    StoreStatus,
     Watch,
     Write,
 )
@@ -223,12 +223,12 @@ class EtcdStore(Store):
         request = proto.CompactionRequest(revision=revision)
         await self._call("compact", request, f"compaction at {revision}", at=revision)
 
-    async def status(self) -> Status:
+    async def status(self) -> StoreStatus:
         if self._cluster.closed:
             raise Closed(f"{self.url} is closed")
         looks = await asyncio.gather(*map(self._look, self._cluster.endpoints))
         answers = [answer for _, answer in looks if answer is not None]
-        return Status(
+        return StoreStatus(
             kind="etcd",
             revision=max((answer.header.revision for answer in answers), default=0),
             members=tuple(member for member, _ in looks),
