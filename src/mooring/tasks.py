@@ -1,6 +1,7 @@
-"""The only place that creates tasks and helper threads: each task has an owner, and a crash is
-logged. Long computations run in slices, so that they can share the event loop,
-and `Schedule` waits for what is due next."""
+"""The only module that calls `create_task`: each background task has an owner, and a crash is
+logged. `in_thread` runs a call in a thread that cannot delay the exit of the process. Long
+computations run in slices, so that they can share the event loop, and `Schedule` waits for what is
+due next."""
 
 from __future__ import annotations
 
