@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +124,12 @@ def test_every_secret_of_a_part_must_be_restated():
             {"metadata": {"host": "b", "password": "a"}},
             {"metadata": {"host": "evil", "password": MASK}},
         ),
+        ({"token": "a"}, {"token": MASK, "secret": {"url": "evil"}}),
+        ({"token": "a", "secret": "b"}, {"token": MASK, "secret": ["https://evil"]}),
+        ({"token": "a", "plan": {"host": "b"}}, {"token": MASK, "plan": {"host": "evil"}}),
+        ({"token": "a", "plan": 1}, {"token": MASK, "plan": {"host": "evil"}}),
+        ({"token": "a", "retries": [1]}, {"token": MASK, "retries": ["https://evil"]}),
+        ({"token": "a"}, {"token": MASK, "limit": {"login": {"host": "evil"}}}),
     ],
 )
 def test_a_value_that_holds_a_kept_secret_does_not_change(old: JSON, sent: JSON):
@@ -140,6 +148,8 @@ def test_a_value_that_holds_a_kept_secret_does_not_change(old: JSON, sent: JSON)
         ({"url": "https://u:a@h", "token": "b"}, {"url": f"https://u:{MASK}@h", "token": MASK}),
         ({"token": "a", "note": ""}, {"token": MASK}),
         ({"token": "a", "metadata": {}}, {"token": MASK, "metadata": {"site": "https://a.b"}}),
+        ({"token": "a"}, {"token": MASK, "metadata": {"site": {"hosts": ["b"]}}}),
+        ({"token": "a", "pool": {"limit": 1}}, {"token": MASK, "pool": {"limit": 2}}),
         ("a", "b"),
         (None, SMTP),
     ],
@@ -156,6 +166,13 @@ def test_allowed_fields_change_beside_a_kept_secret(field: str):
     assert redirect_in_value("", old, {**shown, field: 2}) is None
     other = redirect_in_value("", old, {**shown, f"{field}Host": "evil"})
     assert other == Redirect("token", f"{field}Host")
+
+
+def test_the_documentation_lists_the_allowed_fields():
+    text = (Path(__file__).parents[2] / "docs/access.md").read_text()
+    section = text.partition("### Writing secrets")[2].partition("\n#")[0]
+    _, _, listed = section.partition("it may change only these fields:")
+    assert set(re.findall(r"`(\w+)`", listed.partition(".")[0])) == ALLOWED
 
 
 @pytest.mark.parametrize("guess", ["mysql://u:right@h/x", "mysql://u:wrong@h/x"])

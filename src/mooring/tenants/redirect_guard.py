@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mooring.masking import MASK, masked, masked_field
+from mooring.masking import MASK, is_secret, masked, masked_field
 from mooring.model import JSON, path_text
 from mooring.tenants.document import Document
 from mooring.tenants.keys import identity, kind_of
@@ -32,10 +32,15 @@ ALLOWED = frozenset(
         *("limit", "plan", "poolSize", "priority", "retries", "timeout", "tries"),
     }
 )
-"""Fields that may change beside a kept secret: no program takes an address from them."""
+"""Fields that may change beside a kept secret if their new value is neither a map nor a list: no
+program takes an address from them. `docs/access.md` lists them."""
+
+_FREE = "metadata"
+"""The allowed field that may hold anything."""
 
 _RESTATED = ("password", "passwordhash", "passphrase", "secret", "token", "apikey")
-"""How the names of secrets end that may be restated or removed beside a kept one."""
+"""How the names of secrets end that may be restated or removed beside a kept one. Most names that
+masking hides may not: `tokenUrl`, `dsn` and `credentials` can contain an address."""
 
 
 class Redirect(NamedTuple):
@@ -56,6 +61,8 @@ class _Field(NamedTuple):
     """Its names from the outside in, `[0]` for an element of a list."""
     kept: bool
     """Whether it is a secret that is kept; otherwise it changes."""
+    nested: bool = False
+    """Whether it changes to a map or list."""
 
     def within(self, about: str) -> str:
         names = path_text(self.path)
@@ -102,7 +109,7 @@ def redirect_in_value(about: str, old: JSON, sent: JSON) -> Redirect | None:
         for secret in fields
         if secret.kept
         for change in changes
-        if not _is_allowed(change.path, secret.path)
+        if not _is_allowed(change, secret.path)
     ]
     if not redirects:
         return None
@@ -117,13 +124,20 @@ def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _is_allowed(changed: tuple[str, ...], secret: tuple[str, ...]) -> bool:
-    if changed and changed[-1].lower().endswith(_RESTATED):
+def _is_allowed(change: _Field, secret: tuple[str, ...]) -> bool:
+    path = change.path
+    if any(
+        name == _FREE and path[: depth + 1] != secret[: depth + 1]
+        for depth, name in enumerate(path)
+    ):
         return True
-    return any(
-        name in ALLOWED and changed[: depth + 1] != secret[: depth + 1]
-        for depth, name in enumerate(changed)
-    )
+    if not path or change.nested:
+        return False
+    return _is_restated(path[-1]) or (path[-1] in ALLOWED and path != secret[: len(path)])
+
+
+def _is_restated(name: str) -> bool:
+    return is_secret(name) and name.lower().endswith(_RESTATED)
 
 
 def _compare(path: tuple[str, ...], old: JSON, shown: JSON, sent: JSON) -> Iterator[_Field]:
@@ -136,7 +150,7 @@ def _compare(path: tuple[str, ...], old: JSON, shown: JSON, sent: JSON) -> Itera
             inner = shown.get(name) if isinstance(shown, dict) else MASK
             yield from _compare((*path, name), old.get(name), inner, sent.get(name))
     elif _or_none(sent) != _or_none(shown):
-        yield _Field(path, kept=False)
+        yield _Field(path, kept=False, nested=isinstance(sent, dict | list))
     elif sent != old and old not in (None, ""):
         yield _Field(path, kept=True)
 
