@@ -164,7 +164,7 @@ _NAME = re.compile(r"[\w.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](:\d+)?")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A text and the data it is made of. Create one with `message`."""
+    """A text and the data it is made of."""
 
     kind: str
     params: dict[str, Parameter]

@@ -72,6 +72,9 @@ def describe(endpoints: Iterable[ApiEndpoint], *, cookie: str) -> Schema:
         kinds = (endpoint.body, endpoint.query, *endpoint.answers.values())
         types += [kind for kind in kinds if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
+    for schema in components.values():
+        if "description" in schema:  # a docstring, with line breaks and indentation
+            schema["description"] = " ".join(schema["description"].split())
     by_type = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, dict[str, Schema]] = {}
     for endpoint in ordered:

@@ -99,7 +99,7 @@ MAX_PAGE = 1000
 
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Query parameters of a list. Subclasses add filters."""
+    """Query parameters of a list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
     after: Annotated[str, msgspec.Meta(max_length=1000)] = ""
