@@ -141,7 +141,7 @@ async def _list(plan: Plan, what: str, instances: int, after: str) -> list[Line]
             body = folder / "body"
             body.write_bytes(answer.content)
             async with script("bench.roles.http_answerer", str(body)) as bare:
-                port = await bare.told(within=_WITHIN)
+                port = await bare.receive(within=_WITHIN)
                 _pin(serving.pid, bare.pid)
                 sides = {
                     name: partial(
@@ -154,8 +154,8 @@ async def _list(plan: Plan, what: str, instances: int, after: str) -> list[Line]
                     for name, url in (("ours", serving.url), ("bare", f"http://127.0.0.1:{port}"))
                 }
                 taken = await interleaved(plan, what, sides, _show)
-    rates = {name: [each.per_second for each in loads] for name, loads in taken.items()}
-    worst = {name: median(each.p99 for each in loads) for name, loads in taken.items()}
+    rates = {name: [result.per_second for result in loads] for name, loads in taken.items()}
+    worst = {name: median(result.p99 for result in loads) for name, loads in taken.items()}
     value = median(rates["ours"])
     return [
         Line(
@@ -190,12 +190,12 @@ async def _listed(plan: Plan) -> Line:
     async with _serving(MANY) as serving, _client(serving) as client:
 
         async def read() -> float:
-            started, found, there = time.perf_counter(), 0, f"{_PATH}?limit=1000"
-            while there:
-                answer = await client.get(there)
-                found += len(answer.json())
-                there = answer.links.get("next", {}).get("url", "")
-            assert found == MANY, found
+            started, count, next_page = time.perf_counter(), 0, f"{_PATH}?limit=1000"
+            while next_page:
+                answer = await client.get(next_page)
+                count += len(answer.json())
+                next_page = answer.links.get("next", {}).get("url", "")
+            assert count == MANY, count
             return (time.perf_counter() - started) * 1000
 
         await read()
@@ -216,16 +216,16 @@ async def _stream(plan: Plan) -> Section:
     async with _serving(INSTANCES) as serving:
         sides = {"ours": partial(_follow, serving, max(plan.seconds, 2.0))}
         taken = (await interleaved(plan, f"stream to {CLIENTS}", sides, _show_lag))["ours"]
-    worst = median(each.p99 for each in taken)
+    worst = median(sample.p99 for sample in taken)
     lines = [
-        Line("lag, median", milliseconds(median(each.median for each in taken))),
+        Line("lag, median", milliseconds(median(sample.median for sample in taken))),
         Line(
             "lag, p99",
             milliseconds(worst),
             target=Target("≤", LAG, milliseconds),
             value=worst,
         ),
-        Line("frames per client", f"{median(each.frames for each in taken):.1f}/s"),
+        Line("frames per client", f"{median(sample.frames for sample in taken):.1f}/s"),
     ]
     text = (
         f"{CLIENTS} clients of `/admin/events`, all in one other process, follow a service of "
@@ -244,14 +244,14 @@ def _show_lag(lag: Lag) -> str:
 async def _follow(serving: Serving, seconds: float) -> Lag:
     arguments = (serving.http, serving.token, SERVICE, str(CLIENTS), str(seconds))
     async with script("bench.roles.stream_listeners", *arguments) as listeners:
-        assert await listeners.told(within=_WITHIN) == "ready"
-        told = asyncio.ensure_future(listeners.told(within=seconds + _WITHIN))
+        assert await listeners.receive(within=_WITHIN) == "ready"
+        report = asyncio.ensure_future(listeners.receive(within=seconds + _WITHIN))
         started, number = time.perf_counter(), 0
-        while not told.done():
+        while not report.done():
             late = time.perf_counter() - started - number / CHANGES
             await asyncio.sleep(max(-late, 0))
             changed = instance(number % INSTANCES, load=time.monotonic())
             await serving.store.commit(*puts(changed))
             number += 1
-    middle, worst, _, frames = cast("list[float]", await told)
+    middle, worst, _, frames = cast("list[float]", await report)
     return Lag(middle * 1000, worst * 1000, frames / CLIENTS / seconds)

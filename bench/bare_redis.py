@@ -79,13 +79,13 @@ async def register(registry: RedisRegistry, numbers: Iterable[int]) -> list[Memb
 async def put(members: Sequence[Member]) -> None:
     for first in range(0, len(members), _TOGETHER):
         some = members[first : first + _TOGETHER]
-        await asyncio.gather(*(each.record.put(each.instance, fresh=True) for each in some))
+        await asyncio.gather(*(member.record.put(member.instance, fresh=True) for member in some))
 
 
 def number_in(server: RedisServer, section: str, name: str) -> int:
     """A number of what INFO tells."""
-    told = cast("str", server.command("INFO", section)).splitlines()
-    return next(int(line.partition(":")[2]) for line in told if line.startswith(f"{name}:"))
+    lines = cast("str", server.command("INFO", section)).splitlines()
+    return next(int(line.partition(":")[2]) for line in lines if line.startswith(f"{name}:"))
 
 
 @contextmanager
@@ -124,10 +124,7 @@ async def benchmark(
     """Requests a second of `redis-benchmark`: so many of the same, so many on the way at a time, on
     one connection."""
     program = find_redis(SERIES).with_name("redis-benchmark")
-    told = await output(
-        *(*launch(program), "-p", str(server.port), "--csv", "-n", str(requests)),
-        *("-c", "1", "-P", str(together), *map(str, command)),
-        within=60.0,
-    )
+    options = f"-p {server.port} --csv -n {requests} -c 1 -P {together}".split()
+    report = await output(*launch(program), *options, *map(str, command), within=60.0)
     # The first column is the command, with its own quotes.
-    return float(told.strip().splitlines()[-1].rsplit('","', 7)[1])
+    return float(report.strip().splitlines()[-1].rsplit('","', 7)[1])

@@ -78,10 +78,10 @@ async def _page() -> AsyncIterator[Page]:
 
 @asynccontextmanager
 async def _browser(folder: Path) -> AsyncIterator[Browser]:
-    found = find_chromium(folder)
+    chromium = find_chromium(folder)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=found.path, env={**found.environment}, args=list(FLAGS)
+            executable_path=chromium.path, env={**chromium.environment}, args=list(FLAGS)
         )
         try:
             yield browser
@@ -94,13 +94,13 @@ async def _link(url: str, token: str) -> str:
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as client:
         await eventually(lambda: _all_known(client), within=_WITHIN)
-        told: str = (await client.post("/admin/login-codes")).json()["url"]
-    return told
+        link: str = (await client.post("/admin/login-codes")).json()["url"]
+    return link
 
 
 async def _all_known(client: httpx.AsyncClient) -> bool:
-    told = (await client.get("/admin/registry/health")).json()
-    return bool(told["totalServices"] == SERVICES)
+    health = (await client.get("/admin/registry/health")).json()
+    return bool(health["totalServices"] == SERVICES)
 
 
 async def _look(page: Page) -> Seen:

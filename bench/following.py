@@ -29,9 +29,9 @@ async def run(plan: Plan) -> list[Section]:
     with fresh_etcd() as server:
         arguments = (server.url, str(INSTANCES), str(CHANGES))
         async with script("bench.roles.producer", *arguments) as producer:
-            assert await producer.told(within=_WITHIN) == "ready"
+            assert await producer.receive(within=_WITHIN) == "ready"
             async with script("bench.roles.follower", server.url, str(seconds)) as follower:
-                assert await follower.told(within=_WITHIN) == "ready"
+                assert await follower.receive(within=_WITHIN) == "ready"
                 for _ in range(math.ceil(_SETTLED / seconds)):
                     await cost(follower, seconds)
 
@@ -62,8 +62,8 @@ async def run(plan: Plan) -> list[Section]:
 
 
 async def cost(follower: Script, seconds: float) -> Cost:
-    told = cast("list[float]", await follower.told(within=seconds + _WITHIN))
-    return Cost(*told)
+    measured = cast("list[float]", await follower.receive(within=seconds + _WITHIN))
+    return Cost(*measured)
 
 
 def show_cost(cost: Cost) -> str:

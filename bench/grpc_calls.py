@@ -49,7 +49,7 @@ async def _calls(plan: Plan) -> Section:
     finer = plan.finer(10)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(script("bench.grpc_echo", "1"))
-        (port,) = cast("list[int]", await server.told(within=_WITHIN))
+        (port,) = cast("list[int]", await server.receive(within=_WITHIN))
         hub = await stack.enter_async_context(connect("memory://"))
         await stack.enter_async_context(hub.register(_instance("echo", port)))
         ours = await stack.enter_async_context(channel("etcdv3:///echo", hub=hub))
@@ -204,7 +204,7 @@ async def _coming(plan: Plan) -> Section:
             connect(etcd.url) as other,
             hub.register(_instance("lease", 1)),
         ):
-            (port,) = cast("list[int]", await server.told(within=_WITHIN))
+            (port,) = cast("list[int]", await server.receive(within=_WITHIN))
             async with channel("etcdv3:///echo", hub=other) as opened:
                 echo = opened.unary_unary(ECHO)
                 end = time.monotonic() + plan.rounds * plan.seconds
@@ -245,12 +245,12 @@ async def _resting(plan: Plan) -> Section:
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(script("bench.grpc_echo", str(MANY)))
             hub = await stack.enter_async_context(connect(etcd.url))
-            for port in cast("list[int]", await server.told(within=_WITHIN)):
+            for port in cast("list[int]", await server.receive(within=_WITHIN)):
                 await stack.enter_async_context(hub.register(_instance("echo", port)))
             arguments = (etcd.url, "echo", str(MANY), str(seconds))
             resident = await stack.enter_async_context(script("bench.grpc_resident", *arguments))
-            ready = cast("float", await resident.told(within=_WITHIN))
-            share = cast("float", await resident.told(within=_WITHIN + seconds))
+            ready = cast("float", await resident.receive(within=_WITHIN))
+            share = cast("float", await resident.receive(within=_WITHIN + seconds))
     text = (
         f"A process opens a channel to {MANY} instances on etcd, which another process keeps "
         "registered. The time until ready runs from before the channel is created until all "

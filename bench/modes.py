@@ -140,7 +140,7 @@ async def _modes() -> AsyncIterator[dict[str, Mode]]:
         port = 0
         for _ in range(INSTANCES):
             server = await stack.enter_async_context(script("bench.roles.answerer"))
-            port = int(str(await server.told(within=_WITHIN)))
+            port = int(str(await server.receive(within=_WITHIN)))
             instance = Instance(SERVICE, host="127.0.0.1", port=port)
             await stack.enter_async_context(hub.register(instance))
         local = stack.enter_context(EnvoyServer(folder / "local", plane.xds))

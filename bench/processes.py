@@ -37,7 +37,7 @@ async def output(*command: str, within: float) -> str:
 
 
 class Script:
-    """A script at work. It tells what it has to tell as lines of JSON; `tell` is its end of it."""
+    """A running script. It sends messages as lines of JSON, with `tell`."""
 
     def __init__(self, module: str, process: asyncio.subprocess.Process) -> None:
         self._module, self._process = module, process
@@ -46,8 +46,8 @@ class Script:
     def pid(self) -> int:
         return self._process.pid
 
-    async def told(self, *, within: float) -> object:
-        """What it tells next. Raises `ProcessFailed` where it ended, or is silent for too long."""
+    async def receive(self, *, within: float) -> object:
+        """The next message. Raises `ProcessFailed` if the process ended or the wait timed out."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(within):

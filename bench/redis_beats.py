@@ -71,10 +71,12 @@ async def run(plan: Plan) -> list[Section]:
 
 
 async def _beat(registry: RedisRegistry, member: Member) -> Beat:
-    told, id = member.instance, member.instance.id
+    registered, id = member.instance, member.instance.id
     key = registry.keys.of(SERVICE).instance(id)
     when = await registry.connection.call("HGET", key, "registrationTime", what="bench")
-    return Beat(id, told.incarnation, when.decode(), True, message_head(SERVICE, id, told))
+    return Beat(
+        id, registered.incarnation, when.decode(), True, message_head(SERVICE, id, registered)
+    )
 
 
 def _sending(registry: RedisRegistry) -> Callable[[list[Beat]], Awaitable[list[str]]]:
@@ -142,8 +144,8 @@ async def _together(
 
 
 async def _ours(registry: RedisRegistry, beats: list[Beat]) -> Call:
-    each, send_beats = [[beat] for beat in beats], _sending(registry)
-    return lambda n: send_beats(each[n % len(each)])
+    chunks, send_beats = [[beat] for beat in beats], _sending(registry)
+    return lambda n: send_beats(chunks[n % len(chunks)])
 
 
 async def _theirs(registry: RedisRegistry, bare: Redis, beats: list[Beat]) -> Call:
@@ -182,12 +184,14 @@ def _line(
 
 
 async def _bytes(server: RedisServer, registry: RedisRegistry, beats: list[Beat]) -> list[Line]:
-    told = fields.encode(instance(0))
+    all_fields = fields.encode(instance(0))
     lines = []
     for count in (1, TOGETHER):
         chunk = beats[:count]
         bare = await _received(server, registry, chunk)
-        full = await _received(server, registry, [beat._replace(fields=told) for beat in chunk])
+        full = await _received(
+            server, registry, [beat._replace(fields=all_fields) for beat in chunk]
+        )
         what = "one heartbeat" if count == 1 else f"one of {count} in a call"
         against = f"with metadata {full:,.0f} bytes, {full / bare:.1f} × as much"
         lines.append(Line(what, f"{bare:,.0f} bytes", against))

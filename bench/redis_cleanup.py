@@ -91,27 +91,27 @@ async def _age(registry: RedisRegistry, members: Sequence[Member]) -> None:
     """Let their last heartbeat be long ago."""
     keys, then = registry.keys.of(SERVICE), int(time.time() * 1000) - _LONG_AGO
     for first in range(0, len(members), 500):
-        marks = [part for each in members[first:][:500] for part in (then, each.instance.id)]
+        marks = [part for member in members[first:][:500] for part in (then, member.instance.id)]
         await registry.connection.call("ZADD", keys.heartbeats, *marks, what="bench", writes=True)
 
 
 class _Waits:
-    """What a pinger tells."""
+    """The waits that a pinger reports."""
 
     def __init__(self, pinger: Script) -> None:
         self._pinger = pinger
-        self._told: deque[tuple[float, float]] = deque(maxlen=10_000)
+        self._waits: deque[tuple[float, float]] = deque(maxlen=10_000)
 
     async def longest(self, since: float, until: float) -> float:
         """The longest wait within a time that is over."""
-        while not self._told or self._told[-1][0] < until:
-            when, waited = cast("list[float]", await self._pinger.told(within=_WITHIN))
-            self._told.append((when, waited))
-        return max(waited for when, waited in self._told if since - 0.05 <= when < until)
+        while not self._waits or self._waits[-1][0] < until:
+            when, waited = cast("list[float]", await self._pinger.receive(within=_WITHIN))
+            self._waits.append((when, waited))
+        return max(waited for when, waited in self._waits if since - 0.05 <= when < until)
 
 
-def _show(each: Pass) -> str:
+def _show(cleanup: Pass) -> str:
     return (
-        f"{each.seconds:.2f} s, longest command {milliseconds(each.command)}, PING "
-        f"{milliseconds(each.waited)}, at rest {milliseconds(each.at_rest)}"
+        f"{cleanup.seconds:.2f} s, longest command {milliseconds(cleanup.command)}, PING "
+        f"{milliseconds(cleanup.waited)}, at rest {milliseconds(cleanup.at_rest)}"
     )

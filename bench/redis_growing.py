@@ -64,7 +64,7 @@ async def _growing(plan: Plan) -> list[Section]:
                 taken = await interleaved(plan, f"{what} on Redis", sides, per_second)
                 lines += [_line(what, name, taken[name], taken[_FEW]) for name in SIZES]
     first = [Line(f"registering, {name}", per_second(rate)) for name, rate in registered.items()]
-    last = [Line(f"Redis memory, {name}", _bytes(each)) for name, each in memory.items()]
+    last = [Line(f"Redis memory, {name}", _bytes(size)) for name, size in memory.items()]
     text = (
         "A service of the given size with realistic metadata and metrics: registering all "
         "instances once, sending one heartbeat for each as the registry does, and listing and "
@@ -79,7 +79,7 @@ async def _beat(members: Sequence[Member], seconds: float) -> float:
     """Beats a second, in as many whole rounds as fit, and at least one."""
     started, done = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:
-        beats = (each.record.beat(each.instance, update=False) for each in members)
+        beats = (member.record.beat(member.instance, update=False) for member in members)
         await asyncio.gather(*beats)
         done += len(members)
     return done / elapsed
@@ -110,9 +110,9 @@ async def _following(plan: Plan) -> list[Section]:
     with fresh_redis() as server:
         arguments = (server.address, str(FOLLOWED), str(CHANGES))
         async with script("bench.roles.redis_producer", *arguments) as producer:
-            assert await producer.told(within=_WITHIN) == "ready"
+            assert await producer.receive(within=_WITHIN) == "ready"
             async with script("bench.roles.follower", server.url, str(seconds)) as follower:
-                assert await follower.told(within=_WITHIN) == "ready"
+                assert await follower.receive(within=_WITHIN) == "ready"
                 for _ in range(math.ceil(_SETTLED / seconds)):
                     await cost(follower, seconds)
 

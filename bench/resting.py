@@ -33,9 +33,9 @@ async def run(plan: Plan) -> list[Section]:
                 arguments = (url, str(count), str(seconds), str(seconds))
                 resident = script("bench.roles.resident", *arguments)
                 processes[count] = await stack.enter_async_context(resident)
-                assert await processes[count].told(within=_WITHIN) == "ready"
+                assert await processes[count].receive(within=_WITHIN) == "ready"
             few, many = [
-                Rest(*cast("list[float]", await process.told(within=2 * seconds + _WITHIN)))
+                Rest(*cast("list[float]", await process.receive(within=2 * seconds + _WITHIN)))
                 for process in processes.values()
             ]
     share = Line(
@@ -46,8 +46,8 @@ async def run(plan: Plan) -> list[Section]:
         value=many.share,
     )
     if many.registered < MANY:
-        told = f"only {many.registered:,.0f} of them stayed registered"
-        share = Line(share.what, "", remark=told)
+        remark = f"only {many.registered:,.0f} of them stayed registered"
+        share = Line(share.what, "", remark=remark)
     lines = [
         share,
         Line(

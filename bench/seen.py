@@ -129,7 +129,7 @@ async def _round(sides: Sides, seconds: float) -> dict[str, Latency]:
 
 async def _told(consumer: Script, name: str, there: bool) -> float:
     """When it saw that the instance came or went. Nothing else may come or go meanwhile."""
-    message = await consumer.told(within=_WITHIN)
+    message = await consumer.receive(within=_WITHIN)
     assert isinstance(message, list)
     assert message[:2] == [name, there]
     moment: float = message[2]
@@ -139,7 +139,7 @@ async def _told(consumer: Script, name: str, there: bool) -> float:
 @asynccontextmanager
 async def _consumer(kind: str, address: str) -> AsyncIterator[Script]:
     async with script("bench.roles.consumer", kind, address) as consumer:
-        assert await consumer.told(within=_WITHIN) == "ready"
+        assert await consumer.receive(within=_WITHIN) == "ready"
         yield consumer
 
 

@@ -16,7 +16,7 @@ SERVICES = ("evidence-command", "evidence-query", "file-storage", "security-mana
 
 def parts(tenant: int) -> dict[str, JSON]:
     """What is configured for one tenant."""
-    found: dict[str, JSON] = {
+    values: dict[str, JSON] = {
         "meta": {
             "id": tenant,
             "code": f"tenant_{tenant}",
@@ -44,7 +44,7 @@ def parts(tenant: int) -> dict[str, JSON]:
         },
     }
     for service in SERVICES:
-        found[f"database/{service}"] = {
+        values[f"database/{service}"] = {
             "tenantId": tenant,
             "serviceCode": service,
             "driver": "mysql",
@@ -57,7 +57,7 @@ def parts(tenant: int) -> dict[str, JSON]:
             "maxIdleConns": 20,
             "enabled": True,
         }
-    return found
+    return values
 
 
 def entries(numbers: Iterable[int]) -> Iterator[Entry]:
@@ -71,9 +71,9 @@ async def populate(store: Store, numbers: Iterable[int]) -> None:
     """Write these tenants with their indexes, many with one commit."""
     writes: list[Put] = []
     for number in numbers:
-        told = parts(number)
-        writes += [Put(KEYS.part(number, path), encode(path, told[path])) for path in told]
-        writes += [Put(claim.key, claim.value) for claim in claims(KEYS, number, told).values()]
+        values = parts(number)
+        writes += [Put(KEYS.part(number, path), encode(path, values[path])) for path in values]
+        writes += [Put(claim.key, claim.value) for claim in claims(KEYS, number, values).values()]
         while len(writes) >= MAX_OPERATIONS:
             await store.commit(*writes[:MAX_OPERATIONS])
             del writes[:MAX_OPERATIONS]

@@ -113,8 +113,8 @@ def _plain(snapshot: TenantSnapshot) -> Callable[[int, str], object]:
     known = {id: dict(tenant.databases) for id, tenant in snapshot.tenants.items()}
 
     def database(tenant: int, service: str) -> object:
-        found = known.get(tenant)
-        return None if found is None else found.get(service)
+        databases = known.get(tenant)
+        return None if databases is None else databases.get(service)
 
     return database
 
@@ -125,8 +125,8 @@ async def _asking(
     clock, done, turns = time.perf_counter, 0, cycle(arguments)
     start = clock()
     while (elapsed := clock() - start) < seconds:
-        for each in islice(turns, _STRETCH):
-            ask(*each)
+        for values in islice(turns, _STRETCH):
+            ask(*values)
         done += _STRETCH
     return done / elapsed
 
@@ -204,11 +204,11 @@ async def _started(plan: Plan) -> Section:
         async def measure() -> dict[str, Start]:
             arguments = (server.url, str(LOADED))
             async with script("bench.roles.tenant_reader", *arguments) as reader:
-                return {"": Start(*cast("list[float]", await reader.told(within=_WITHIN)))}
+                return {"": Start(*cast("list[float]", await reader.receive(within=_WITHIN)))}
 
         taken = (await in_rounds(plan, "tenants: a start", measure, str))[""]
     typical = Start(*map(median, zip(*taken, strict=True)))
-    bare, loaded = [each.bare for each in taken], [each.loaded for each in taken]
+    bare, loaded = [start.bare for start in taken], [start.loaded for start in taken]
     lines = [
         Line(
             "time to load",

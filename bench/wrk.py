@@ -27,7 +27,7 @@ def find() -> list[str]:
     folder = ROOT / ".tools" / "wrk" / "usr"
     if not (folder / "bin" / "wrk").exists():
         raise ProcessFailed(f"there is no wrk here: {BRING}")
-    libraries = ":".join(str(each) for each in sorted((folder / "lib").glob("*")))
+    libraries = ":".join(str(path) for path in sorted((folder / "lib").glob("*")))
     return ["env", f"LD_LIBRARY_PATH={libraries}", str(folder / "bin" / "wrk")]
 
 
@@ -35,19 +35,15 @@ async def load(url: str, token: str, *, connections: int, seconds: float) -> Loa
     """GET this for so long, whole seconds at the least. Raises `ProcessFailed` where any answer is
     an error."""
     whole = max(round(seconds), 1)
-    told = await output(
-        *find(),
-        *("--threads", "1", "--connections", str(connections), "--duration", f"{whole}s"),
-        *("--latency", "--timeout", "20s", "--header", f"Authorization: Bearer {token}", url),
-        within=whole + 60,
-    )
-    return read(told)
+    options = f"--threads 1 --connections {connections} --duration {whole}s".split()
+    options += ["--latency", "--timeout", "20s", "--header", f"Authorization: Bearer {token}"]
+    return read(await output(*find(), *options, url, within=whole + 60))
 
 
-def read(told: str) -> Loaded:
-    rate = re.search(r"^Requests/sec:\s+([\d.]+)$", told, re.MULTILINE)
-    worst = re.search(r"^\s+99%\s+([\d.]+)(us|ms|s|m)$", told, re.MULTILINE)
-    wrong = re.search(r"^\s+(Non-2xx|Socket errors).*$", told, re.MULTILINE)
+def read(report: str) -> Loaded:
+    rate = re.search(r"^Requests/sec:\s+([\d.]+)$", report, re.MULTILINE)
+    worst = re.search(r"^\s+99%\s+([\d.]+)(us|ms|s|m)$", report, re.MULTILINE)
+    wrong = re.search(r"^\s+(Non-2xx|Socket errors).*$", report, re.MULTILINE)
     if wrong or rate is None or worst is None:
-        raise ProcessFailed(wrong[0].strip() if wrong else "wrk tells no numbers")
+        raise ProcessFailed(wrong[0].strip() if wrong else "the output of wrk has no numbers")
     return Loaded(float(rate[1]), float(worst[1]) * _UNITS[worst[2]])

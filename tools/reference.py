@@ -126,7 +126,8 @@ def http_page(document: Mapping[str, Any]) -> str:
         "A running server has the same as OpenAPI 3.1 at `/admin/openapi.json`. "
         "[Admin API](../admin-api.md) explains how to use it.",
         "",
-        *("## Endpoints", ""),
+        "## Endpoints",
+        "",
     ]
     operations = [
         (path, method, operation)
@@ -157,20 +158,20 @@ def http_page(document: Mapping[str, Any]) -> str:
 def _operation(operation: Mapping[str, Any]) -> list[str]:
     rows = [
         (
-            f"`{each['name']}`",
-            each["in"],
-            _type(each.get("schema", {})),
-            "yes" if each.get("required") else "no",
-            cell(each.get("description", "")),
+            f"`{parameter['name']}`",
+            parameter["in"],
+            _type(parameter.get("schema", {})),
+            "yes" if parameter.get("required") else "no",
+            cell(parameter.get("description", "")),
         )
-        for each in operation.get("parameters", ())
+        for parameter in operation.get("parameters", ())
     ]
     lines = table(("Parameter", "In", "Type", "Required", "Description"), rows)
     for media, content in operation.get("requestBody", {}).get("content", {}).items():
         lines += [f"Request body, `{media}`: {_type(content.get('schema', {}))}", ""]
     answers = []
     for status, answer in operation["responses"].items():
-        kinds = [_type(each.get("schema", {})) for each in answer.get("content", {}).values()]
+        kinds = [_type(content.get("schema", {})) for content in answer.get("content", {}).values()]
         answers.append((status, cell(answer.get("description", "")), ", ".join(kinds)))
     return lines + table(("Status", "Description", "Body"), answers)
 
@@ -200,7 +201,7 @@ def _type(schema: Mapping[str, Any]) -> str:
         return f"`{schema['const']}`"
     for several in ("anyOf", "oneOf"):
         if several in schema:
-            return " or ".join(dict.fromkeys(_type(each) for each in schema[several]))
+            return " or ".join(dict.fromkeys(_type(option) for option in schema[several]))
     kind = schema.get("type", "any")
     if kind == "array":
         return f"array of {_type(schema.get('items') or {})}"
@@ -285,18 +286,18 @@ def _field_docstrings(kind: type) -> dict[str, tuple[str, str]]:
     """The annotation of each field of a class, and the string below it."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found: dict[str, tuple[str, str]] = {}
+    fields: dict[str, tuple[str, str]] = {}
     last = ""
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             last = node.target.id
-            found[last] = (ast.unparse(node.annotation), "")
+            fields[last] = (ast.unparse(node.annotation), "")
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
-            found[last] = (found[last][0], inspect.cleandoc(str(node.value.value)))
+            fields[last] = (fields[last][0], inspect.cleandoc(str(node.value.value)))
             last = ""
         else:
             last = ""
-    return found
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,12 +322,12 @@ KINDS = {
 
 def metrics() -> list[Described]:
     """Every metric that the source declares, by name."""
-    found: list[Described] = []
+    described: list[Described] = []
     for file in sorted(sources.PACKAGE.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         if "prometheus_client" in text:
-            found += _metrics_of(ast.parse(text))
-    return sorted(found, key=lambda metric: metric.name)
+            described += _metrics_of(ast.parse(text))
+    return sorted(described, key=lambda metric: metric.name)
 
 
 def _metrics_of(module: ast.Module) -> Iterator[Described]:

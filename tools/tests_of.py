@@ -63,14 +63,14 @@ def _changed() -> list[str]:
 
 def _imports(path: Path) -> set[str]:
     """What a file imports: modules, and names in modules, which may be modules themselves."""
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+            imported.add(node.module)
+            imported.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return imported
 
 
 def _module(path: Path) -> str:

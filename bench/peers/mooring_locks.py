@@ -66,8 +66,8 @@ class recipe:
         while first.key != self._key:
             async with self._store.watch(key(first.key), after=made.revision) as watch:
                 await anext(watch)
-            found = await self._store.read(prefix(self._start), limit=1, order="created")
-            first = found.entries[0]
+            answer = await self._store.read(prefix(self._start), limit=1, order="created")
+            first = answer.entries[0]
 
     async def __aexit__(self, *_: object) -> None:
         await self._store.commit(Delete(key(self._key)))
@@ -77,8 +77,8 @@ async def all_in_line(hub: Hub, contenders: int) -> None:
     """Some are on their way back into the line at any moment."""
     start = _NAME.encode()
     while True:
-        found = await hub.store.read(prefix(start), keys_only=True)
-        if len(found.entries) >= 0.9 * contenders:
+        answer = await hub.store.read(prefix(start), keys_only=True)
+        if len(answer.entries) >= 0.9 * contenders:
             return
         await asyncio.sleep(0.1)
 

@@ -38,7 +38,7 @@ async def _beat(members: dict[int, Member]) -> None:
         now = list(members.values())
         for first in range(0, len(now), 1000):
             some = now[first : first + 1000]
-            beats = (each.record.beat(each.instance, update=False) for each in some)
+            beats = (member.record.beat(member.instance, update=False) for member in some)
             await asyncio.gather(*beats)
             await asyncio.sleep(_EVERY * len(some) / len(now))
 
@@ -54,8 +54,8 @@ async def _change(
         for number in (2 * tick, 2 * tick + 1):
             # Among those in the middle, which are there and will be for a while.
             chosen = tick + instances // 4 + number * 7919 % (instances // 2)
-            told = instance(chosen, load=number)
-            await members[chosen].record.beat(told, update=True)
+            changed = instance(chosen, load=number)
+            await members[chosen].record.beat(changed, update=True)
         # What could not be sent in time is not made up for: that would be another rate.
         due = max(due + _PER_TICK / per_second, clock() - _LATE)
         await asyncio.sleep(due - clock())

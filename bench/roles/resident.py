@@ -39,7 +39,9 @@ async def rest(url: str, instances: int, settle: float, seconds: float) -> None:
         await asyncio.sleep(seconds)
         elapsed = time.monotonic() - started
         share, wakeups = (time.process_time() - used) / elapsed, (_wakeups() - before) / elapsed
-        tell([share, wakeups, sum(each.state == "registered" for each in registered)])
+        tell(
+            [share, wakeups, sum(registration.state == "registered" for registration in registered)]
+        )
 
 
 def _wakeups() -> int:

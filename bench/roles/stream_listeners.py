@@ -46,7 +46,7 @@ class Heard:
 @lru_cache(maxsize=64)
 def written(block: bytes) -> tuple[float, ...]:
     """When the instances of a frame were written. All are sent the same, which is read once."""
-    return tuple(float(each) for each in _TIME.findall(block))
+    return tuple(float(moment) for moment in _TIME.findall(block))
 
 
 async def listen(host: str, port: int, head: bytes, heard: Heard) -> None:
@@ -64,7 +64,7 @@ async def listen(host: str, port: int, head: bytes, heard: Heard) -> None:
             if not _INSTANCES.match(block):
                 continue
             heard.frames += 1
-            heard.lags += [now - each for each in written(block) if each >= heard.since]
+            heard.lags += [now - moment for moment in written(block) if moment >= heard.since]
     finally:
         writer.transport.abort()
 
