@@ -385,3 +385,31 @@ def test_the_process_ends_if_leaving_the_registry_is_cancelled():
     asyncio.run(main())
     """
     assert python_program(program).returncode == -signal.SIGTERM
+
+
+def test_sigterm_while_an_instance_registers_ends_the_process_by_the_signal(
+    hub: mooring.sync.Hub, url: str
+):
+    """Not by the error of the registration, although another one takes longer to close."""
+    program = """
+    import asyncio, os, signal, sys
+    import mooring
+    from mooring.registry import shutdown
+    class Slow:
+        async def aclose(self):
+            await asyncio.sleep(1)
+    async def main():
+        slow, loop = Slow(), asyncio.get_running_loop()
+        shutdown.close_on_sigterm(slow, loop)
+        async with mooring.connect(sys.argv[1]) as hub:
+            registration = hub.register(mooring.Instance("echo", "10.0.0.1", 80), ttl=600)
+            def stop(state):
+                if state == "registered":
+                    os.kill(os.getpid(), signal.SIGTERM)
+            registration.subscribe(stop)
+            async with registration:
+                await asyncio.sleep(60)
+    asyncio.run(main())
+    """
+    assert python_program(program, url).returncode == -signal.SIGTERM
+    assert registered(hub) == 0

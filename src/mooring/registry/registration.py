@@ -27,7 +27,7 @@ from mooring.heartbeat.policy import Beats, Decision
 from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registry
 from mooring.registry.published_state import Metrics, PublishedState
-from mooring.registry.shutdown import LINGER, close_on_sigterm
+from mooring.registry.shutdown import LINGER, close_on_sigterm, leave_to_sigterm
 from mooring.settings.registry import Policy
 from mooring.tasks import Backoff, Tasks, cleanup
 
@@ -208,6 +208,7 @@ class Registration:
             await self.aclose()
             raise self._failed
         if self._closing is not None:
+            await leave_to_sigterm()
             raise Closed("the registration of {} {} was closed meanwhile".format(*self._labels))
         return self
 

@@ -141,6 +141,15 @@ class Closable(Protocol):
 _opened: weakref.WeakKeyDictionary[Closable, asyncio.AbstractEventLoop]
 _opened = weakref.WeakKeyDictionary()
 _warned = False
+_ending = False
+"""SIGTERM is closing everything, and ends the process afterwards."""
+
+
+async def leave_to_sigterm() -> None:
+    """Return at once, unless SIGTERM is ending the process: then wait, so that what fails because
+    it was closed does not end the program with an error before the signal does."""
+    if _ending:
+        await asyncio.sleep(2 * WITHIN)
 
 
 def handle_sigterm() -> None:
@@ -167,7 +176,9 @@ def close_on_sigterm(opened: Closable, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _on_sigterm(_: int, interrupted: FrameType | None) -> None:
+    global _ending
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another one ends the process at once
+    _ending = True
     deadline = time.monotonic() + WITHIN
     closing = _begin()
     caller = sys._getframe().f_back
