@@ -196,7 +196,7 @@ class Fleet:
     def _track_liveness(
         self, change: Change[InstanceKey, Instance], *, first: bool
     ) -> Departure | None:
-        """Note the sign of life in a change; why the instance left, if it did."""
+        """Record the heartbeat in a change. Returns why the instance left, if it did."""
         before, after, moment = change.before, change.after, time.monotonic()
         if before is not None and after is None:
             return self._signals.classify_departure(change.key, before, moment)
