@@ -219,7 +219,7 @@ class Mirror(Generic[K, V]):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise Closed(f"the mirror of {self._feed.name} is closed: make another")
+            raise Closed(f"the mirror of {self._feed.name} is closed: create a new one")
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -34,7 +34,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = closest(name, known)
     meant = f", did you mean {quoted(close)}?" if close else ""
-    return f"{meant} (there are {', '.join(known)})"
+    return f"{meant} (known: {', '.join(known)})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -95,7 +95,7 @@ def test_from_plan_to_delete(place: Place):
         "-\tjxt//common/resolver\tmissing\tit is not among the new keys",
         "1\tjxt//tenants/1/meta\tmissing\tit is not among the new keys",
         "1\tjxt//tenants/by-code/acme\tindex\tit refers to a part that is not copied yet",
-        "7\tjxt//hosts/nowhere.example.com\torphan\tthere is no tenant 7",
+        "7\tjxt//hosts/nowhere.example.com\torphan\ttenant 7 not found",
     ]
     assert planned.stderr == "mooring: 2 missing, 1 index, 1 orphan\n"
 

@@ -294,8 +294,8 @@ class TestCleanup:
 
     def test_on_a_store_there_is_nothing_to_sweep_and_no_brake(self):
         for arguments, says in (
-            (["cleanup"], "nothing to sweep"),
-            (["cleanup", "--once"], "nothing to sweep"),
+            (["cleanup"], "nothing to clean up"),
+            (["cleanup", "--once"], "nothing to clean up"),
             (["brake", "list"], "no brakes"),
             (["brake", "release", "orders"], "no brakes"),
         ):
@@ -337,7 +337,7 @@ class TestTheBrake:
         assert len((await swept(run, "removed"))["removed"]) == 4
 
     async def test_where_none_holds_it_is_said(self, hub: Hub, run: Run):
-        assert "there is no service 'nobody'" in refused(run("brake", "release", "nobody"))
+        assert "service 'nobody' not found" in refused(run("brake", "release", "nobody"))
         async with hub.register(Instance("orders", "10.0.0.7", 80)):
             done = run("brake", "release", "orders", "--json")
             assert objects(done) == [{"service": "orders", "released": False}]

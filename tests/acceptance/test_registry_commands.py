@@ -255,7 +255,7 @@ class TestListing:
     def test_a_service_that_is_not_there(self, shop: Hub, run: Run):
         for command in ("instances", "resolve", "explain"):
             words = refused(run(command, "order"))
-            assert "there is no service 'order': did you mean 'orders'?" in words
+            assert "service 'order' not found: did you mean 'orders'?" in words
 
     async def test_a_service_that_has_nobody_at_present(self, hub: Hub, run: Run):
         async with hub.register(Instance("gone", "h", 1)):
@@ -528,7 +528,7 @@ class TestConfiguring:
         done = run("config", "unset", "orders", "limit")
         assert (done.returncode, done.stdout) == (0, "")
         assert "'limit' was not set on orders" in done.stderr
-        assert "there is no service 'order'" in refused(run("config", "get", "order"))
+        assert "service 'order' not found" in refused(run("config", "get", "order"))
 
     def test_it_may_be_set_before_anybody_is_there_and_says_so(self, run: Run):
         done = run("config", "set", "later", "weight=2", "--", "-odd=1")
@@ -567,7 +567,7 @@ class TestDescribing:
         assert rows(run("info", "get", "--group=商店"))[2] == ["department", "零售"]
 
     def test_what_is_not_there_or_cannot_be(self, shop: Hub, run: Run):
-        assert "there is no service 'order'" in refused(run("info", "get", "order"))
+        assert "service 'order' not found" in refused(run("info", "get", "order"))
         assert "group 'shop' not found" in refused(run("info", "get", "--group=shop"))
         assert "unknown description field 'colour'" in refused(
             run("info", "set", "orders", "colour=red")
@@ -835,7 +835,7 @@ class TestTheStore:
 
     def test_the_layout_comes_from_the_environment_too(self, url: str):
         done = mooring_command("services", MOORING_STORE=url, MOORING_LAYOUT="nonsense")
-        assert "no layout 'nonsense'" in refused(done)
+        assert "unknown layout 'nonsense'" in refused(done)
 
 
 def test_every_command_of_the_registry_takes_a_store_a_registry_a_layout_and_json():

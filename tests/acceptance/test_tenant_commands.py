@@ -254,7 +254,7 @@ class TestManyTenants:
             '{"id": 1, "meta": {"status": "active", "code": "one", "name": "One"}}\n'
         )
         assert acme.run("export", "--tenant", "1", "-").startswith("---\nid: 1\nmeta:\n")
-        assert acme.refused("export", "--tenant", "2") == "there is no tenant 2"
+        assert acme.refused("export", "--tenant", "2") == "tenant 2 not found"
 
     def test_a_part_that_cannot_be_read_is_reported(self, acme: Terminal):
         with mooring.sync.connect(acme.url) as hub:
@@ -353,7 +353,7 @@ class TestShared:
         assert done.stderr == "mooring: common settings: restored version 1 as version 3\n"
         assert json.loads(terminal.run("common", "get", "resolver")) == {"httpType": "host"}
         assert "1 removed (version 4)" in terminal.run("common", "unset", "resolver")
-        assert terminal.refused("common", "unset", "resolver") == "there is no common/resolver"
+        assert terminal.refused("common", "unset", "resolver") == "common/resolver not found"
 
     def test_what_is_invalid_is_refused(self, terminal: Terminal):
         for arguments, complaint in (
@@ -421,7 +421,7 @@ class TestShared:
         assert "updatedAt" in terminal.run("common", "get", "health")
         assert "next publish" in terminal.try_out("common", "unset", "health").stderr
         assert terminal.run("common", "get") == ""
-        assert terminal.refused("common", "unset", "health") == "there is no _health/sentinel"
+        assert terminal.refused("common", "unset", "health") == "_health/sentinel not found"
 
 
 class TestLooking:
@@ -559,7 +559,7 @@ class TestHistoryAndDeletion:
         assert [record["number"] for record in records] == [1, 2]
         assert acme.records("history", "7", "2") == records[1:]
         assert "(there are 1 to 2)" in acme.refused("history", "7", "9")
-        assert "there is no tenant 9" in acme.refused("history", "9")
+        assert "tenant 9 not found" in acme.refused("history", "9")
 
     def test_a_history_can_be_purged(self, acme: Terminal):
         acme.run("publish", "-", given=ACME.replace("enterprise", "free"))
@@ -568,7 +568,7 @@ class TestHistoryAndDeletion:
         assert acme.run("history", "7", "--purge", "--yes") == "1 entry deleted\n"
         acme.run("delete", "7", "--yes")
         assert acme.records("history", "7", "--purge", "--yes") == [{"tenant": 7, "entries": 2}]
-        assert "there is no tenant 7" in acme.refused("history", "7")
+        assert "tenant 7 not found" in acme.refused("history", "7")
 
     def test_a_secret_that_stayed_is_not_said_to_change(self, acme: Terminal):
         """In a history it is sealed anew each time."""
@@ -589,8 +589,8 @@ class TestHistoryAndDeletion:
         assert done.code == 0
         assert done.stderr == "mooring: to undo: mooring tenant rollback 7 1\n"
         assert done.stdout.splitlines()[-1] == "tenant 7: 0 added, 0 changed, 7 removed (version 2)"
-        assert acme.refused("show", "7") == "there is no tenant 7"
-        assert acme.refused("delete", "7", "--yes") == "there is no tenant 7"
+        assert acme.refused("show", "7") == "tenant 7 not found"
+        assert acme.refused("delete", "7", "--yes") == "tenant 7 not found"
         acme.refused("resolve", "shop.example.com")
         assert acme.run("history", "7").splitlines()[1].split("\t")[3] == "delete"
         assert "Confirm with --yes" in acme.try_out("rollback", "7", "1").stderr

@@ -85,12 +85,12 @@ def test_json_says_all_of_a_new_token(served: Served):
 @pytest.mark.parametrize(
     ("arguments", "says", "code"),
     [
-        (["create", "ann", "--role", "boss"], "there are viewer, operator, admin, service", 2),
+        (["create", "ann", "--role", "boss"], "use viewer, operator, admin, service", 2),
         (["create", "ann", "--role", "viewer", "--expires", "soon"], "duration", 2),
         (["create", "ann", "--role", "viewer", "--group", "a/b"], "slash", 2),
         (["create", "", "--role", "viewer"], "name", 2),
-        (["revoke", "nothing"], "no token 'nothing'", 1),
-        (["revoke", "../audit"], "no token '../audit'", 1),
+        (["revoke", "nothing"], "token 'nothing' not found", 1),
+        (["revoke", "../audit"], "token '../audit' not found", 1),
         (["revoke", "admin"], "admin-token", 1),
     ],
 )

@@ -31,7 +31,7 @@ store export --store=sqlite://{f}/none                name the file of a store
 store export {s} {f}/none/file                        name a file in a folder
 store export {s} {f}                                  name a file in a folder
 store export --store=sqlite://{f}                     name a file in it
-store export --store=foo://x                          no store speaks foo://
+store export --store=foo://x                          unknown URL scheme 'foo'
 store import {s} {f}/none                             cannot be read
 store import {s} {f}                                  cannot be read
 store import {s} {f}/binary                           is not UTF-8 text
@@ -44,7 +44,7 @@ tenant publish {s} {f}/folder                         has no file that ends with
 tenant publish {s} {f}/binary                         is not text in UTF-8
 tenant diff {s} {f}/none.yaml                         cannot be read
 tenant show {s} 0                                     Invalid value for 'ID'
-tenant list {s} --status nix                          is none of
+tenant list {s} --status nix                          unknown status 'nix'
 tenant list {s} --namespace=/                         the namespace of the tenants is empty
 tenant resolve {s}                                    give one of
 tenant resolve {s} --url http://[                     is not a URL
@@ -53,8 +53,8 @@ tenant common set {s} nix 1                           is neither
 tenant rollback {s} 5 x --yes                         Invalid value for 'NUMBER'
 config get {s} a/b/c                                  write it as group/name
 config set {s} a b                                    is not KEY=VALUE
-config set {s} a weight=heavy                         weight
-config set {s} a enabled=true --layout nix            no layout 'nix'
+config set {s} a weight=heavy                         the config of a has an invalid value: weight
+config set {s} a enabled=true --layout nix            unknown layout 'nix'
 info get {s}                                          give either SERVICE or --group
 info set {s} a nix=1                                  unknown description field 'nix'
 register {s} a 127.0.0.1:99999 -- true                between 1 and 65535
@@ -87,7 +87,7 @@ login --server nix                                    write it like https://HOST
 login {v} --ca {f}/none                               --ca
 login {v} --cert {f}/none                             --cert
 login {v} --key {f}/none                              name that with --cert
-token create a --role nix                             there is no role 'nix'
+token create a --role nix                             unknown role 'nix'
 token create a --role admin --expires x               write it like 10s
 token create a --role viewer --tenant 0               Invalid value for '--tenant'
 xds bootstrap                                         give either --grpc or --envoy
@@ -102,15 +102,15 @@ migrate redis-v1 bridge --interval x                  write it like 10s
 FAILED = """
 store check {f}/text                                  cannot be read as a store
 store export --store=sqlite://{f}/text                cannot be opened as a store
-tenant show {s} 5                                     there is no tenant 5
+tenant show {s} 5                                     tenant 5 not found
 tenant resolve {s} unknown.example                    no tenant has the host
-config get {s} nix                                    there is no service 'nix'
+config get {s} nix                                    service 'nix' not found
 info get {s} --group nix                              group 'nix' not found
 services {s} nix                                      group 'nix' not found
-instances {s} nix                                     there is no service 'nix'
-resolve {s} nix                                       there is no service 'nix'
-wait {s} nix --timeout 0                              0 of 1 callable instances
-deregister {s} nix 1                                  there is no service 'nix'
+instances {s} nix                                     service 'nix' not found
+resolve {s} nix                                       service 'nix' not found
+wait {s} nix --timeout 0                              service 'nix' not found
+deregister {s} nix 1                                  service 'nix' not found
 groups --store etcd://127.0.0.1:1?timeout=1s          nothing listens at 127.0.0.1:1
 groups --registry redis://127.0.0.1:1?timeout=1s      nothing listens at 127.0.0.1:1
 doctor redis://127.0.0.1:1                            nothing listens at 127.0.0.1:1

@@ -186,7 +186,7 @@ async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
         assert config["limit"] == 5
         assert config["password"] != "p"
         assert told(await admin.get("/admin/registry/services")) == []
-        assert "no service 'Common/echo'" in error(await admin.delete(ECHO), 404)
+        assert "service 'Common/echo' not found" in error(await admin.delete(ECHO), 404)
         assert await admin.hub.registry.services() == []  # also for a server that starts anew
         assert await admin.hub.registry.config("Common/echo") == {}
 
@@ -195,7 +195,7 @@ async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None
     message = error(await admin.post(f"{ECHO}/instances/10.0.0.1:81/drain"), 404)
     assert message == ("Common/echo has no instance '10.0.0.1:81': did you mean '10.0.0.1:80'?")
     missing = "/admin/registry/services/Common%2Fecko"
-    wanted = "there is no service 'Common/ecko': did you mean 'Common/echo'?"
+    wanted = "service 'Common/ecko' not found: did you mean 'Common/echo'?"
     assert error(await admin.post(f"{missing}/instances/a:1/enable"), 404) == wanted
     assert error(await admin.delete(f"{missing}/instances/10.0.0.1:80"), 404) == wanted
     assert error(await admin.get(f"{missing}/config"), 404) == wanted
@@ -205,7 +205,7 @@ async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None
     # A name that the token does not see is not suggested, however near it is.
     token = await admin.token("viewer", groups=["Commons"])
     elsewhere = "/admin/registry/services/Commons%2Fecho/config"
-    assert error(await admin.get(elsewhere, as_=token), 404) == "there is no service 'Commons/echo'"
+    assert error(await admin.get(elsewhere, as_=token), 404) == "service 'Commons/echo' not found"
 
 
 @everywhere
@@ -265,7 +265,7 @@ async def test_where_nothing_holds_there_are_no_brakes(admin: Admin, echo: None,
     assert told(await admin.get("/admin/registry/brakes")) == []
     message = error(await admin.delete("/admin/registry/brakes/Common%2Fecho"), 404)
     engaged = "the brake of Common/echo is not engaged"
-    assert message.startswith(engaged if "redis" in backend else "there are no brakes")
+    assert message.startswith(engaged if "redis" in backend else "this registry has no brakes")
 
 
 async def test_anything_is_found_by_name(admin: Admin, echo: None):

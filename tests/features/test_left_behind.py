@@ -344,7 +344,7 @@ async def test_a_closed_registration_is_not_entered_again(hub: Hub):
     registration = hub.register(at(1))
     async with registration:
         pass
-    with pytest.raises(Closed, match="make another"):
+    with pytest.raises(Closed, match="create a new one"):
         await registration.__aenter__()
 
 

@@ -195,7 +195,7 @@ async def test_it_tells_that_it_follows_again(etcd: Callable[[str], EtcdServer])
 async def test_one_that_is_closed_does_not_start_again(store: Store):
     async with mirror_of(store) as mirror:
         pass
-    with pytest.raises(Closed, match="make another"):
+    with pytest.raises(Closed, match="create a new one"):
         mirror.start()
 
 

@@ -292,7 +292,7 @@ class RetainedFeed:
             level = logging.WARNING if self._retention.doubtful else logging.INFO
             log.log(level, "%s: %s", self.name, reason)
         elif before and not reason:
-            log.info("%s: the list is that of the registry again", self.name)
+            log.info("%s: the list follows the registry again", self.name)
 
 
 class _RetainedSteps:

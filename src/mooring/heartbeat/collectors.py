@@ -115,7 +115,8 @@ def _check(setting: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise InvalidRequest(
-                f"registry.metrics.{setting}: no collector {quoted(name)}{nearest(name, known)}"
+                f"registry.metrics.{setting}: unknown collector {quoted(name)}"
+                f"{nearest(name, known)}"
             )
 
 

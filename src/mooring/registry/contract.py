@@ -82,7 +82,7 @@ class RegistryGuarantees(msgspec.Struct, frozen=True):
     """How a registry differs from others, as data."""
 
     expires: str
-    """How a dead instance expires, as a sentence."""
+    """How a dead instance expires, as a main clause that may follow a colon."""
     renews: bool
     """Whether the store renews a lease, so that heartbeats without data need not be sent."""
     describes: bool

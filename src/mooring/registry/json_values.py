@@ -154,6 +154,8 @@ def check_config(service: str, set: Mapping[str, JSON]) -> None:
     if isinstance(metadata := set.get("metadata"), dict):
         check_metadata(metadata)
         check_metadata_size(service, metadata)
+    with located(f"the config of {service}"):
+        decode_config(encode(set))
 
 
 def check_info(set: Mapping[str, str], *, service: bool) -> None:

@@ -181,7 +181,9 @@ class Registration:
 
     async def __aenter__(self) -> Self:
         if self._closing is not None:
-            raise Closed("the registration of {} {} is closed: make another".format(*self._labels))
+            raise Closed(
+                "the registration of {} {} is closed: create a new one".format(*self._labels)
+            )
         if self._metrics is not None:
             self._metrics.start()
         close_on_sigterm(self, asyncio.get_running_loop())

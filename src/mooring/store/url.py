@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from mooring.errors import InvalidURL
 from mooring.formatting import parse_duration, quoted
-from mooring.names import nearest
+from mooring.names import did_you_mean, nearest
 
 T = TypeVar("T")
 
@@ -207,7 +207,9 @@ def parse(text: str) -> StoreURL:
     if not separator:
         raise InvalidURL("not a store URL: write it like etcd://HOST:2379 or memory://")
     if scheme not in OPTIONS:
-        raise InvalidURL(f"no store speaks {scheme}://{nearest(scheme, OPTIONS)}")
+        known = ", ".join(f"{name}://" for name in OPTIONS)
+        hint = did_you_mean(scheme, OPTIONS) or f": use one of {known}"
+        raise InvalidURL(f"unknown URL scheme {quoted(scheme)}{hint}")
     location, _, query = rest.partition("?")
     if "#" in rest:
         raise InvalidURL(f"{_masked(text)} has a '#': write it as %23")

@@ -240,7 +240,7 @@ class Portal:
             raise self._forked()
         if calls.thread.is_current:
             raise InvalidRequest(
-                f"{self.name}: a blocking call in a callback would wait for itself for ever: "
+                f"{self.name}: a blocking call in a callback would wait for itself forever: "
                 "make it in another thread"
             )
         return calls

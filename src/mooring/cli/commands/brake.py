@@ -77,7 +77,7 @@ async def release(
 def _evictions(hub: Hub) -> Evictions | None:
     """The evictions of a registry on Redis. A store has none: prints a note."""
     if hub.registry.evictions is None:
-        note(f"no brakes on this registry: {hub.registry.guarantees.expires}")
+        note(f"this registry has no brakes: {hub.registry.guarantees.expires}")
     return hub.registry.evictions
 
 

@@ -49,7 +49,7 @@ async def cleanup(
     async with open_hub(store, registry=registry, settings=settings) as hub:
         evictions = hub.registry.evictions
         if evictions is None:
-            note(f"nothing to sweep: {hub.registry.guarantees.expires}")
+            note(f"nothing to clean up: {hub.registry.guarantees.expires}")
             return
         if not once:
             await _run_cleanup(hub.registry.url, evictions, settings, as_json)

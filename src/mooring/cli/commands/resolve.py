@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.commands.instances import record, without_secrets
-from mooring.cli.io.connect import RegistryTarget, list_instances
+from mooring.cli.io.connect import RegistryTarget, list_instances, require_service
 from mooring.cli.io.options import (
     JSONOption,
     RevealOption,
@@ -128,7 +128,10 @@ async def wait(
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 await view.wait(count)
         except TimeoutError:
-            callable_count = sum(explanation.called for explanation in view.explain())
+            explanations = view.explain()
+            if not explanations:
+                await require_service(hub, service)
+            callable_count = sum(explanation.called for explanation in explanations)
             raise NoInstance(
                 f"{service} has {callable_count} of {count} callable instances after "
                 f"{format_duration(within)}: run `mooring explain {service}` for the reasons"

@@ -55,7 +55,7 @@ def create(
     The secret is shown only once.
     """
     if role not in ROLES:
-        raise InvalidRequest(f"there is no role {quoted(role)}: there are {', '.join(ROLES)}")
+        raise InvalidRequest(f"unknown role {quoted(role)}: use {', '.join(ROLES)}")
     if expires != "never":
         parse_duration(expires)
     settings = {
@@ -70,7 +70,7 @@ def create(
         show_json(token)
         return
     typer.echo(printable(token["token"]))
-    lifetime = f"until {token['expires']}" if token["expires"] else "for ever"
+    lifetime = f"until {token['expires']}" if token["expires"] else "without limit"
     note(
         f"{token['id']} is valid {lifetime}. The secret is shown only once: store it safely. "
         f"`mooring token revoke {token['id']}` ends it"

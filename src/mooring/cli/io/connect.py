@@ -182,7 +182,7 @@ async def require_service(hub: Hub, service: str) -> None:
     if service in known or join_service(*split_service(service)) in known:
         return
     if not await hub.registry.configured(service):
-        raise RegistryError(f"there is no service {quoted(service)}{did_you_mean(service, known)}")
+        raise RegistryError(f"service {quoted(service)} not found{did_you_mean(service, known)}")
 
 
 async def require_group(hub: Hub, group: str) -> None:

@@ -106,4 +106,4 @@ def check_present(node: Node, *, present: bool) -> None:
 
 
 def no_node() -> LookupError:
-    return LookupError("there is no node to pick")
+    return LookupError("no node to pick")

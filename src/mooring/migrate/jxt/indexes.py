@@ -79,7 +79,7 @@ def _may_be_hidden(index: OldIndex, state: UnitState) -> bool:
 
 
 def _no_tenant(tenant: int) -> str:
-    return f"there is no tenant {tenant}" if tenant else "it does not name a tenant"
+    return f"tenant {tenant} not found" if tenant else "it does not name a tenant"
 
 
 def _belongs_to(index: OldIndex, claim: Claim, parts: Mapping[str, JSON | UnreadablePart]) -> bool:

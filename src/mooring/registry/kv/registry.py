@@ -50,7 +50,7 @@ class StoreRegistry(StoreOperations, Registry):
         super().__init__(store, layout)
         self.url, self.lease_store = store.url, store
         self.guarantees = RegistryGuarantees(
-            expires="its lease runs out, and its keys are deleted with it",
+            expires="the store deletes the keys of a dead instance when its lease expires",
             renews=True,
             describes="config" in layout.carries,
             keeps_names=True,

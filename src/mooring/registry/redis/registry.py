@@ -59,7 +59,7 @@ class RedisRegistry(Registry):
         self.url = connection.url
         self.guarantees = RegistryGuarantees(
             expires=(
-                "its heartbeats stop: consumers leave it out after their own timeout, and "
+                "consumers leave out an instance without heartbeats after their own timeout, and "
                 "`mooring cleanup` evicts it"
             ),
             renews=False,

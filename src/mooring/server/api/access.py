@@ -142,7 +142,7 @@ async def revoke_token(call: ApiCall) -> Response:
         raise HTTPError(409, "refused", str(error)) from error
     if revoked is None:
         raise HTTPError(
-            404, "not_found", f"there is no token {quoted(id, 100)}: see `mooring token list`"
+            404, "not_found", f"token {quoted(id, 100)} not found: see `mooring token list`"
         )
     call.notes.update(name=revoked.name, role=revoked.role)
     if _token(call.server.tokens, id) is None:

@@ -107,7 +107,7 @@ def _path(call: ApiCall) -> str:
     if area == "common" and path not in COMMON:
         known = ", ".join(path.removeprefix(AREAS[area]) for path in COMMON)
         raise HTTPError(
-            404, "not_found", f"there is no common setting {key[:40]}: known are {known}"
+            404, "not_found", f"common setting {key[:40]} not found: use one of {known}"
         )
     if joined(key) != key:
         raise HTTPError(
@@ -195,7 +195,7 @@ async def remove_value(call: ApiCall) -> Response:
     area, path = _area(call), _path(call)
     publisher = publisher_of(call, Keyring.from_environment())
     if path not in await publisher.read(area):
-        raise NotConfigured(f"there is no {path}")
+        raise NotConfigured(f"{path} not found")
     precondition = Precondition(call, call.query.base, path)
     result = await publisher.remove_common(path, note=call.note_reason(), require=precondition)
     return publish_response(call, result)

@@ -264,7 +264,9 @@ async def release_brake(call: ApiCall) -> Response:
     registry = call.server.registry
     evictions = registry.evictions
     if evictions is None:
-        raise HTTPError(404, "not_found", f"there are no brakes: {registry.guarantees.expires}")
+        raise HTTPError(
+            404, "not_found", f"this registry has no brakes: {registry.guarantees.expires}"
+        )
     service = registry.canonical(call.service)
     brake = (await evictions.brakes()).get(service)
     call.notes["before"] = str(brake or "")
@@ -291,7 +293,7 @@ async def service_of(call: ApiCall) -> str:
     if registry.guarantees.describes and await registry.config(service):
         return service
     visible = [name for name in names if call.principal.sees_service(name)]
-    raise not_found(f"there is no service {quoted(service)}", service, visible)
+    raise not_found(f"service {quoted(service)} not found", service, visible)
 
 
 async def instance_of(call: ApiCall) -> Instance:

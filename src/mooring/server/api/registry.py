@@ -119,7 +119,7 @@ def known_of(call: ApiCall) -> KnownService:
     known = fleet.service(name)
     if known is None or not call.principal.sees_service(name):
         visible = filter(call.principal.sees_service, fleet.names())
-        raise not_found(f"there is no service {quoted(name)}", name, visible)
+        raise not_found(f"service {quoted(name)} not found", name, visible)
     return known
 
 

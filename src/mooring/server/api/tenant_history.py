@@ -100,7 +100,7 @@ async def _history(call: ApiCall) -> list[HistoryEntry]:
     publisher, owner = publisher_of(call, Keyring([])), owner_of(call)
     entries = await publisher.history(owner)
     if not entries and isinstance(owner, int) and not await publisher.read(owner):
-        raise NotConfigured(f"there is no tenant {owner}, and the history contains none")
+        raise NotConfigured(f"tenant {owner} not found, and its history is empty")
     return entries
 
 

@@ -222,7 +222,7 @@ async def get_tenant(call: ApiCall) -> Response:
     entries = (await call.server.store.read(keys.parts(tenant))).entries
     stored = stored_parts(keys, tenant, entries)
     if not stored.parts:
-        raise NotConfigured(f"there is no tenant {tenant}")
+        raise NotConfigured(f"tenant {tenant} not found")
     masked = masked_document(tenant, stored.parts, Keyring.from_environment() if unmask else None)
     detail = TenantDetail(
         tenant=tenant,
@@ -321,7 +321,7 @@ def owner_of(call: ApiCall) -> Owner:
     area = call.path["area"]
     if not is_area(area):
         known = ", ".join(AREAS)
-        raise HTTPError(404, "not_found", f"there is no shared area {area[:40]}: known are {known}")
+        raise HTTPError(404, "not_found", f"shared area {area[:40]} not found: use {known}")
     return area
 
 

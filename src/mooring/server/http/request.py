@@ -41,7 +41,7 @@ def parse_query(kind: type[msgspec.Struct] | None, query: bytes) -> Any:
     known = () if kind is None else kind.__struct_encode_fields__
     for name in fields:
         if name not in known:
-            hint = f": known are {', '.join(known)}" if known else ""
+            hint = f": use one of {', '.join(known)}" if known else ""
             raise HTTPError(400, "bad_query", f"unknown query parameter {quoted(name)}{hint}")
     if kind is None:
         return None

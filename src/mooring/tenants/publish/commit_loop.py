@@ -79,7 +79,7 @@ class CommitLoop:
             target = change(seen.stored.parts)
             for path in target:
                 if not has_part(tenant, path):
-                    raise InvalidRequest(f"{named(tenant)}: there is no part {path}")
+                    raise InvalidRequest(f"{named(tenant)}: part {path} not found")
             state.passwords = await self._plan_passwords(state, seen.stored, target)
             room = COMMIT_OPERATIONS - state.extra(target).operations
             plan, limit = await self._plan(tenant, seen, target, room)
@@ -118,7 +118,7 @@ class CommitLoop:
                     index = await self._committer.index_entries_of(state.tenant)
                 await self._delete_rest(state, seen, index)
             elif not state.changes:
-                raise NotConfigured(f"there is no {named(state.tenant)}")
+                raise NotConfigured(f"{named(state.tenant)} not found")
 
         return await self._persist(state, attempt)
 

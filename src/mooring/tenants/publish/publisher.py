@@ -226,7 +226,7 @@ class Publisher:
 
         def change(stored: Parts) -> Parts:
             if path not in stored:
-                raise NotConfigured(f"there is no {path}")
+                raise NotConfigured(f"{path} not found")
             return {part: value for part, value in stored.items() if part != path}
 
         return await self.change(area_of(path), change, action="delete", note=note, require=require)
@@ -235,7 +235,7 @@ class Publisher:
         if require is not None:
             require(await self.look("common"))
         if (await self._store.read(key(self.keys.sentinel))).first is None:
-            raise NotConfigured(f"there is no {SENTINEL}")
+            raise NotConfigured(f"{SENTINEL} not found")
         await self._store.commit(Delete(key(self.keys.sentinel)))
         return PublishResult("common", ())
 

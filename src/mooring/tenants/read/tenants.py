@@ -42,7 +42,7 @@ class _Cache:
         if value is not None:
             return value
         if self._tenants.get(tenant) is None:
-            raise NotConfigured(f"there is no tenant {tenant}, and so no {what}")
+            raise NotConfigured(f"no {what}: tenant {tenant} not found")
         raise NotConfigured(f"tenant {tenant} has no {what}")
 
 

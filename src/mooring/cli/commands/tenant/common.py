@@ -68,7 +68,7 @@ def settings_group(area: Area, help: str) -> CommandGroup:
             note(f"the secrets of the {area} settings are shown in clear text")
         if name:
             if name not in values:
-                raise NotConfigured(f"there is no {AREAS[area]}{name}")
+                raise NotConfigured(f"{AREAS[area]}{name} not found")
             typer.echo(json.dumps(values[name], indent=2, ensure_ascii=False))
         elif as_json:
             show_json({"revision": stored.revision, "values": values})

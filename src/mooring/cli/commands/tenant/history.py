@@ -55,7 +55,7 @@ def history(
     async def read(publisher: Publisher) -> list[HistoryEntry]:
         entries = await publisher.history(tenant)
         if not entries and not await publisher.read(tenant):
-            raise NotConfigured(f"there is no tenant {tenant}, and its history is empty")
+            raise NotConfigured(f"tenant {tenant} not found, and its history is empty")
         return entries
 
     show_history(tenant, target.run(read), number, as_json)

@@ -231,7 +231,7 @@ def delete(
     """
     parts = target.run(lambda publisher: publisher.read(tenant))
     if not parts:
-        raise NotConfigured(f"there is no tenant {tenant}")
+        raise NotConfigured(f"tenant {tenant} not found")
     if not Keyring.from_environment().current and _has_cleartext_secrets(parts):
         warn(
             f"tenant {tenant} has secrets that no rollback restores: {CURRENT[0]} is not set, and "

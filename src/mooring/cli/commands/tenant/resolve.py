@@ -166,7 +166,7 @@ async def _look_up(hub: Hub, keys: TenantKeys, by: By, name: str) -> Resolution:
     if by == "id":
         parts = await _parts(hub, keys, int(name)) if is_id(name) else {}
         if "meta" not in parts:
-            return Resolution(None, by, name, f"there is no tenant {name}")
+            return Resolution(None, by, name, f"tenant {name} not found")
         return Resolution(int(name), by, name, f"the {what}", _status(parts))
     kind = _INDEXES[by]
     tenant = await find(hub.store, keys, kind, name)

@@ -51,7 +51,7 @@ async def list_tenants(
 ) -> None:
     """List tenants by id."""
     if status not in ("", *_STATUSES):
-        raise typer.BadParameter(f"{quoted(status)} is none of {', '.join(_STATUSES)}")
+        raise typer.BadParameter(f"unknown status {quoted(status)}: use {', '.join(_STATUSES)}")
     async with target.connect() as hub:
         entries = (await hub.store.read(target.keys.all)).entries
     show(
@@ -126,7 +126,7 @@ async def show_tenant(
     stored = stored_parts(target.keys, tenant, entries)
     _warn_of_foreign_keys(stored)
     if not stored.parts:
-        raise NotConfigured(f"there is no tenant {tenant}")
+        raise NotConfigured(f"tenant {tenant} not found")
     if as_yaml:
         _warn_of_unreadable(stored.parts)
         typer.echo(f"# revision: {stored.revision}")
@@ -240,7 +240,7 @@ def export(
     stored = _by_tenant(target.keys, entries)
     for tenant in tenants or []:
         if tenant not in stored:
-            raise NotConfigured(f"there is no tenant {tenant}")
+            raise NotConfigured(f"tenant {tenant} not found")
     encode = _to_json_line if json_lines else _to_yaml_document
     with open_output(file, mode=0o600) as output, progress("exported") as report:
         for number, (tenant, parts) in enumerate(stored.items()):

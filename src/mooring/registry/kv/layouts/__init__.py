@@ -23,7 +23,7 @@ def layout_of(text: str) -> Layout:
         return _WITH_ROOT[name](root)
     if name not in _WITHOUT_ROOT:
         raise InvalidRequest(
-            f"no layout {quoted(text)}{nearest(name, [*_WITHOUT_ROOT, *_WITH_ROOT])}"
+            f"unknown layout {quoted(text)}{nearest(name, [*_WITHOUT_ROOT, *_WITH_ROOT])}"
         )
     if root:
         raise InvalidRequest(
