@@ -2,7 +2,7 @@
 
 import os
 
-# Else gRPC remarks on every process that is started while it is in use.
+# Otherwise gRPC logs a warning for every process started while it is in use.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-# Else it starts threads in what uvloop forks, which kill some of those before they become anything.
+# Otherwise it starts threads in processes that uvloop forks, and some crash before they exec.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

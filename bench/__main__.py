@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, show, and with `--write` keep it in docs/benchmarks.md."""
+"""`python -m bench`: run, print, and with `--write` update docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def main() -> int:
     try:
         sections = uvloop.run(_measure(plan, options.only or list(_MEASUREMENTS)))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("stopped; nothing is written")
+        console.print("interrupted; nothing written")
         return 1
     report.show(console, machine.description(), sections)
     if options.write:
@@ -98,21 +98,23 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(_MEASUREMENTS))
-    parser.add_argument("--rounds", type=int, default=5, help="of each comparison (5)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (1)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per comparison (default: 5)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="length of each measurement (default: 1)"
+    )
     parser.add_argument(
         "--write", action="store_true", help="into docs/benchmarks.md, or these parts of it"
     )
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds <= 0:
-        parser.error("nothing is measured in less than one round, or in no time")
+        parser.error("--rounds must be at least 1 and --seconds greater than 0")
     return options
 
 
 async def _measure(plan: Plan, names: list[str]) -> list[Section]:
     task = asyncio.current_task()
     assert task is not None
-    # So that the servers stop too where this process is told to.
+    # Stops the servers too when this process receives a signal.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     sections: list[Section] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""The admin API of `mooring serve`: lists under load, and a stream that many follow."""
+"""The admin API of `mooring serve`: lists under load, and a stream with many clients."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ MANY = 10_000
 PAGE = 100
 CONNECTIONS = 16
 RATE = 2_000.0
-"""Lists of a hundred instances a second that one core is to answer."""
+"""The target: lists of a hundred instances per second on one core."""
 CLIENTS = 500
 CHANGES = 100
-"""A second."""
+"""Per second."""
 LAG = 1000.0
 """Milliseconds."""
 
@@ -69,7 +69,7 @@ class Serving(NamedTuple):
 
 @contextmanager
 def process() -> Iterator[tuple[str, str, str, int]]:
-    """`mooring serve` in memory: where it speaks HTTP and etcd's API, its token, its id."""
+    """A `mooring serve` with an in-memory store: its HTTP and etcd addresses, token and pid."""
     http, etcd = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     with scratch_folder() as folder:
         settings = folder / "serve.yaml"
@@ -90,7 +90,7 @@ def process() -> Iterator[tuple[str, str, str, int]]:
 
 @asynccontextmanager
 async def _serving(instances: int) -> AsyncIterator[Serving]:
-    """The server with so many instances of one service, all of them shown."""
+    """A server with the given number of instances of one service, all visible."""
     with process() as (http, etcd, token, pid):
         async with open_store(etcd) as store:
             await populate(store, range(instances))
@@ -186,7 +186,7 @@ def _show(load: Loaded) -> str:
 
 
 async def _listed(plan: Plan) -> Line:
-    """All instances by one client, who follows the links from page to page."""
+    """One client reads all instances by following the page links."""
     async with _serving(MANY) as serving, _client(serving) as client:
 
         async def read() -> float:
@@ -209,7 +209,7 @@ class Lag(NamedTuple):
     median: float
     p99: float
     frames: float
-    """To each client in a second."""
+    """Per client and second."""
 
 
 async def _stream(plan: Plan) -> Section:

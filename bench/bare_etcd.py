@@ -1,4 +1,4 @@
-"""A fresh etcd, and the bare driver to it: gRPC's own stubs with nothing of ours around a call."""
+"""A fresh etcd, and the bare driver to it: gRPC's own stubs without our client."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mooring.store.etcd.proto import Methods
 from mooring.testing.etcd import EtcdServer
 
 TIMEOUT = 5.0
-# In the form that gRPC works with, as ours: it takes time to make it of tuples for every call.
+# In gRPC's internal form, as in our client: converting tuples on every call costs time.
 METADATA = grpc.aio.Metadata(("hasleader", "true"))
 
 
 @contextmanager
 def fresh_etcd() -> Iterator[EtcdServer]:
-    """An empty server, which does not wait for the disk: the clients are what is measured."""
+    """An empty server without fsync, so that the clients are measured and not the disk."""
     with (
         tempfile.TemporaryDirectory(prefix="mooring-bench-") as folder,
         EtcdServer(Path(folder), flags=["--unsafe-no-fsync"]) as server,
@@ -31,7 +31,7 @@ def fresh_etcd() -> Iterator[EtcdServer]:
 
 @asynccontextmanager
 async def bare(server: EtcdServer) -> AsyncIterator[Methods]:
-    """The stubs, on a channel of their own with the options that ours has."""
+    """The stubs, on their own channel with the same options as ours."""
     endpoint = EtcdEndpoint(server.address, None, "")
     try:
         yield endpoint.methods

@@ -1,4 +1,4 @@
-"""A fresh Redis, a registry on it, the driver's own client to it, and what it says of itself."""
+"""A fresh Redis, a registry on it, the driver's own client to it, and its statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOMENT = 100  # µs: to log what a script calls, too, would slow it down
 
 
 class Member(NamedTuple):
-    """An instance that is registered."""
+    """A registered instance."""
 
     instance: Instance
     record: InstanceRecord
@@ -37,7 +37,7 @@ class Member(NamedTuple):
 
 @contextmanager
 def fresh_redis() -> Iterator[RedisServer]:
-    """An empty server, which writes nothing to the disk."""
+    """An empty server without persistence."""
     with (
         tempfile.TemporaryDirectory(prefix="mooring-bench-") as folder,
         RedisServer(Path(folder), series=SERIES) as server,
@@ -58,7 +58,7 @@ async def registry_at(address: str, namespace: str = "") -> AsyncIterator[RedisR
 
 @asynccontextmanager
 async def driver(server: RedisServer, **options: Any) -> AsyncIterator[Redis]:
-    """The client of redis-py as it is there where nothing is said, with the protocol of ours."""
+    """redis-py's client with default settings and our protocol version."""
     client = Redis(host="127.0.0.1", port=server.port, protocol=2, **options)
     try:
         yield client
@@ -67,7 +67,7 @@ async def driver(server: RedisServer, **options: Any) -> AsyncIterator[Redis]:
 
 
 async def register(registry: RedisRegistry, numbers: Iterable[int]) -> list[Member]:
-    """Register these instances, many at a time, and keep nobody alive."""
+    """Registers these instances in batches, without sending heartbeats."""
     members = []
     for number in numbers:
         ready, _ = registry.prepare(instance(number))
@@ -83,15 +83,15 @@ async def put(members: Sequence[Member]) -> None:
 
 
 def number_in(server: RedisServer, section: str, name: str) -> int:
-    """A number of what INFO tells."""
+    """A number from the output of INFO."""
     lines = cast("str", server.command("INFO", section)).splitlines()
     return next(int(line.partition(":")[2]) for line in lines if line.startswith(f"{name}:"))
 
 
 @contextmanager
 def slow_log(server: RedisServer) -> Iterator[list[tuple[float, str]]]:
-    """What ran while this was open and took more than a moment: milliseconds in Redis and the
-    command, the longest first."""
+    """Slow commands that ran inside the block: milliseconds in Redis and the command, longest
+    first."""
     for name, value in (("slowlog-max-len", 100_000), ("slowlog-log-slower-than", _MOMENT)):
         server.command("CONFIG", "SET", name, value)
     server.command("SLOWLOG", "RESET")
@@ -106,7 +106,7 @@ def slow_log(server: RedisServer) -> Iterator[list[tuple[float, str]]]:
 
 
 class Sent(Connection):
-    """Takes down what would be sent, for others to send the same."""
+    """Records the command instead of sending it, so that other clients can send the same."""
 
     def __init__(self) -> None:
         self.command: tuple[Argument, ...] = ()
@@ -121,8 +121,8 @@ class Sent(Connection):
 async def benchmark(
     server: RedisServer, command: Sequence[Argument], *, together: int, requests: int
 ) -> float:
-    """Requests a second of `redis-benchmark`: so many of the same, so many on the way at a time, on
-    one connection."""
+    """Requests per second of `redis-benchmark`, which repeats one command on one connection with
+    `together` requests in flight."""
     program = find_redis(SERIES).with_name("redis-benchmark")
     options = f"-p {server.port} --csv -n {requests} -c 1 -P {together}".split()
     report = await output(*launch(program), *options, *map(str, command), within=60.0)

@@ -1,4 +1,4 @@
-"""A gRPC server that answers every put with nothing: what Python's gRPC costs by itself.
+"""A gRPC server that returns an empty response to every put: the cost of Python's gRPC alone.
 
 python -m bench.do_nothing PORT
 """

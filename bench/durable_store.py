@@ -51,7 +51,7 @@ async def run(plan: Plan) -> list[Section]:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """On the disk of the project: a temporary one may be no disk at all."""
+    """On the disk of the project: the temporary directory may be in memory."""
     Path(".bench").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=".bench") as folder:
         yield Path(folder).resolve()
@@ -92,7 +92,7 @@ async def _puts(plan: Plan, folder: Path) -> Section:
 
 
 def _synchronisations(path: Path, seconds: float) -> float:
-    """How often a second this disk can be made to hold a page."""
+    """How many pages per second this disk can fsync."""
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     page, count, start = b"x" * 4096, 0, time.perf_counter()
     try:
@@ -127,7 +127,7 @@ async def _start(plan: Plan, folder: Path) -> Section:
 
 
 def _open_once(url: str) -> tuple[float, float]:
-    """Seconds and bytes, in a process of its own."""
+    """Seconds and bytes, measured in a separate process."""
     command = [sys.executable, "-c", _START, url]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     seconds, memory = map(float, run.stdout.split())

@@ -52,7 +52,7 @@ async def run(plan: Plan) -> list[Section]:
 
 
 async def fill(methods: Methods) -> None:
-    """Write the keys that will be read."""
+    """Writes the keys that the benchmark reads."""
     put = _barest(methods)["put"]
     for number in range(len(_NAMES)):
         await put(number)
@@ -80,7 +80,7 @@ def compared(
     target: Target | None = None,
     remark: str = "",
 ) -> Line:
-    """A line for two throughputs."""
+    """A row that compares two throughputs."""
     return Line(
         what,
         show(_median(ours)),

@@ -1,4 +1,4 @@
-"""The etcd clients of PyPI, each in a virtual environment of its own, under the load of ours."""
+"""Other etcd clients on PyPI, each in its own virtual environment, under the same load."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _START_WITHIN = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A client of PyPI. Its script is `bench/peers/NAME.py`, with `_` for `-`."""
+    """A client on PyPI. Its script is `bench/peers/NAME.py`, with `_` for `-`."""
 
     name: str
     requirements: tuple[str, ...]
-    """What pip installs, the client first: versions that are known to work together."""
+    """What pip installs, the client first: versions known to work together."""
     differs: str = ""
-    """What it does less than ours does in a call."""
+    """What it omits in a call, compared with ours."""
 
     @property
     def title(self) -> str:
@@ -49,7 +49,7 @@ PEERS = (
     Peer("etcd-client-py", ("etcd-client-py==0.5.1", "uvloop==0.23.0")),
 )
 
-# Two that are level differ by a few percent from run to run.
+# Two equal clients differ by a few percent from run to run.
 _TARGET = Target("≥", 0.95)
 
 
@@ -100,7 +100,7 @@ async def _compare(
             return None
 
     order = [name for name in pythons if name != _OURS]
-    # Ours stand beside the two that are most like them: noise grows with the distance in time.
+    # Ours runs next to the two most similar clients: noise grows with the distance in time.
     order.insert(1, _OURS)
     order.insert(3, _AGAIN)
     sides = {name: partial(measured, _OURS if name == _AGAIN else name) for name in order}
@@ -114,7 +114,7 @@ async def _compare(
         theirs = [load for load in taken.get(peer.name, ()) if load is not None]
         what = f"{operation}, {peer.title}"
         if peer.name in failed:
-            lines.append(Line(what, "", remark=f"it could not be measured: {failed[peer.name]}"))
+            lines.append(Line(what, "", remark=f"not measured: {failed[peer.name]}"))
         else:
             lines.append(compared(what, ours, theirs, _TARGET, peer.differs))
     return lines
@@ -125,7 +125,7 @@ def _shown(load: Load | None) -> str:
 
 
 async def installed(peer: Peer, plan: Plan) -> Path:
-    """The interpreter that has the peer, in an environment made where there is none yet."""
+    """The interpreter of the peer's virtual environment, which is created if it is missing."""
     folder = ROOT / _VENVS / peer.name
     python = folder / "bin" / "python"
     done, wanted = folder / "installed", "\n".join(peer.requirements)

@@ -50,7 +50,7 @@ async def run(plan: Plan) -> list[Section]:
 
 
 async def _read(store: Store, range: Range, count: int, seconds: float) -> float:
-    """Keys a second, over as many whole reads as fit, and at least one."""
+    """Keys per second, over as many full reads as fit, at least one."""
     clock, read = time.perf_counter, 0
     start = clock()
     async with asyncio.timeout(seconds + 30):

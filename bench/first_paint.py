@@ -1,4 +1,4 @@
-"""The console in Chromium: how long until somebody sees something."""
+"""The console in Chromium: time to first paint and to content."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Seen(NamedTuple):
     paint: float
     """The first contentful paint."""
     rows: float
-    """The services are there."""
+    """The table of services is shown."""
 
 
 async def run(plan: Plan) -> list[Section]:
     async with _page() as page:
-        await _look(page)  # as for all but the first visitors, the files are cached
+        await _look(page)  # warms the file cache
         taken = await interleaved(plan, "console", {"ours": lambda: _look(page)}, _show)
     paint, rows = (median(values) for values in zip(*taken["ours"], strict=True))
     lines = [
@@ -60,7 +60,7 @@ def _show(seen: Seen) -> str:
 
 @asynccontextmanager
 async def _page() -> AsyncIterator[Page]:
-    """A page of somebody who has logged in to a server with all the services."""
+    """A logged-in browser page on a server with all services."""
     with process() as (http, etcd, token, _), scratch_folder() as folder:
         url = f"http://{http}"
         async with open_store(etcd) as store:

@@ -1,4 +1,4 @@
-"""What it costs to follow a large service that changes all the time."""
+"""The cost of a view of a large service that changes constantly."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bench.measure import Line, Plan, Section, Target, in_rounds, milliseconds, 
 from bench.processes import Script, script
 
 INSTANCES = 10_000
-CHANGES = 1_000  # a second
+CHANGES = 1_000  # per second
 
 _WITHIN = 60.0
-_SETTLED = 30.0  # seconds, until as many have warmed up as have joined
+_SETTLED = 30.0  # seconds until as many instances have warmed up as have joined
 
 
 class Cost(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a channel to a service costs, beside one of gRPC's own to a single instance."""
+"""The cost of a channel to a service, compared with a plain gRPC channel to one instance."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _REMARK = (
 
 
 async def _thrift(plan: Plan, ours: Channel, plain: grpc.aio.Channel) -> Line:
-    """The same by this process's own processor time, which says more on a busy machine."""
+    """The same in CPU time of this process, which is more reliable on a busy machine."""
 
     def side(opened: grpc.aio.Channel) -> Callable[[], Awaitable[float]]:
         echo = opened.unary_unary(ECHO)
@@ -130,10 +130,10 @@ async def _thrift(plan: Plan, ours: Channel, plain: grpc.aio.Channel) -> Line:
 
 
 class _Nothing:
-    """A call that does nothing, and is over when it is told so."""
+    """A call that does nothing and ends on request."""
 
     def __init__(self) -> None:
-        self._cython_call = self  # as gRPC's own have one, which tells how it ended
+        self._cython_call = self  # as in gRPC's own calls, which read the outcome from it
 
     def is_ok(self) -> bool:
         return True
@@ -146,7 +146,7 @@ class _Nothing:
 
 
 async def _parts(plan: Plan, opened: Channel) -> list[Line]:
-    """The time until gRPC has a call, and what is learned at its end."""
+    """The time until gRPC has the call, and the time to record its outcome."""
     method, call = opened.unary_unary(ECHO), _Nothing()
     (subchannel,) = opened.subchannels
     method.callables[subchannel] = lambda request, **_: call
@@ -185,7 +185,7 @@ async def _parts(plan: Plan, opened: Channel) -> list[Line]:
 
 
 def _each(call: Callable[[], object], seconds: float) -> float:
-    """Microseconds of processor time that a call takes."""
+    """CPU time per call in microseconds."""
     clock, done = time.thread_time, 0
     start = clock()
     while (elapsed := clock() - start) < seconds:

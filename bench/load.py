@@ -1,4 +1,4 @@
-"""The load that every client is put under: the same keys, the same value, so many calls in flight.
+"""The load on every client: the same keys, value and number of calls in flight.
 
 The standard library only: the peers run this with an interpreter of their own.
 """
@@ -31,7 +31,7 @@ class Load(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a peer is told to do, on its command line."""
+    """The command line of a peer."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class Order(NamedTuple):
 
 
 async def in_flight(call: Callable[[int], Awaitable[object]], workers: int, seconds: float) -> Load:
-    """Let `workers` coroutines call one call after another. `call` is told the call's number."""
+    """Runs `workers` coroutines that call in a loop. `call` receives the number of the call."""
     numbers, latencies = itertools.count(), list[float]()
     clock = time.perf_counter
     start = clock()
@@ -60,14 +60,14 @@ async def in_flight(call: Callable[[int], Awaitable[object]], workers: int, seco
 def in_threads(
     connect: Callable[[], Callable[[int], object]], workers: int, seconds: float
 ) -> Load:
-    """The same for a client that blocks: threads, each with a connection of its own."""
+    """The same for a blocking client: threads, each with its own connection."""
     clock = time.perf_counter
     all_connected = threading.Barrier(workers + 1, timeout=_GRACE)
 
     def work(number: int) -> list[float]:
         call, latencies = connect(), list[float]()
         numbers = itertools.count(number, workers)
-        call(next(numbers))  # the connection is not what is measured
+        call(next(numbers))  # excludes connecting from the measurement
         all_connected.wait()
         end = clock() + seconds
         while (sent := clock()) < end:
@@ -95,7 +95,7 @@ def order() -> Order:
 
 
 async def measure(order: Order, call: Callable[[int], Awaitable[object]]) -> None:
-    """Warm up, measure and answer: what a peer's script does once it is connected."""
+    """Warms up, measures and prints the result, once a peer's script is connected."""
     await in_flight(call, order.in_flight, _WARM_UP)
     answer(await in_flight(call, order.in_flight, order.seconds))
 

@@ -207,7 +207,7 @@ def _lines(
         if name != "ours"
     ]
     return lines + [
-        Line(f"{what}, {name}", "", remark=f"it could not be measured: {problem}")
+        Line(f"{what}, {name}", "", remark=f"not measured: {problem}")
         for name, problem in failed.items()
     ]
 

@@ -1,4 +1,4 @@
-"""The machine that the numbers come from, in a few lines."""
+"""Describes the machine that ran the benchmarks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How things are compared: in interleaved rounds, by the median of each round's own ratio.
+"""Compares sides in interleaved rounds, by the median of the per-round ratios.
 
-The machine is noisy, and its noise lasts longer than a round: what is measured one right after the
-other suffers the same, and the order changes with every round.
+Machine noise lasts longer than a round, so sides measured back to back see the same noise. The
+order changes with every round.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
-_STRETCH = 50  # calls between two looks at the clock, which would cost more than some calls
+_STRETCH = 50  # calls between clock reads, which cost more than some calls
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured, and who is told about it."""
+    """How much to measure, and where to report progress."""
 
     rounds: int
     seconds: float
     say: Callable[[str], None]
 
     def finer(self, times: int) -> Plan:
-        """The same time in more rounds, for what starts and stops at little cost."""
+        """The same total time in more rounds, for sides that start and stop cheaply."""
         return replace(self, rounds=self.rounds * times, seconds=self.seconds / times)
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of the rounds' ratios, and between what it lies with 95 % confidence."""
+    """The median of the per-round ratios and its 95 % confidence interval."""
 
     median: float
     low: float
@@ -63,7 +63,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that was measured. The target bounds the ratio, or where there is none `value`."""
+    """One measured row. The target bounds the ratio, or `value` if there is no ratio."""
 
     what: str
     measured: str
@@ -72,11 +72,11 @@ class Line:
     target: Target | None = None
     value: float | None = None
     remark: str = ""
-    """What to know where the target is not met; or why there is nothing to see."""
+    """Explains a missed target or a missing measurement."""
 
     @property
     def met(self) -> Verdict | None:
-        """Whether the target is met; unclear where the noise is wider than the distance to it."""
+        """Whether the target is met; unclear if the confidence interval includes it."""
         if self.target is None:
             return None
         values = (self.ratio.low, self.ratio.high) if self.ratio else (self.value or 0.0,)
@@ -97,7 +97,7 @@ async def interleaved(
     sides: Mapping[str, Callable[[], Awaitable[T]]],
     show: Callable[[T], str],
 ) -> dict[str, list[T]]:
-    """Measure every side once a round, by turns from the first and from the last."""
+    """Measures every side once per round, alternating the order."""
     order = list(sides)
 
     async def one_after_another() -> Mapping[str, T]:
@@ -114,7 +114,7 @@ async def in_rounds(
     measure: Callable[[], Awaitable[Mapping[str, T]]],
     show: Callable[[T], str],
 ) -> dict[str, list[T]]:
-    """Measure all sides in one go, round by round."""
+    """Measures all sides with one call per round."""
     taken: dict[str, list[T]] = {}
     for number in range(plan.rounds):
         measured = await measure()
@@ -126,7 +126,7 @@ async def in_rounds(
 
 
 async def rate(call: Callable[[int], Awaitable[object]], seconds: float) -> float:
-    """Calls a second of one caller who awaits each. `call` is told the call's number."""
+    """Calls per second of one caller that awaits each. `call` receives the number of the call."""
     clock, done = time.perf_counter, 0
     start = clock()
     while (elapsed := clock() - start) < seconds:
@@ -144,8 +144,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 
 
 def _rank(count: int) -> int:
-    """How many values may be left out at each end of `count`, so that the median still lies
-    between the others with 95 % confidence. It assumes nothing of how they are distributed."""
+    """How many of `count` sorted values to drop at each end so that the rest still spans a 95 %
+    confidence interval of the median. Makes no assumption about the distribution."""
     rank, below = 0, 1 / 2**count
     while below + math.comb(count, rank + 1) / 2**count <= 0.025:
         rank += 1

@@ -27,7 +27,7 @@ WATCHERS = 10_000
 
 _HISTORY = 100_000
 _VALUE = VALUE.encode()
-_STRIDE = 7919  # a prime: neighbours in time are no neighbours in the order of the keys
+_STRIDE = 7919  # a prime, so that consecutive calls do not use adjacent keys
 
 Rates = Mapping[str, list[float]]
 Call = Callable[[int], Awaitable[object]]
@@ -35,7 +35,7 @@ Call = Callable[[int], Awaitable[object]]
 
 async def run(plan: Plan) -> list[Section]:
     plan = plan.finer(4)
-    # First those that are small: a million keys in the process slow the collector for all.
+    # Small stores first: a million keys in the process slow down garbage collection for all.
     watched = await _watched(plan)
     rates = await _sized(plan)
     return [_targets(rates, watched), _growth(rates)]
@@ -83,7 +83,7 @@ def _growth(rates: Mapping[str, Rates]) -> Section:
 def _slower(
     what: str, these: list[float], name: str, those: list[float], most: float | None = None
 ) -> Line:
-    """A line for two rates, told as times."""
+    """A row that compares two rates as times."""
     return Line(
         what,
         microseconds_each(median(these)),
@@ -111,7 +111,7 @@ async def _sized(plan: Plan) -> Mapping[str, Rates]:
 
 
 async def _watched(plan: Plan) -> Rates:
-    """The rate of puts beside watchers of other keys, and without any."""
+    """The rate of puts with watchers on other keys, and without watchers."""
     count = SIZES["1 k keys"]
     async with _filled(count) as alone, _filled(count) as watched, AsyncExitStack() as watches:
         for number in range(WATCHERS):
@@ -143,13 +143,13 @@ def _upper_half(count: int) -> Range:
 
 @asynccontextmanager
 async def _filled(count: int) -> AsyncIterator[Store]:
-    """A store with so many keys, whose history is as long as it will ever be."""
+    """A store with this many keys and a full history."""
     async with open_store(f"memory://?history={_HISTORY}") as store:
         for start in range(0, count, 100):
             puts = [Put(_name(number), _VALUE) for number in range(start, start + 100)]
             revision = (await store.commit(*puts)).revision
         await store.compact(revision)
-        # Until the history is full a put has nothing to forget, and would look too cheap.
+        # Until the history is full, a put evicts nothing and looks too cheap.
         call = _call("put", store, count)
         for number in range(_HISTORY + _HISTORY // 50):
             await call(number)

@@ -1,4 +1,4 @@
-"""How many keys get another owner when one of so many nodes leaves, under consistent hashing."""
+"""How many keys change owner when a node leaves, under consistent hashing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mooring.discovery.balance import Node, make
 
 SIZES = (10, 100, 1_000)
 
-_LEAST, _FOR_EACH = 100_000, 1_000  # keys: so many that chance moves a node's share by 3 %
+_LEAST, _FOR_EACH = 100_000, 1_000  # keys; enough to keep the random error of a node's share at 3 %
 
 
 async def run(plan: Plan) -> list[Section]:
@@ -37,8 +37,7 @@ async def run(plan: Plan) -> list[Section]:
 
 
 def _moved(size: int) -> tuple[float, float]:
-    """The share of keys that move when the fullest leaves, and of those that the one in the middle
-    has."""
+    """The shares of keys that move when the largest node and when the median node leaves."""
     picker = make("consistent_hash")
     nodes = [Node(f"10.0.{number >> 8}.{number & 255}:8080") for number in range(size)]
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What it costs to choose whom to call, among a few nodes and among very many."""
+"""The cost of picking a node, among few and among many nodes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mooring.discovery.view import View
 FEW, MANY = "10 nodes", "10 k nodes"
 SIZES = {FEW: 10, MANY: 10_000}
 TARGETS = {"round_robin": 0.5, "p2c": 2.0}
-"""The most microseconds of a pick."""
+"""The limit for a pick, in microseconds."""
 VIEW_TARGETS = {"p2c": 3.0}
-"""The same through a view, for the policy that it has where nothing is said."""
+"""The same through a view, for its default policy."""
 
-_STRETCH = 1000  # calls between two looks at the clock
+_STRETCH = 1000  # calls between clock reads
 
 Call = Callable[[], object]
 Rates = Mapping[str, list[float]]
@@ -140,7 +140,7 @@ class _Nothing:
 
 
 def _empty(seconds: float) -> Callable[[], Awaitable[float]]:
-    """What Python itself takes for such a statement."""
+    """The cost of the statement in Python itself."""
 
     async def measure() -> float:
         clock, done = time.perf_counter, 0
@@ -171,17 +171,16 @@ def _lines(policy: str, rates: Rates, most: float | None) -> list[Line]:
 
 
 _REMARK = (
-    'The parts, each measured here: the choice with the start and the end of a call is "Picking, '
-    'with feedback", and what Python takes for the statement is the last line. What is left is '
-    "the object that stands for the call, two looks at the clock and four calls from the view to "
-    "the picker: without two of these calls it took 5 to 8 % less, which was not worth writing the "
-    "same lines twice."
+    'Its parts are measured here: "Picking, with feedback" covers the choice with the start and '
+    "the end of a call, and the last row is the cost of the statement in Python. The rest is the "
+    "object that represents the call, two clock reads and four calls from the view to the picker. "
+    "Inlining two of these calls saved 5 to 8 %, which did not justify duplicating the code."
 )
 
 
 def _side(call: Call, seconds: float) -> Callable[[], Awaitable[float]]:
     async def measure() -> float:
-        """Calls a second. They await nothing, so neither does this."""
+        """Calls per second, without awaiting."""
         clock, done = time.perf_counter, 0
         start = clock()
         while (elapsed := clock() - start) < seconds:
@@ -202,7 +201,7 @@ def _filled(policy: str, nodes: int, weights: Sequence[float]) -> tuple[Picker, 
         picker.add(node)
         picker.started(node)
         picker.finished(node, chance.expovariate(100), True)
-    # As they lie in memory after an hour of changes, not one right after another.
+    # Scattered in memory, as after an hour of changes.
     for node in chance.sample(made, len(made)):
         picker.remove(node)
         picker.add(node)

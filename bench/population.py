@@ -1,4 +1,4 @@
-"""Instances of one service: any number of them, and written without anybody who keeps them."""
+"""Instances of one service, written without a process that keeps them registered."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def instance(number: int, *, load: float = 3.5) -> Instance:
 
 
 def here(number: int) -> Instance:
-    """One of those that a process on one host registers: they differ in their ports."""
+    """One of the instances of a process on one host, which differ in their ports."""
     return _instance("192.168.0.1", 1024 + number, f"{number:032x}", 3.5)
 
 
@@ -66,12 +66,12 @@ def _instance(host: str, port: int, incarnation: str, load: float) -> Instance:
 
 
 def puts(instance: Instance) -> list[Put]:
-    """What makes it registered, for good: on no lease."""
+    """The puts that register it permanently, without a lease."""
     return [Put(name, value) for name, value in LAYOUT.encode(instance).items()]
 
 
 async def populate(store: Store, numbers: Iterable[int]) -> None:
-    """Write these instances, many with one commit."""
+    """Writes these instances in batches."""
     writes = [put for number in numbers for put in puts(instance(number))]
     for start in range(0, len(writes), MAX_OPERATIONS):
         await store.commit(*writes[start : start + MAX_OPERATIONS])

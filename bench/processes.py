@@ -1,4 +1,4 @@
-"""Processes beside this one: one that is run to its end, or one that tells something in lines."""
+"""Child processes: run to completion, or exchanging messages line by line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[1]
 
 
 class ProcessFailed(Exception):
-    """A process did not do its work; the message says why."""
+    """A process failed; the message gives the reason."""
 
 
 async def output(*command: str, within: float) -> str:
-    """What a command prints, or `ProcessFailed` with the last line of its complaint."""
+    """What a command prints, or `ProcessFailed` with the last line of its error output."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=ROOT,
@@ -28,7 +28,7 @@ async def output(*command: str, within: float) -> str:
         async with asyncio.timeout(within):
             printed, complaint = await process.communicate()
     except TimeoutError:
-        raise ProcessFailed(f"no end within {within:g} s") from None
+        raise ProcessFailed(f"did not exit within {within:g} s") from None
     finally:
         await _end(process)
     if process.returncode:
@@ -53,7 +53,7 @@ class Script:
             async with asyncio.timeout(within):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise ProcessFailed(f"{self._module} is silent for {within:g} s") from None
+            raise ProcessFailed(f"{self._module} sent nothing for {within:g} s") from None
         if not line:
             raise ProcessFailed(f"{self._module} ended with {await self._process.wait()}")
         return json.loads(line)
@@ -61,7 +61,7 @@ class Script:
 
 @asynccontextmanager
 async def script(module: str, *arguments: str) -> AsyncIterator[Script]:
-    """`python -m module`, until this is left. Its complaints go where ours go."""
+    """Runs `python -m module` for the duration of the block. It inherits stderr."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Heartbeats on Redis: against the driver's own calls of the same script, and `redis-benchmark`."""
+"""Heartbeats on Redis: against redis-py calling the same script, and `redis-benchmark`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mooring.testing.redis import RedisServer
 IN_FLIGHT = 64
 INSTANCES = 1_000
 TOGETHER = 100
-_CALLS = 4  # of so many instances each, on the way at once
+_CALLS = 4  # in flight at once
 
 Call = Callable[[int], Awaitable[object]]
 Measure = Callable[[], Awaitable[float]]
@@ -168,7 +168,7 @@ async def _rate(call: Call, workers: int, seconds: float) -> float:
 async def _limit(
     server: RedisServer, registry: RedisRegistry, beats: list[Beat], together: int, seconds: float
 ) -> Measure:
-    """Calls a second of redis-benchmark, in runs that take about as long as they should."""
+    """Calls per second of redis-benchmark, in runs of about the requested length."""
     command = ("EVALSHA", *await _command(registry, beats))
     requests = 20 * together
     rate = await benchmark(server, command, together=together, requests=requests)
@@ -199,7 +199,7 @@ async def _bytes(server: RedisServer, registry: RedisRegistry, beats: list[Beat]
 
 
 async def _received(server: RedisServer, registry: RedisRegistry, beats: list[Beat]) -> float:
-    """Bytes that Redis receives for a beat."""
+    """Bytes that Redis receives for one heartbeat."""
     calls, name = 50, ("stats", "total_net_input_bytes")
     asking = -number_in(server, *name) + number_in(server, *name)
     before = number_in(server, *name)

@@ -1,4 +1,4 @@
-"""Taking many dead instances out of a large service on Redis: how long others wait for it."""
+"""Evicting many expired instances of a large service on Redis: how long other clients wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WITHIN = 30.0
 class Pass(NamedTuple):
     seconds: float
     command: float
-    """The longest, in ms, as are the waits."""
+    """The longest command in ms; the waits are in ms too."""
     waited: float
     at_rest: float
 
@@ -88,7 +88,7 @@ async def run(plan: Plan) -> list[Section]:
 
 
 async def _age(registry: RedisRegistry, members: Sequence[Member]) -> None:
-    """Let their last heartbeat be long ago."""
+    """Moves their last heartbeat into the past."""
     keys, then = registry.keys.of(SERVICE), int(time.time() * 1000) - _LONG_AGO
     for first in range(0, len(members), 500):
         marks = [part for member in members[first:][:500] for part in (then, member.instance.id)]
@@ -103,7 +103,7 @@ class _Waits:
         self._waits: deque[tuple[float, float]] = deque(maxlen=10_000)
 
     async def longest(self, since: float, until: float) -> float:
-        """The longest wait within a time that is over."""
+        """The longest wait within a past interval."""
         while not self._waits or self._waits[-1][0] < until:
             when, waited = cast("list[float]", await self._pinger.receive(within=_WITHIN))
             self._waits.append((when, waited))

@@ -1,4 +1,4 @@
-"""How the cost of a service on Redis grows with its size, and what following a large one costs."""
+"""The cost of a service on Redis by its size, and the cost of a view of a large service."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mooring.registry.redis.registry import RedisRegistry
 
 SIZES = {"1 k": 1_000, "10 k": 10_000, "100 k": 100_000}
 FOLLOWED = 10_000
-CHANGES = 100  # a second
+CHANGES = 100  # per second
 
 _FEW = "1 k"
 _WITHIN = 60.0
@@ -53,7 +53,7 @@ async def _growing(plan: Plan) -> list[Section]:
                 registry = await stack.enter_async_context(
                     registry_at(server.address, f"of-{count}")
                 )
-                await register(registry, [count])  # what comes once
+                await register(registry, [count])  # excludes one-time costs
                 used, started = number_in(server, "memory", "used_memory"), time.perf_counter()
                 members = await register(registry, range(count))
                 registered[name] = count / (time.perf_counter() - started)
@@ -76,7 +76,7 @@ async def _growing(plan: Plan) -> list[Section]:
 
 
 async def _beat(members: Sequence[Member], seconds: float) -> float:
-    """Beats a second, in as many whole rounds as fit, and at least one."""
+    """Heartbeats per second, in as many full rounds as fit, at least one."""
     started, done = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:
         beats = (member.record.beat(member.instance, update=False) for member in members)

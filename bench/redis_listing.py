@@ -1,4 +1,4 @@
-"""Listing a large service on Redis: against the reading of one hash at a time."""
+"""Listing a large service on Redis: against reading one hash at a time."""
 
 from __future__ import annotations
 

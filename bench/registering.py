@@ -1,4 +1,4 @@
-"""How many instances a process registers in a second: ours on etcd, kazoo's on ZooKeeper."""
+"""How many instances a process registers per second: ours on etcd, kazoo's on ZooKeeper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def run(plan: Plan) -> list[Section]:
     try:
         lines = await _compare(plan)
     except ProcessFailed as problem:
-        lines = [Line("registrations", "", remark=f"they could not be measured: {problem}")]
+        lines = [Line("registrations", "", remark=f"not measured: {problem}")]
     text = (
         f"{IN_FLIGHT} registrations in flight from one process, each of a different instance of "
         "the same service, which stays registered. Ours call `hub.register`: two keys on a "

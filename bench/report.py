@@ -1,4 +1,4 @@
-"""What was measured, as tables for a terminal and as a page of the documentation."""
+"""Renders the results as tables for a terminal and as a page of the documentation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def page(machine: Sequence[str], sections: Sequence[Section], rounds: int, secon
 
 
 def merged(before: str, after: str) -> str:
-    """A page with those of its sections replaced that another has, and new ones at its end. What
-    stands above the first section is the newer one's."""
+    """A page with its sections replaced by those of a newer page, and new sections at the end. The
+    text above the first section comes from the newer page."""
     _, *old = _split(before)
     head, *new = _split(after)
     sections = {_title(section): section for section in old}
@@ -89,7 +89,7 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def _sentences(section: Section) -> Iterator[str]:
-    """One for each line that does not surely meet its target, or could not be measured."""
+    """One sentence for each row that misses or may miss its target, or was not measured."""
     for line in section.lines:
         value = line.ratio or line.measured
         remark = f" {line.remark}" if line.remark else ""

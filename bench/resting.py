@@ -1,4 +1,4 @@
-"""What registrations cost while nothing happens to them."""
+"""The cost of idle registrations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.processes import script
 
 FEW, MANY = 1, 1_000
 
-# A status is written once a minute where nothing changed, so less than a minute is no measure.
+# An unchanged status is written once a minute, so a shorter measurement would miss it.
 _MINUTE = 60.0
 _WITHIN = 120.0
 
@@ -28,7 +28,7 @@ async def run(plan: Plan) -> list[Section]:
     with fresh_etcd() as server:
         async with AsyncExitStack() as stack:
             processes = {}
-            # One after another: their instances have the same names, and the later wins.
+            # Sequentially: their instances have the same names, and the later one wins.
             for count, url in ((FEW, f"{server.url}?namespace=/few"), (MANY, server.url)):
                 arguments = (url, str(count), str(seconds), str(seconds))
                 resident = script("bench.roles.resident", *arguments)

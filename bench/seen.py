@@ -22,24 +22,24 @@ from mooring.store.etcd.proto import DeleteRangeRequest, Methods, PutRequest, Re
 from mooring.testing.etcd import EtcdServer
 
 OTHERS = 100
-"""Instances that are there already, on each side."""
+"""Instances that are already registered, on each side."""
 
 _WITHIN = 20.0
 _clock = time.monotonic  # the consumers are other processes, with the same clock
 
 
 class Latency(NamedTuple):
-    """Of one side in one round, in milliseconds."""
+    """Latencies of one side in one round, in milliseconds."""
 
     p50: float
     p99: float
 
 
 class Side(Protocol):
-    """One way to register, one instance at a time."""
+    """A way to register one instance at a time."""
 
     async def join(self, number: int) -> str:
-        """Register it. The name under which the consumer sees it."""
+        """Registers an instance and returns the name that the consumer sees."""
 
     async def leave(self, number: int) -> None: ...
 
@@ -63,7 +63,7 @@ async def run(plan: Plan) -> list[Section]:
         _line("p50 of the first registration, bare driver", taken["first"], driver),
     ]
     if problem:
-        lines.append(Line("kazoo", "", remark=f"it could not be measured: {problem}"))
+        lines.append(Line("kazoo", "", remark=f"not measured: {problem}"))
     else:
         lines.append(_line("p50, kazoo", ours, taken["kazoo"], Target("≤", 1.0)))
         lines.append(_line("p99, kazoo", ours, taken["kazoo"]))
@@ -108,7 +108,7 @@ _REMARK = (
 
 
 Sides = dict[str, tuple[Side, Script]]
-"""Each with the consumer that sees what it registers."""
+"""Each side with its consumer."""
 
 
 async def _round(sides: Sides, seconds: float) -> dict[str, Latency]:
@@ -128,7 +128,7 @@ async def _round(sides: Sides, seconds: float) -> dict[str, Latency]:
 
 
 async def _told(consumer: Script, name: str, there: bool) -> float:
-    """When it saw that the instance came or went. Nothing else may come or go meanwhile."""
+    """When the consumer saw the instance join or leave. No other instance may change meanwhile."""
     message = await consumer.receive(within=_WITHIN)
     assert isinstance(message, list)
     assert message[:2] == [name, there]
@@ -203,7 +203,7 @@ class _Bare:
 
 
 class _SameKeys(_Bare):
-    """All that a registration writes, of which the stream sees one key."""
+    """Everything that a registration writes; the stream sees one key of it."""
 
     async def join(self, number: int) -> str:
         puts = [PutRequest(key=name, value=_data(number)) for name in self._names(number)[:2]]
@@ -232,7 +232,7 @@ async def _on_zookeeper() -> AsyncIterator[tuple[Side, Script]]:
 
 
 class _Kazoo:
-    """It blocks the loop, which has nothing else to do meanwhile."""
+    """Blocks the loop, which is otherwise idle."""
 
     def __init__(self, client: KazooClient) -> None:
         self._client = client

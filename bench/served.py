@@ -1,4 +1,4 @@
-"""`mooring serve` through the wire, beside a server that does nothing and beside etcd."""
+"""`mooring serve` over the network, against a no-op server and etcd."""
 
 from __future__ import annotations
 

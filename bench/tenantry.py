@@ -1,4 +1,4 @@
-"""Tenants in any number, as they lie in a store: ten keys each, as long as they are in life."""
+"""Generated tenants as stored: ten keys each, of realistic length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVICES = ("evidence-command", "evidence-query", "file-storage", "security-mana
 
 
 def parts(tenant: int) -> dict[str, JSON]:
-    """What is configured for one tenant."""
+    """The configuration of one tenant."""
     values: dict[str, JSON] = {
         "meta": {
             "id": tenant,
@@ -61,14 +61,14 @@ def parts(tenant: int) -> dict[str, JSON]:
 
 
 def entries(numbers: Iterable[int]) -> Iterator[Entry]:
-    """Their keys, without indexes, as they were read."""
+    """Their keys as read from the store, without indexes."""
     for number in numbers:
         for path, value in parts(number).items():
             yield Entry(KEYS.part(number, path), encode(path, value), 2, 2, 1)
 
 
 async def populate(store: Store, numbers: Iterable[int]) -> None:
-    """Write these tenants with their indexes, many with one commit."""
+    """Writes these tenants with their indexes, in batches."""
     writes: list[Put] = []
     for number in numbers:
         values = parts(number)

@@ -1,4 +1,4 @@
-"""What tenants cost: a lookup, a change, a start, and a request that has one."""
+"""The cost of tenants: a lookup, a change, startup, and a request with a tenant."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from mooring.tenants.secrets import Keyring
 
 FEW, MANY, COLD = "10 tenants", "100 k tenants", "100 k tenants, cold"
 LOOKUPS = {FEW: (10, 10), MANY: (100_000, 1_000), COLD: (100_000, 100_000)}
-"""How many there are, and of how many one is asked for in turn: of those that nobody asked for in
-a while, the processor has to fetch every object from memory."""
+"""The number of tenants, and how many of them the lookups cycle through. With all of them, every
+object comes from main memory instead of the CPU caches."""
 CHANGES = {"1 k tenants": 1_000, "100 k tenants": 100_000}
 LOADED = 10_000
 MOST = 1.0
-"""Microseconds of a lookup."""
+"""The limit for a lookup, in microseconds."""
 
 _STRETCH = 1000
 _WITHIN = 300.0
@@ -164,7 +164,7 @@ async def _changes(plan: Plan, snapshots: Mapping[int, TenantSnapshot]) -> Secti
 
 
 async def _applying(snapshot: TenantSnapshot, count: int, path: str, seconds: float) -> float:
-    """Changes a second. What makes the events is not in the time."""
+    """Changes per second, excluding the time to build the events."""
     known, clock, done, elapsed = Tenants(snapshot), time.perf_counter, 0, 0.0
     while elapsed < seconds:
         events = [_event(1 + n * 7919 % count, path, f"{n}") for n in range(done, done + 100)]

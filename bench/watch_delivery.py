@@ -1,4 +1,4 @@
-"""How soon a change is in a watcher's hands: our watch against the bare driver's stream."""
+"""How soon a watcher receives a change: our watch against the bare driver's stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _clock = time.perf_counter
 Next = Callable[[], Awaitable[tuple[bytes, bytes]]]
 """The key and the value of a watch's next event."""
 Arrivals = asyncio.Queue[tuple[bytes, float]]
-"""The key of each event, and when it was in its reader's hands."""
+"""The key of each event, and when its reader received it."""
 
 
 async def run(plan: Plan) -> list[Section]:
@@ -81,7 +81,7 @@ async def _round(
 
 @asynccontextmanager
 async def _consumed(next_event: Next) -> AsyncIterator[Arrivals]:
-    """A reader at work. It is not cancelled between rounds: that would end the bare stream."""
+    """A running reader. Rounds do not cancel it, because that would end the bare stream."""
     arrivals: Arrivals = asyncio.Queue()
 
     async def consume() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bench.processes import ROOT, ProcessFailed, output
 
 BRING = "python tools/fetch.py wrk"
-"""What brings Debian's where there is none on PATH; nothing is installed."""
+"""Downloads Debian's wrk if there is none on PATH, without installing it."""
 
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 
@@ -21,19 +21,19 @@ class Loaded(NamedTuple):
 
 
 def find() -> list[str]:
-    """How it is called. Raises `ProcessFailed` where there is none, and says what brings it."""
+    """The command that runs wrk. If it is missing, raises `ProcessFailed` with instructions."""
     if (installed := shutil.which("wrk")) is not None:
         return [installed]
     folder = ROOT / ".tools" / "wrk" / "usr"
     if not (folder / "bin" / "wrk").exists():
-        raise ProcessFailed(f"there is no wrk here: {BRING}")
+        raise ProcessFailed(f"wrk not found; run: {BRING}")
     libraries = ":".join(str(path) for path in sorted((folder / "lib").glob("*")))
     return ["env", f"LD_LIBRARY_PATH={libraries}", str(folder / "bin" / "wrk")]
 
 
 async def load(url: str, token: str, *, connections: int, seconds: float) -> Loaded:
-    """GET this for so long, whole seconds at the least. Raises `ProcessFailed` where any answer is
-    an error."""
+    """Sends GET requests for the given time, at least one second. Raises `ProcessFailed` if any
+    response is an error."""
     whole = max(round(seconds), 1)
     options = f"--threads 1 --connections {connections} --duration {whole}s".split()
     options += ["--latency", "--timeout", "20s", "--header", f"Authorization: Bearer {token}"]

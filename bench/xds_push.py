@@ -30,14 +30,14 @@ _WITHIN = 20.0
 
 
 class Push(NamedTuple):
-    """Of one side in one round: medians of its pushes, in milliseconds."""
+    """Median push times of one side in one round, in milliseconds."""
 
     first: float
     """Until the first client has it."""
     last: float
     """Until all of them have it."""
     cpu: float
-    """The server's own time for a push."""
+    """The CPU time of the server for a push."""
 
 
 async def run(plan: Plan) -> list[Section]:
@@ -186,7 +186,7 @@ async def _read(stream: Any) -> float:
 
 
 def _channel(address: str) -> grpc.aio.Channel:
-    # Channels to one address would share a connection.
+    # gRPC channels to the same address would share a connection.
     return grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
 
 

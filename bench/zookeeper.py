@@ -1,4 +1,4 @@
-"""A fresh ZooKeeper, for kazoo: the peer that has most in common with a registry of ours."""
+"""A fresh ZooKeeper, for kazoo: the peer most similar to our registry."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ forceSync=no
 
 
 class ZooKeeper(ServerProcess):
-    """One server. Like the etcd it is compared with, it does not wait for the disk."""
+    """One server, without fsync, like the etcd server that it is compared with."""
 
     def __init__(self, folder: Path, java: Path, jars: Path) -> None:
         self.port = free_port()
@@ -63,7 +63,7 @@ class ZooKeeper(ServerProcess):
 
 @asynccontextmanager
 async def fresh_zookeeper() -> AsyncIterator[ZooKeeper]:
-    """A server at its full speed. Raises `ProcessFailed` where none can be had on this machine."""
+    """A warmed-up server. Raises `ProcessFailed` if ZooKeeper is not available on this machine."""
     jars = ROOT / ".tools" / "zookeeper" / "usr" / "share" / "java"
     if not jars.is_dir() or _java() is None:
         await output(sys.executable, "tools/fetch.py", "zookeeper", within=_FETCH_WITHIN)
@@ -79,7 +79,7 @@ async def fresh_zookeeper() -> AsyncIterator[ZooKeeper]:
 
 
 def _warm_up(address: str) -> None:
-    """Let Java compile what it will compile."""
+    """Warms up the JIT compiler of the JVM."""
     end = time.monotonic() + _WARM_UP
     while time.monotonic() < end:
         with client(address) as kazoo:
@@ -95,9 +95,9 @@ def _warm_up(address: str) -> None:
 
 @contextmanager
 def client(address: str) -> Iterator[KazooClient]:
-    """A client that is connected."""
+    """A connected client."""
     log = logging.getLogger("kazoo")
-    log.setLevel(logging.ERROR)  # else it remarks on the end of each connection
+    log.setLevel(logging.ERROR)  # otherwise it logs the end of each connection
     kazoo = KazooClient(address, logger=log)
     kazoo.start()
     try:
