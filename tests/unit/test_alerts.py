@@ -1,4 +1,4 @@
-"""What is news: what lasts, what is over, and nothing twice."""
+"""Alerts fire for problems that last, resolve once, and are never sent twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def problem(name: str, text: str = "") -> FleetProblem:
 A, B = problem("a"), problem("b")
 
 
-def test_a_problem_is_told_once_it_has_lasted():
+def test_a_problem_fires_once_it_has_lasted():
     state = AlertState(after=30)
     assert not state.update([A], 0)
     assert not state.update([A], 29)
@@ -31,18 +31,18 @@ def test_a_problem_is_told_once_it_has_lasted():
     assert not state.update([A], 1000)
 
 
-def test_one_that_comes_and_goes_is_not_told():
+def test_a_short_problem_does_not_fire():
     state = AlertState(after=30)
     for second in range(0, 600, 20):
         assert not state.update([A] if second % 40 else [], second)
 
 
-def test_it_is_over_once_it_has_been_gone():
+def test_a_problem_resolves_after_it_has_been_absent():
     state = AlertState(after=30)
     state.update([A], 0)
     state.mark_sent(state.update([A], 30))
     assert not state.update([], 31)
-    assert not state.update([A], 50)  # back again: it never was over
+    assert not state.update([A], 50)  # back again: it was never resolved
     assert not state.update([], 60)
     notice = state.update([], 90)
     assert notice.resolved == (A,)
@@ -50,31 +50,31 @@ def test_it_is_over_once_it_has_been_gone():
     assert not state.update([], 200)
 
 
-def test_what_could_not_be_told_is_due_again_as_it_is_then():
+def test_an_unsent_notice_is_due_again_with_the_state_of_that_time():
     state = AlertState(after=30)
     state.update([A], 0)
     assert state.update([A], 30).firing == (A,)
     worse = problem("a", "worse")
     assert state.update([worse, B], 60).firing == (worse,)
-    assert state.update([B], 90).firing == (B,)  # it went before anybody heard of it
+    assert state.update([B], 90).firing == (B,)  # it ended before a notice was sent
 
 
 @given(some.lists(some.sets(some.sampled_from("abc")), max_size=30), some.integers(0, 3))
-def test_who_hears_everything_knows_what_holds(states: list[set[str]], after: int):
-    state, heard = AlertState(after=after), set[str]()
+def test_a_receiver_of_every_notice_knows_the_current_problems(states: list[set[str]], after: int):
+    state, known = AlertState(after=after), set[str]()
     states += [states[-1] if states else set()] * (after + 1)
     for second, names in enumerate(states):
         notice = state.update(map(problem, sorted(names)), second)
-        fired = {each.service for each in notice.firing}
-        over = {each.service for each in notice.resolved}
-        assert not fired & heard
-        assert over <= heard
-        heard = heard - over | fired
+        fired = {event.service for event in notice.firing}
+        over = {event.service for event in notice.resolved}
+        assert not fired & known
+        assert over <= known
+        known = known - over | fired
         state.mark_sent(notice)
-    assert heard == states[-1]
+    assert known == states[-1]
 
 
-def test_the_webhook_is_never_shown_whole():
+def test_the_webhook_url_is_never_shown_in_full():
     settings = parse_alerts(
         {"webhook": "https://hooks.example/T0/B0/secret?key=secret", "after": "5s"}
     )
@@ -84,7 +84,7 @@ def test_the_webhook_is_never_shown_whole():
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("settings", "message"),
     [
         ({"webhok": "https://x"}, "did you mean 'webhook'"),
         ({"webhook": "ftp://x/y"}, "URL"),
@@ -98,9 +98,9 @@ def test_the_webhook_is_never_shown_whole():
         ({"webhook": "https://x/", "token_file": "/nowhere"}, "/nowhere does not exist"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(told: dict[str, object], said: str):
-    with pytest.raises(InvalidRequest, match=said):
-        parse_alerts(told)
+def test_invalid_settings_are_refused(settings: dict[str, object], message: str):
+    with pytest.raises(InvalidRequest, match=message):
+        parse_alerts(settings)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_settings_that_make_no_sense_are_refused(told: dict[str, object], said: 
 def test_a_token_is_sent_to_no_other_machine_without_tls(webhook: str, safe: bool, tmp_path: Path):
     token = tmp_path / "token"
     token.write_text("hunter2")
-    told = {"webhook": webhook, "token_file": str(token)}
+    settings = {"webhook": webhook, "token_file": str(token)}
     if safe:
-        assert parse_alerts(told).token_file == str(token)
+        assert parse_alerts(settings).token_file == str(token)
     else:
         with pytest.raises(InvalidRequest, match="without TLS"):
-            parse_alerts(told)
+            parse_alerts(settings)
     assert parse_alerts({"webhook": webhook}).webhook == webhook

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all: whatever happens, nothing unfinished stays."""
+"""Files are replaced as a whole or not at all, and no unfinished file stays behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ended(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
-def test_it_is_whole_and_for_its_owner_alone(tmp_path: Path):
+def test_the_file_is_complete_and_readable_only_by_its_owner(tmp_path: Path):
     file = tmp_path / "new" / "file"
     for text in (b"one", b"two"):
         with replacing(file) as out:
@@ -56,7 +56,7 @@ def test_it_is_whole_and_for_its_owner_alone(tmp_path: Path):
     assert [*file.parent.iterdir()] == [file]
 
 
-def test_what_fails_leaves_the_old_one_and_nothing_else(tmp_path: Path):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path):
     file = tmp_path / "file"
     file.write_bytes(b"old")
 
@@ -72,7 +72,7 @@ def test_what_fails_leaves_the_old_one_and_nothing_else(tmp_path: Path):
 
 
 @pytest.mark.parametrize("next", ["write", "sweep"])
-def test_what_a_killed_process_left_is_removed(tmp_path: Path, next: str):
+def test_the_leftovers_of_a_killed_process_are_removed(tmp_path: Path, next: str):
     killed = writer(tmp_path / "file")
     killed.send_signal(signal.SIGKILL)
     assert ended(killed) == -signal.SIGKILL
@@ -87,7 +87,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, next: str):
         assert [*tmp_path.iterdir()] == []
 
 
-def test_who_is_writing_is_let_alone(tmp_path: Path):
+def test_the_file_of_a_running_writer_is_not_removed(tmp_path: Path):
     file = tmp_path / "file"
     busy = writer(file)
     sweep(tmp_path)
@@ -100,7 +100,7 @@ def test_who_is_writing_is_let_alone(tmp_path: Path):
     assert [*tmp_path.iterdir()] == [file]
 
 
-def test_many_who_write_and_sweep_at_once_do_not_hinder_one_another(tmp_path: Path):
+def test_concurrent_writers_and_sweepers_do_not_hinder_one_another(tmp_path: Path):
     failed: list[BaseException] = []
     stopped = threading.Event()
 
@@ -129,7 +129,7 @@ def test_many_who_write_and_sweep_at_once_do_not_hinder_one_another(tmp_path: Pa
     assert (tmp_path / "file0").read_bytes() == b"49"
 
 
-def test_what_cannot_be_removed_hinders_nobody(tmp_path: Path):
+def test_a_leftover_that_cannot_be_removed_does_not_stop_a_write(tmp_path: Path):
     (tmp_path / ".unfinished-folder").mkdir()
     (tmp_path / ".unfinished-link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / ".unfinished-pipe")

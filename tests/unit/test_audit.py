@@ -1,4 +1,4 @@
-"""The audit: what is written, what is kept, and what is read back."""
+"""The audit log: what it writes, keeps and reads back."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def folder(tmp_path: Path) -> DataDir:
     return made
 
 
-def test_it_says_who_did_what_and_no_secret(folder: DataDir):
+def test_an_entry_names_the_caller_and_the_action_without_secrets(folder: DataDir):
     audit = Audit(folder)
     audit.write(call(reason="because"), 200)
     text = (folder.path / "audit.jsonl").read_text()
-    told = json.loads(text)
+    entry = json.loads(text)
     assert "hunter2" not in text
     assert "secret" not in text
-    del told["id"], told["time"]
-    assert told == {
+    del entry["id"], entry["time"]
+    assert entry == {
         "who": "ann",
         "role": "operator",
         "token": "t1",
@@ -82,9 +82,7 @@ def test_it_says_who_did_what_and_no_secret(folder: DataDir):
 
 
 @given(st.text(), st.text())
-def test_one_line_for_each_whatever_it_says(
-    tmp_path_factory: pytest.TempPathFactory, name: str, note: str
-):
+def test_every_entry_is_one_line(tmp_path_factory: pytest.TempPathFactory, name: str, note: str):
     folder = DataDir(tmp_path_factory.mktemp("audit"))
     audit = Audit(folder)
     name, note = (text.encode("utf-8", "replace").decode() for text in (name, note))
@@ -107,7 +105,7 @@ def test_the_newest_come_first_by_page_and_filter(folder: DataDir):
     assert [entry.notes["number"] for entry in failed] == [24, 22, 20]
 
 
-def test_it_goes_on_in_another_file_and_keeps_some(folder: DataDir):
+def test_the_log_is_rotated_and_old_files_are_kept(folder: DataDir):
     audit = Audit(folder, max_bytes=2000, kept=3)
     for n in range(100):
         audit.write(call(number=n), 200)
@@ -127,7 +125,7 @@ def stranger(address: str) -> ApiCall:
 
 
 @pytest.mark.parametrize(("who", "status"), [(ANONYMOUS, 401), (VIC, 403), (VIC, 429), (ANN, 404)])
-def test_who_is_refused_over_and_over_is_counted(folder: DataDir, who: Principal, status: int):
+def test_repeated_refusals_are_counted(folder: DataDir, who: Principal, status: int):
     audit = Audit(folder)
     for _ in range(500):
         audit.write(call(who), status)
@@ -138,7 +136,7 @@ def test_who_is_refused_over_and_over_is_counted(folder: DataDir, who: Principal
     assert sum(entry.left_out for entry in entries) + len(entries) == 501
 
 
-def test_who_is_refused_over_and_over_hides_nobody_else(folder: DataDir):
+def test_repeated_refusals_do_not_hide_other_callers(folder: DataDir):
     audit = Audit(folder)
     for _ in range(500):
         audit.write(stranger("192.0.2.1"), 401)
@@ -146,20 +144,20 @@ def test_who_is_refused_over_and_over_hides_nobody_else(folder: DataDir):
     audit.write(stranger("192.0.2.2"), 401)
     audit.write(call(), 403)
     newest = audit.read(limit=2)
-    assert [(each.who, each.client) for each in newest] == [
+    assert [(entry.who, entry.client) for entry in newest] == [
         ("ann", "192.0.2.7"),
         ("nobody", "192.0.2.2"),
     ]
 
 
-def test_many_strangers_together_are_counted(folder: DataDir):
+def test_refusals_from_many_addresses_are_counted_together(folder: DataDir):
     audit = Audit(folder)
     for n in range(3000):
         audit.write(stranger(f"2001:db8:0:{n:x}::1"), 401)
     assert 100 < len(audit.read(limit=3000)) < 1000
 
 
-def test_what_is_refused_pushes_out_nothing_that_was_done(folder: DataDir):
+def test_refusals_do_not_push_out_actions(folder: DataDir):
     audit = Audit(folder, max_bytes=2000, kept=2)
     audit.write(call(number=1), 200)
     audit.write(call(VIC, number=2), 201)
@@ -171,15 +169,17 @@ def test_what_is_refused_pushes_out_nothing_that_was_done(folder: DataDir):
 
 
 @pytest.mark.parametrize("role", ["viewer", "service"])
-def test_what_they_may_do_pushes_out_nothing_that_operators_did(folder: DataDir, role: Role):
+def test_calls_of_lesser_roles_do_not_push_out_operator_actions(folder: DataDir, role: Role):
     audit = Audit(folder, max_bytes=2000, kept=2)
     audit.write(call(number=1), 200)
     for _ in range(100):
         audit.write(call(Principal("eve", role, token="t9")), 201)
-    assert [each.notes for each in audit.read(limit=1000) if each.who == "ann"] == [{"number": 1}]
+    assert [entry.notes for entry in audit.read(limit=1000) if entry.who == "ann"] == [
+        {"number": 1}
+    ]
 
 
-def test_of_what_is_refused_little_is_written(folder: DataDir):
+def test_refusals_are_written_briefly(folder: DataDir):
     audit = Audit(folder)
     audit.write(call(VIC, path="/" + "x" * 60_000, service="\U0001f600" * 15_000), 403)
     (entry,) = audit.read(limit=10)
@@ -188,19 +188,19 @@ def test_of_what_is_refused_little_is_written(folder: DataDir):
     assert (folder.path / "refused.jsonl").stat().st_size < 1000
 
 
-def test_it_waits_for_nobody_who_holds_the_folder(folder: DataDir):
+def test_a_write_does_not_wait_for_the_lock_of_the_folder(folder: DataDir):
     audit = Audit(folder, max_bytes=2000, kept=3)
     with folder.locked():
         for n in range(30):
             audit.write(call(number=n), 200)
-    assert [each.name for each in folder.path.glob("audit*")] == ["audit.jsonl"]
+    assert [file.name for file in folder.path.glob("audit*")] == ["audit.jsonl"]
     audit.write(call(number=30), 200)
     assert (folder.path / "audit.jsonl.1").exists()
-    assert [each.notes["number"] for each in audit.read(limit=40)] == list(range(30, -1, -1))
+    assert [entry.notes["number"] for entry in audit.read(limit=40)] == list(range(30, -1, -1))
     assert audit.failures == 0
 
 
-def test_a_failure_is_told_and_counted(folder: DataDir, caplog: pytest.LogCaptureFixture):
+def test_a_failed_write_is_logged_and_counted(folder: DataDir, caplog: pytest.LogCaptureFixture):
     audit = Audit(folder)
     (folder.path / "audit.jsonl").mkdir()
     audit.write(call(), 200)
@@ -211,7 +211,7 @@ def test_a_failure_is_told_and_counted(folder: DataDir, caplog: pytest.LogCaptur
     assert len(audit.read(limit=10)) == 1
 
 
-def test_what_is_no_entry_is_passed_over(folder: DataDir):
+def test_lines_that_are_not_entries_are_skipped(folder: DataDir):
     audit = Audit(folder)
     audit.write(call(number=1), 200)
     with (folder.path / "audit.jsonl").open("ab") as file:
@@ -222,7 +222,7 @@ def test_what_is_no_entry_is_passed_over(folder: DataDir):
     assert [entry.notes["number"] for entry in audit.read(limit=10)] == [2, 1]
 
 
-def test_what_is_too_long_is_cut(folder: DataDir):
+def test_long_values_are_truncated(folder: DataDir):
     audit = Audit(folder)
     audit.write(call(path="/" + "x" * 100_000, text="y" * 100_000), 200)
     audit.write(call(what=object()), 200)
@@ -239,13 +239,13 @@ def test_lines_are_read_backwards(
     assert list(_backwards(file)) == lines[::-1]
 
 
-def test_a_line_longer_than_a_block_is_whole(tmp_path: Path):
+def test_a_line_longer_than_a_block_is_read_completely(tmp_path: Path):
     long = b"x" * 200_000
     (tmp_path / "file").write_bytes(b"a\n" + long + b"\nb\n")
     assert list(_backwards(tmp_path / "file")) == [b"b", long, b"a"]
 
 
-def test_of_notes_that_are_long_every_name_is_kept(folder: DataDir):
+def test_truncated_notes_keep_every_name(folder: DataDir):
     audit = Audit(folder)
     names = [f"n{n:02}" for n in range(99)]
     before: dict[str, Any] = {"weight": 1.5, **dict.fromkeys(names)}

@@ -1,4 +1,4 @@
-"""Pickers against naive models, and how they share out requests."""
+"""Pickers against naive models, and how they distribute requests."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class World:
 @pytest.mark.parametrize("policy", NAMES)
 class TestEveryPicker:
     @given(operations=operations)
-    def test_only_those_are_picked_that_are_there(self, policy, operations):
+    def test_only_present_nodes_are_picked(self, policy, operations):
         world = World(make(policy, rng=rng(), clock=Clock()))
         for operation in operations:
             world.do(*operation)
@@ -122,8 +122,8 @@ class TestEveryPicker:
             world.picker.pick()
 
     @given(operations=operations)
-    def test_everybody_has_a_chance(self, policy, operations):
-        """Whatever went before, nobody is lost in the structure."""
+    def test_every_node_has_a_chance(self, policy, operations):
+        """No sequence of operations loses a node in the structure."""
         world = World(make(policy, rng=rng(), clock=Clock()))
         for operation in operations:
             world.do(*operation)
@@ -132,7 +132,7 @@ class TestEveryPicker:
         for node in world.there[:1]:
             assert {world.picker.pick("key"), world.picker.pick()} == {node}
 
-    def test_there_is_nobody_in_an_empty_one(self, policy):
+    def test_an_empty_picker_picks_nothing(self, policy):
         with pytest.raises(LookupError, match="no node to pick"):
             make(policy).pick("key")
 
@@ -150,7 +150,7 @@ class TestEveryPicker:
         assert picker.pick() is node
 
     @pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
-    def test_a_weight_is_above_zero(self, policy, weight):
+    def test_a_weight_must_be_above_zero(self, policy, weight):
         picker = make(policy)
         (node,) = filled(picker, 2)
         with pytest.raises(InvalidRequest, match="weight of 'n0'"):
@@ -158,7 +158,7 @@ class TestEveryPicker:
         assert node.weight == 2
         assert picker.pick() is node
 
-    def test_a_weight_may_be_set_while_the_node_is_outside(self, policy):
+    def test_a_weight_can_be_set_while_the_node_is_removed(self, policy):
         picker = make(policy)
         node, other = filled(picker, 1, 1)
         picker.remove(node)
@@ -168,7 +168,7 @@ class TestEveryPicker:
         picker.remove(other)
         assert picker.pick() is node
 
-    def test_a_request_may_end_after_its_node_is_gone(self, policy):
+    def test_a_request_can_end_after_its_node_was_removed(self, policy):
         picker = make(policy)
         (node,) = filled(picker, 1)
         picker.started(node)
@@ -177,17 +177,17 @@ class TestEveryPicker:
         assert node.active == 0
 
 
-def test_an_unknown_policy_is_told_the_nearest():
+def test_the_error_for_an_unknown_policy_names_the_nearest():
     with pytest.raises(InvalidRequest, match="did you mean 'round_robin'"):
         make("round-robin")
 
 
-def test_nodes_are_themselves_whatever_their_ids():
+def test_nodes_are_compared_by_identity_not_by_id():
     assert Node("a") != Node("a")
 
 
 @given(operations, st.booleans())
-def test_an_urn_holds_each_node_once_with_its_own_numbers(operations, alike):
+def test_a_weighted_set_contains_every_node_once_with_its_own_numbers(operations, alike):
     picker = P2C(rng(), Clock())
     world = World(picker)
     for operation, number, weight in operations:
@@ -238,7 +238,7 @@ class TestRandom:
 
 
 class TestRoundRobin:
-    def test_it_goes_round(self):
+    def test_nodes_are_picked_in_turn(self):
         picker = RoundRobin()
         nodes = filled(picker, 1, 1, 5)
         assert [picker.pick() for _ in range(7)] == [*nodes, *nodes, nodes[0]]
@@ -248,7 +248,7 @@ class TestRoundRobin:
         st.lists(st.sampled_from(["pick", "pick", "add", "remove"]), max_size=80),
         st.randoms(use_true_random=False),
     )
-    def test_those_who_stay_are_picked_alike_over_any_stretch(self, stay, operations, chance):
+    def test_permanent_nodes_are_picked_equally_over_any_interval(self, stay, operations, chance):
         picker = RoundRobin()
         staying = filled(picker, *[1] * stay)
         passing: list[Node] = []
@@ -264,10 +264,10 @@ class TestRoundRobin:
         for start in range(len(taken)):
             for end in range(start, len(taken)):
                 counts = Counter(taken[start:end])
-                each = [counts[node] for node in staying]
-                assert max(each) - min(each) <= 1
+                shares = [counts[node] for node in staying]
+                assert max(shares) - min(shares) <= 1
 
-    def test_who_comes_waits_for_the_end_of_the_turn(self):
+    def test_a_new_node_waits_for_the_end_of_the_round(self):
         picker = RoundRobin()
         one, two, three = filled(picker, 1, 1, 1)
         assert picker.pick() is one
@@ -287,7 +287,7 @@ class TestWeightedRoundRobin:
             assert [window[node] for node in nodes] == [5, 3, 2]
 
     @given(whole_weights, operations, st.randoms(use_true_random=False))
-    def test_any_run_of_a_turn_is_exact_whatever_went_before(self, shares, operations, chance):
+    def test_every_full_round_is_exact_after_any_history(self, shares, operations, chance):
         world = World(WeightedRoundRobin(chance))
         for operation in operations:
             world.do(*operation)
@@ -307,7 +307,7 @@ class TestWeightedRoundRobin:
             assert [window[node] for node in nodes] == shares
 
     @pytest.mark.parametrize("shares", [[10] + [1] * 10, [50, 1, 1, 1], [1] * 30 + [2] * 30, [7]])
-    def test_nobody_is_ever_far_from_its_share(self, shares):
+    def test_no_node_is_ever_far_from_its_share(self, shares):
         for seed in range(10):
             picker = WeightedRoundRobin(random.Random(seed))
             nodes = filled(picker, *shares)
@@ -331,7 +331,7 @@ class TestWeightedRoundRobin:
         for node in nodes:
             assert taken[node] == pytest.approx(43_000 * node.weight / 4.3, abs=2)
 
-    def test_who_comes_late_neither_floods_nor_starves(self):
+    def test_a_late_node_neither_floods_nor_starves(self):
         picker = WeightedRoundRobin(rng())
         filled(picker, 1, 2, 3)
         picks(picker, 10_000)
@@ -339,7 +339,7 @@ class TestWeightedRoundRobin:
         picker.add(late)
         assert picks(picker, 10)[late] == 4
 
-    def test_a_weight_that_keeps_changing_starves_nobody(self):
+    def test_a_weight_that_keeps_changing_starves_no_node(self):
         picker = WeightedRoundRobin(rng())
         slow, *_ = filled(picker, 0.1, 1, 1, 1)
         count = 0
@@ -401,7 +401,7 @@ class TestP2C:
             tried += picker.pick() is slow
         assert tried > 0
 
-    def test_good_answers_bring_the_latency_down_with_time(self):
+    def test_fast_responses_lower_the_latency_estimate_over_time(self):
         clock = Clock()
         picker = P2C(rng(), clock)
         (node,) = filled(picker, 1)
@@ -427,7 +427,7 @@ class TestP2C:
         picker.add(new)
         assert 20 < picks(picker, 1000)[new] < 250
 
-    def test_failing_fast_draws_nothing(self):
+    def test_fast_failures_do_not_attract_requests(self):
         clock = Clock()
         picker = P2C(rng(), clock)
         failing, *others = filled(picker, 1, 1, 1, 1)
@@ -438,7 +438,7 @@ class TestP2C:
             clock.now += 0.1
         assert picks(picker, 1000)[failing] == 0
 
-    def test_where_all_fail_all_go_on_being_tried(self):
+    def test_all_nodes_are_still_tried_if_all_fail(self):
         clock = Clock()
         picker = P2C(rng(), clock)
         nodes = filled(picker, *[1] * 5)
@@ -464,7 +464,7 @@ class TestP2C:
             assert taken[node] == pytest.approx(40_000 * node.weight / total, rel=0.1)
 
     @pytest.mark.parametrize("scale", [1, 100])
-    def test_busy_nodes_carry_by_weight(self, scale):
+    def test_busy_nodes_are_loaded_by_weight(self, scale):
         picker = P2C(rng(), Clock())
         nodes = filled(picker, *(share * scale for share in [1, 1, 2, 2, 4, 4, 0.5]))
         for _ in range(1450):
@@ -481,7 +481,7 @@ class TestP2C:
         answer(picker, slow, 1.0)
         assert picks(picker, 1000)[slow] < 200
 
-    def test_what_is_known_outlasts_removal_reweighting_and_the_hour(self):
+    def test_statistics_survive_removal_reweighting_and_an_hour(self):
         clock = Clock()
         picker = P2C(rng(), clock)
         slow, fast = filled(picker, 1, 1)
@@ -497,7 +497,7 @@ class TestP2C:
         clock.now += 300
         assert 30 < picks(picker, 100)[slow] < 70
 
-    def test_what_another_picker_knows_comes_along(self):
+    def test_statistics_are_copied_from_another_picker(self):
         clock = Clock()
         picker = P2C(rng(), clock)
         clock.now += 10**6
@@ -530,7 +530,7 @@ def answer(picker: Picker, node: Node, seconds: float, *, ok: bool = True) -> No
 
 class TestLeastRequests:
     @given(operations)
-    def test_nobody_else_has_less_to_do(self, operations):
+    def test_the_picked_node_has_the_fewest_requests(self, operations):
         world = World(LeastRequests(rng()))
         for operation in operations:
             world.do(*operation)
@@ -582,7 +582,7 @@ class TestConsistentHash:
     def owners(self, picker: Picker, keys: Iterable[str]) -> dict[str, str]:
         return {key: picker.pick(key).id for key in keys}
 
-    def test_it_answers_alike_in_every_process_and_release(self):
+    def test_the_ring_is_the_same_in_every_process_and_release(self):
         picker = ConsistentHash()
         filled(picker, 1, 1, 1, 1, 2, 0.25)
         known: dict[str | bytes, str]
@@ -610,7 +610,7 @@ class TestConsistentHash:
         assert self.owners(one, keys) == self.owners(other, keys)
 
     @given(st.lists(weights, min_size=2, max_size=12), st.data())
-    def test_only_the_keys_of_who_goes_move(self, shares, data):
+    def test_only_the_keys_of_a_removed_node_move(self, shares, data):
         picker = ConsistentHash()
         nodes = filled(picker, *shares)
         keys = self.KEYS[:60]
@@ -623,7 +623,7 @@ class TestConsistentHash:
         assert self.owners(picker, keys) == before
 
     @given(st.lists(weights, min_size=2, max_size=8), weights, st.data())
-    def test_another_weight_moves_keys_to_or_from_that_node_alone(self, shares, weight, data):
+    def test_a_weight_change_moves_keys_only_to_or_from_that_node(self, shares, weight, data):
         picker = ConsistentHash()
         node = data.draw(st.sampled_from(filled(picker, *shares)))
         keys = self.KEYS[:60]
@@ -635,7 +635,7 @@ class TestConsistentHash:
             assert before[key] == after[key] or (after if heavier else before)[key] == node.id
 
     @pytest.mark.parametrize("count", [2, 3, 5, 10, 30, 100])
-    def test_one_of_n_takes_along_no_more_than_its_share(self, count):
+    def test_a_removed_node_moves_no_more_keys_than_its_share(self, count):
         picker = ConsistentHash()
         nodes = [Node(f"10.0.{number % 7}.{number}:8080") for number in range(count)]
         for node in nodes:
@@ -657,7 +657,7 @@ class TestConsistentHash:
         for weight, count in counts.items():
             assert count == pytest.approx(20_000 * 20 * weight / total, rel=0.25)
 
-    def test_without_a_key_anyone_is_taken(self):
+    def test_without_a_key_any_node_is_picked(self):
         picker = ConsistentHash(rng())
         nodes = filled(picker, *[1] * 5)
         taken = picks(picker, 2000)
@@ -670,7 +670,7 @@ class TestConsistentHash:
     ),
     st.lists(st.binary(max_size=8), min_size=1, max_size=5),
 )
-def test_a_ring_finds_what_a_search_of_all_points_finds(operations, keys):
+def test_the_ring_agrees_with_a_search_of_all_points(operations, keys):
     ring, there = Ring[int](), dict[int, float]()
     for add, owner, weight in operations:
         if add and owner not in there:

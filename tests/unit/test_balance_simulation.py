@@ -1,4 +1,4 @@
-"""Who gets how many calls: simulated fleets of unequal weights, latencies, health and ages, under
+"""How calls are distributed: simulated fleets of unequal weights, latencies, health and ages, under
 callers that each make one call after another, 1, 4 or 64 of them at once."""
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Fleet:
         )
 
     def add(self, instances: Iterable[Instance], *, new: bool = False) -> None:
-        for each in instances:
-            self.rotation.put(each, self.now, first=not new)
+        for instance in instances:
+            self.rotation.put(instance, self.now, first=not new)
 
     def shares(
         self, concurrency: int, latency: Callable[[int], float] = lambda port: 0.01
@@ -85,7 +85,7 @@ class TestLeastRequests:
                 assert shares[port] == pytest.approx(port / 10, rel=0.15)
 
     @at_each_concurrency
-    def test_an_instance_that_is_ten_times_slower(self, concurrency: int):
+    def test_an_instance_that_is_ten_times_slower_gets_fewer_calls(self, concurrency: int):
         fleet = Fleet("least_requests")
         fleet.add(instance(port) for port in range(1, 6))
         shares = fleet.shares(concurrency, lambda port: 0.1 if port == 1 else 0.01)
@@ -182,7 +182,7 @@ class TestZones:
         assert max(fleet.shares(concurrency)) <= 6
 
     @at_each_concurrency
-    def test_a_zone_that_is_healthy_spares_callers_of_others_the_unhealthy(
+    def test_a_healthy_zone_keeps_callers_of_other_zones_from_unhealthy_instances(
         self, policy: str, concurrency: int
     ):
         """8 of 17 are healthy: too few of all, and enough of the other zone."""
@@ -194,7 +194,7 @@ class TestZones:
         assert shares[1] == pytest.approx(1 / 7, abs=0.03)
 
     @at_each_concurrency
-    def test_callers_of_a_zone_that_is_healthy_do_not_panic_with_others(
+    def test_callers_of_a_healthy_zone_do_not_panic_with_others(
         self, policy: str, concurrency: int
     ):
         fleet = Fleet(policy, zone="here")
@@ -236,9 +236,7 @@ class TestZones:
         assert sum(shares[p] for p in range(1, 6)) == pytest.approx(0.05 / 0.7, abs=0.03)
 
     @at_each_concurrency
-    def test_those_that_drain_count_like_others_if_no_other_is_usable(
-        self, policy: str, concurrency: int
-    ):
+    def test_draining_instances_count_if_no_other_is_usable(self, policy: str, concurrency: int):
         fleet = Fleet(policy, zone="here")
         fleet.add(
             instance(p, zone="here", healthy=False, state="up" if p > 2 else "draining")

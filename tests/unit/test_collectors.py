@@ -1,4 +1,4 @@
-"""What each collector measures, and how those that run are chosen. [R9]"""
+"""What each collector measures, and how collectors are selected. [R9]"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_memory_is_in_percent_and_bytes():
     assert 2**20 < number(values, "processResident") < number(values, "total")
 
 
-def test_a_busy_process_has_a_load_from_its_first_collection_on():
+def test_the_load_of_a_busy_process_is_known_from_the_first_collection():
     stop = threading.Event()
 
     def spin() -> None:
@@ -81,7 +81,7 @@ def test_only_the_first_collection_waits_for_a_load(monkeypatch: pytest.MonkeyPa
     assert len(waits) == 1
 
 
-def test_a_load_is_the_share_of_the_time_that_passed():
+def test_a_load_is_the_share_of_the_elapsed_time():
     values = loads(CpuSample(1, 10, 100), CpuSample(2, 14, 108))
     assert values == {"processCpuLoad": 12.5, "systemCpuLoad": 50.0}
 
@@ -91,7 +91,7 @@ def test_loads_are_percentages_whatever_the_counters_do(before: CpuSample, after
     assert all(0 <= load <= 100 for load in loads(before, after).values())
 
 
-def test_disk_is_of_its_path(tmp_path: Path):
+def test_disk_measures_its_path(tmp_path: Path):
     values = DiskCollector(tmp_path).collect()
     assert values["path"] == str(tmp_path)
     assert 0 <= number(values, "usagePercent") <= 100
@@ -115,7 +115,7 @@ def test_network_counts_the_connections_of_this_process():
     assert number(after, "bytesReceived") >= number(before, "bytesReceived")
 
 
-def test_application_tells_of_this_process():
+def test_application_describes_this_process():
     collector = ApplicationCollector()
     first = collector.collect()
     assert first["pid"] == os.getpid()
@@ -133,7 +133,7 @@ def test_a_database_that_answers_has_a_latency():
     assert number(values, "latencySeconds") >= 0
 
 
-def test_a_database_that_does_not_answer_is_unreachable_and_said_to_be_once(
+def test_an_unreachable_database_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ):
     caplog.set_level(logging.INFO)
@@ -152,7 +152,7 @@ def test_a_database_that_does_not_answer_is_unreachable_and_said_to_be_once(
     assert "refused" in caplog.text
 
 
-def test_without_a_check_there_is_no_database_to_measure():
+def test_without_a_check_the_database_collector_does_not_run():
     assert not DatabaseCollector().available()
     assert DatabaseCollector().collect() == {}
 
@@ -170,7 +170,7 @@ class Queue:
         return {"length": 3}
 
 
-def test_those_that_are_enabled_are_chosen_with_their_intervals():
+def test_enabled_collectors_are_selected_with_their_intervals():
     own: list[Collector] = [Queue()]
     chosen = choose(["memory", "disk", "queue", "memory"], {"disk": 7.0}, own)
     assert [(c.type, interval) for c, interval in chosen] == [
@@ -184,16 +184,16 @@ def test_those_that_are_enabled_are_chosen_with_their_intervals():
     ("name", "interval"),
     [("memory", 30), ("cpu", 60), ("disk", 300), ("application", 120), ("network", 60)],
 )
-def test_each_has_its_own_interval(name: str, interval: float):
+def test_every_collector_has_its_own_interval(name: str, interval: float):
     assert [every for _, every in choose([name], {})] == [interval]
 
 
-def test_ones_own_goes_before_a_built_in_one():
+def test_a_custom_collector_replaces_a_built_in_one():
     mine = DatabaseCollector(lambda: True)
     assert choose(["database"], {}, [mine]) == [(mine, 60.0)]
 
 
-def test_an_unknown_name_names_the_nearest():
+def test_the_error_for_an_unknown_name_suggests_the_nearest():
     with pytest.raises(InvalidRequest, match=r"enabled-metrics.*'memori'.*mean 'memory'"):
         choose(["memori"], {})
     with pytest.raises(InvalidRequest, match=r"collection-intervals.*'queu'.*mean 'queue'"):
@@ -210,7 +210,7 @@ def test_a_collector_passed_in_code_runs_without_being_named():
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution with three entry points, of which one is good."""
+    """A distribution with three entry points; one of them works."""
     info = tmp_path / "plugged-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
@@ -232,14 +232,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_entry_point_brings_a_collector():
+def test_an_entry_point_provides_a_collector():
     ((collector, interval),) = choose(["gpu"], {})
     assert collector.collect() == {"usagePercent": 7}
     assert interval == 60.0
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_bad_entry_point_is_an_error_only_where_it_is_enabled():
+def test_a_broken_entry_point_is_an_error_only_if_it_is_enabled():
     assert len(choose(["gpu", "memory"], {})) == 2
     with pytest.raises(InvalidRequest, match=r"'broken'.*plugged_collectors:Missing"):
         choose(["broken"], {})
@@ -247,7 +247,7 @@ def test_a_bad_entry_point_is_an_error_only_where_it_is_enabled():
         choose(["alias"], {})
 
 
-def test_high_cost_runs_no_more_than_once_a_minute():
+def test_high_cost_collectors_run_at_most_once_a_minute():
     assert pace(Cost.HIGH, 5.0) == 60.0
     assert pace(Cost.HIGH, 90.0) == 90.0
     assert pace(Cost.MEDIUM, 5.0) == pace(Cost.LOW, 5.0) == 5.0

@@ -1,4 +1,4 @@
-"""Commits that go together: whole, apart where one of them fails, in order, within the limits."""
+"""Commits in batches: atomic, in order, within the limits, and separate if one of them fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mooring.store import Put, absent, everything, key
 from tests.waiting import eventually
 
 
-async def test_those_that_come_together_share_a_revision(tmp_path: Path):
+async def test_concurrent_commits_share_a_revision(tmp_path: Path):
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         batches = CommitBatches(store)
         revisions = await asyncio.gather(
@@ -33,7 +33,7 @@ async def test_those_that_come_together_share_a_revision(tmp_path: Path):
         assert len((await store.read(everything())).entries) == 200
 
 
-async def test_one_that_conflicts_holds_up_nobody():
+async def test_a_conflicting_commit_does_not_delay_others():
     async with open_store("memory://") as store:
         await store.commit(Put(b"/3", b"there"))
         batches = CommitBatches(store)
@@ -51,7 +51,7 @@ async def test_one_that_conflicts_holds_up_nobody():
         assert kept.value == b"there"
 
 
-async def test_large_values_go_in_several_and_too_large_ones_alone():
+async def test_large_values_are_split_into_batches_and_oversized_ones_sent_alone():
     async with open_store("memory://") as store:
         batches = CommitBatches(store)
         sizes = [300_000] * 5 + [2_000_000]
@@ -64,14 +64,14 @@ async def test_large_values_go_in_several_and_too_large_ones_alone():
 
 
 @pytest.mark.parametrize("error", [AccessDenied("not this one"), ZeroDivisionError("a mistake")])
-async def test_one_that_may_not_be_written_holds_up_nobody(
+async def test_a_forbidden_commit_does_not_delay_others(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     async with open_store("memory://") as store:
         whole = store.commit
 
         async def commit(*writes: Put, **rest: object) -> object:
-            await asyncio.sleep(0)  # the others come meanwhile
+            await asyncio.sleep(0)  # the others arrive meanwhile
             if any(write.key == b"/3" for write in writes):
                 raise error
             return await whole(*writes, **rest)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ async def test_one_that_may_not_be_written_holds_up_nobody(
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), OutcomeUnknown("lost"), OutOfSpace("full")])
-async def test_what_is_the_store_s_own_trouble_is_not_tried_for_each(
+async def test_a_failure_of_the_store_is_not_retried_for_every_commit(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     async with open_store("memory://") as store:
@@ -95,7 +95,7 @@ async def test_what_is_the_store_s_own_trouble_is_not_tried_for_each(
         async def commit(*writes: Put, **rest: object) -> object:
             nonlocal calls
             calls += 1
-            await asyncio.sleep(0)  # the others come meanwhile
+            await asyncio.sleep(0)  # the others arrive meanwhile
             raise error
 
         monkeypatch.setattr(store, "commit", commit)
@@ -107,7 +107,7 @@ async def test_what_is_the_store_s_own_trouble_is_not_tried_for_each(
         assert calls == 2
 
 
-async def test_who_waits_as_it_is_closed_is_told_and_not_cancelled(
+async def test_closing_fails_the_waiting_commits_without_cancelling_them(
     monkeypatch: pytest.MonkeyPatch,
 ):
     async with open_store("memory://") as store:
@@ -129,7 +129,7 @@ async def test_who_waits_as_it_is_closed_is_told_and_not_cancelled(
         waiting[0].cancel()
 
 
-async def test_a_failure_of_the_store_is_everybody_s():
+async def test_a_failure_of_the_store_fails_every_commit():
     async with open_store("memory://") as store:
         batches = CommitBatches(store)
         results = await asyncio.gather(
@@ -140,7 +140,7 @@ async def test_a_failure_of_the_store_is_everybody_s():
             await batches.commit(Put(b"/a", b"", 77))
 
 
-async def test_many_more_than_fit_are_all_written():
+async def test_more_commits_than_fit_in_a_batch_are_all_written():
     async with open_store("memory://") as store:
         batches = CommitBatches(store)
         await asyncio.gather(*(batches.commit(Put(b"/%d" % n, b"")) for n in range(5000)))

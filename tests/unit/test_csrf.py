@@ -1,4 +1,4 @@
-"""Which page a request came from."""
+"""Requests from pages of other origins are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def request(
 ) -> Request:
     lists = {name: [value] if isinstance(value, str) else value for name, value in headers.items()}
     lists["host"] = list(hosts)
-    told = [
+    pairs = [
         (name.replace("_", "-").encode(), value.encode("latin-1"))
         for name, values in lists.items()
         for value in values
@@ -38,7 +38,7 @@ def request(
             "query_string": b"",
             "scheme": scheme,
             "server": server,
-            "headers": told,
+            "headers": pairs,
         }
     )
 
@@ -69,7 +69,7 @@ def status(check: object, *arguments: object) -> int:
         "10.0.0.9:7480",
     ],
 )
-def test_our_own_names_are_ours(host: str):
+def test_the_servers_own_hosts_are_accepted(host: str):
     assert status(ORIGINS.check_host, request(host)) == 200
 
 
@@ -100,11 +100,11 @@ def test_our_own_names_are_ours(host: str):
         "lôcalhost",
     ],
 )
-def test_all_others_are_misdirected(host: str):
+def test_other_hosts_are_misdirected(host: str):
     assert status(ORIGINS.check_host, request(host)) == 421
 
 
-def test_two_hosts_are_none_and_so_is_nothing():
+def test_two_hosts_and_no_host_are_refused():
     assert status(ORIGINS.check_host, request("localhost", "evil.example")) == 421
     assert status(ORIGINS.check_host, request()) == 421
 
@@ -134,31 +134,31 @@ def test_any_host_is_read_or_refused(text: str):
         "//127.0.0.1:7480",
     ],
 )
-def test_a_foreign_page_writes_nothing(origin: str, principal: Principal):
+def test_a_foreign_page_cannot_write(origin: str, principal: Principal):
     assert status(ORIGINS.check_origin, page(origin=origin), principal) == 403
 
 
 @pytest.mark.parametrize("principal", [SESSION, BEARER, ANONYMOUS])
-def test_our_own_page_writes(principal: Principal):
+def test_the_servers_own_page_can_write(principal: Principal):
     assert status(ORIGINS.check_origin, page(origin="http://127.0.0.1:7480"), principal) == 200
     twice = page(origin=["http://127.0.0.1:7480", "http://evil.example"])
     assert status(ORIGINS.check_origin, twice, principal) == 403
 
 
-def test_without_an_origin_only_a_bearer_writes():
+def test_without_an_origin_only_a_bearer_token_can_write():
     assert status(ORIGINS.check_origin, page(), BEARER) == 200
     assert status(ORIGINS.check_origin, page(), SESSION) == 403
     assert status(ORIGINS.check_origin, page(), ANONYMOUS) == 403
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "anything"])
-def test_what_the_browser_calls_foreign_is(site: str):
+def test_cross_site_requests_are_foreign(site: str):
     assert status(ORIGINS.check_origin, page(sec_fetch_site=site), BEARER) == 403
     ours = page(origin="http://127.0.0.1:7480", sec_fetch_site=site)
     assert status(ORIGINS.check_origin, ours, SESSION) == 403
 
 
-def test_tls_may_be_done_in_front_of_us_and_never_taken_away():
+def test_a_proxy_can_add_tls_but_not_remove_it():
     behind = request("mooring.example.com", origin="https://mooring.example.com")
     assert status(ORIGINS.check_origin, behind, SESSION) == 200
     plain = request("mooring.example.com", scheme="https", origin="http://mooring.example.com")
@@ -177,6 +177,6 @@ def test_tls_may_be_done_in_front_of_us_and_never_taken_away():
         ("text/plain; application/json", 415),
     ],
 )
-def test_a_session_sends_json_alone(media: str, answered: int):
+def test_a_session_sends_only_json(media: str, answered: int):
     asked = page(origin="http://127.0.0.1:7480", content_type=media)
     assert status(ORIGINS.check_origin, asked, SESSION) == answered

@@ -121,7 +121,7 @@ def run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(deadlines.__file__).parents[1]))
         arguments = ("no:cacheprovider", "no:xdist", "no:schemathesis", "no:anyio")
-        done = pytester.runpytest_subprocess(*(f"-p{each}" for each in arguments))
+        done = pytester.runpytest_subprocess(*(f"-p{plugin}" for plugin in arguments))
     return done, len(Path("attempts").read_text())
 
 
@@ -147,7 +147,9 @@ def test_on_a_late_machine_a_failure_is_inconclusive_and_repeated(pytester: pyte
     )
 
 
-def test_after_three_inconclusive_attempts_the_test_fails_and_says_so(pytester: pytest.Pytester):
+def test_after_three_inconclusive_attempts_the_test_fails_with_the_reason(
+    pytester: pytest.Pytester,
+):
     done, attempts = run(pytester, machine_late=True, passing_attempt=9)
     done.assert_outcomes(failed=1)
     assert attempts == 3

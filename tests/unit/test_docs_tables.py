@@ -1,4 +1,4 @@
-"""Tables of the documentation say what the code says."""
+"""Tables of the documentation match the code."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 ROW = re.compile(r"^\| ([A-Z]+) \| `(/[^`]*)` \| ([a-z, ]+) \|", re.MULTILINE)
 
 
-def told(needs: Need) -> str:
-    """Who may, as the page says it."""
+def access(needs: Need) -> str:
+    """The required role, as the page writes it."""
     if needs.roles is None:
         return "open"
     names = {frozenset(ROLES): "any", **{need(role).roles: role for role in ROLES}}
@@ -21,10 +21,12 @@ def told(needs: Need) -> str:
     return f"{role}, unscoped" if needs.within == "everything" else role
 
 
-def test_the_page_of_the_api_has_every_endpoint_with_who_may():
+def test_the_api_page_has_every_endpoint_with_its_role():
     page = (DOCS / "admin-api.md").read_text()
-    there = [(each.method, each.path, told(each.needs)) for each in all_endpoints()]
-    assert sorted(ROW.findall(page)) == sorted(there)
+    endpoints = [
+        (endpoint.method, endpoint.path, access(endpoint.needs)) for endpoint in all_endpoints()
+    ]
+    assert sorted(ROW.findall(page)) == sorted(endpoints)
 
 
 def test_no_page_promises_clients_of_etcds_json_gateway():

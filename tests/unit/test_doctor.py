@@ -1,4 +1,4 @@
-"""What the doctor makes of what it sees."""
+"""What the doctor concludes from what it sees."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_alarms_and_mixed_versions_and_no_leader():
 REDIS = {"redis_version": "7.0.15", "role": "master", "aof_enabled": "1"}
 
 
-def said(server: ServerInfo, *, alone: bool = True) -> dict[str, tuple[str, str]]:
-    """What is said of a server, by what it is about; of what is said twice, the last."""
-    found = judge_server(server, alone=alone)
-    return {finding.about: (finding.level, finding.text) for finding in found}
+def by_subject(server: ServerInfo, *, alone: bool = True) -> dict[str, tuple[str, str]]:
+    """The findings about a server by their subject; of two with one subject, the last."""
+    findings = judge_server(server, alone=alone)
+    return {finding.about: (finding.level, finding.text) for finding in findings}
 
 
 @pytest.mark.parametrize(
-    ("told", "about", "level", "says"),
+    ("info", "about", "level", "text"),
     [
         ({"redis_version": "6.2.14"}, "version", "ok", "Redis 6.2.14, master"),
         ({"valkey_version": "9.1.2"}, "version", "ok", "Valkey 9.1.2"),
@@ -87,29 +87,29 @@ def said(server: ServerInfo, *, alone: bool = True) -> dict[str, tuple[str, str]
         ({"aof_enabled": "0", "connected_slaves": "2"}, "persistence", "ok", "2 replicas"),
     ],
 )
-def test_a_redis(told: dict[str, str], about: str, level: str, says: str):
-    server = ServerInfo("h:1", 0.001, info=REDIS | told, saves="", clock_ahead=(0.0, 0.0))
+def test_a_redis(info: dict[str, str], about: str, level: str, text: str):
+    server = ServerInfo("h:1", 0.001, info=REDIS | info, saves="", clock_ahead=(0.0, 0.0))
     if about == "version":
         finding = next(judge_server(server, alone=True))
-        assert (finding.level, says in finding.text) == (level, True), finding
+        assert (finding.level, text in finding.text) == (level, True), finding
     else:
-        found = said(server)[f"h:1 {about}".rstrip()]
-        assert (found[0], says in found[1]) == (level, True), found
+        outcome = by_subject(server)[f"h:1 {about}".rstrip()]
+        assert (outcome[0], text in outcome[1]) == (level, True), outcome
 
 
-def test_a_replica_is_fine_where_somebody_leads_to_the_master():
+def test_a_replica_is_fine_if_a_sentinel_names_the_master():
     server = ServerInfo("h:1", 0.001, info=REDIS | {"role": "slave"}, clock_ahead=(0.0, 0.0))
-    assert {level for level, _ in said(server, alone=False).values()} == {"ok"}
+    assert {level for level, _ in by_subject(server, alone=False).values()} == {"ok"}
 
 
-def test_a_redis_that_tells_nothing_is_not_blamed_for_it():
-    found = list(judge_server(ServerInfo("h:1", 0.001), alone=True))
-    assert [finding.level for finding in found] == ["ok", "ok"]
-    assert "INFO is refused" in found[0].text
+def test_a_redis_that_refuses_info_is_no_warning():
+    findings = list(judge_server(ServerInfo("h:1", 0.001), alone=True))
+    assert [finding.level for finding in findings] == ["ok", "ok"]
+    assert "INFO is refused" in findings[0].text
 
 
 @pytest.mark.parametrize(
-    ("sentinels", "levels", "says"),
+    ("sentinels", "levels", "text"),
     [
         (Sentinels("m", (ServerInfo("s:1", 0.1),), "h:1"), ["ok"], "enough agree"),
         (
@@ -121,10 +121,10 @@ def test_a_redis_that_tells_nothing_is_not_blamed_for_it():
         (Sentinels("m", (ServerInfo("s:1", problem="gone"),)), ["warning", "error"], "0 of the 1"),
     ],
 )
-def test_sentinels(sentinels: Sentinels, levels: list[str], says: str):
-    found = list(judge_sentinels(sentinels))
-    assert [finding.level for finding in found] == levels
-    assert says in found[-1].text
+def test_sentinels(sentinels: Sentinels, levels: list[str], text: str):
+    findings = list(judge_sentinels(sentinels))
+    assert [finding.level for finding in findings] == levels
+    assert text in findings[-1].text
 
 
 def test_a_cluster_is_covered_or_not():

@@ -31,7 +31,7 @@ async def test_a_name_is_forgotten_with_the_last_hub():
         assert (await three.store.read(key(b"/a"))).first is None
 
 
-async def test_a_name_is_forgotten_though_things_hang_on_it():
+async def test_a_name_is_forgotten_despite_open_watches_and_leases():
     url = f"memory://{uuid.uuid4().hex}"
     for _ in range(3):
         async with connect(url) as hub:
@@ -40,7 +40,7 @@ async def test_a_name_is_forgotten_though_things_hang_on_it():
                 await hub.store.commit(Put(b"/a", b""))
 
 
-async def test_a_lease_expires_though_its_store_is_closed():
+async def test_a_lease_expires_after_its_store_was_closed():
     url = f"memory://{uuid.uuid4().hex}"
     async with connect(url) as one, connect(url) as two:
         lease = await two.store.grant(2)
@@ -61,14 +61,14 @@ async def test_a_busy_loop_of_calls_lets_other_tasks_run():
 
 
 @pytest.mark.real_time
-async def test_event_loops_in_other_threads_share_it():
-    """A watch in one loop hears what another writes, and no write of many threads is lost."""
+async def test_event_loops_in_other_threads_share_the_store():
+    """A watch in one loop sees the writes of another, and no write of many threads is lost."""
     url = f"memory://{uuid.uuid4().hex}"
-    threads, each = 4, 200
+    threads, commits = 4, 200
 
     async def write(writer: int) -> None:
         async with connect(url) as hub:
-            for n in range(each):
+            for n in range(commits):
                 await hub.store.commit(Put(b"/%d/%d" % (writer, n), b""))
 
     async with connect(url) as hub, hub.store.watch(prefix(b"/")) as watch:
@@ -78,14 +78,14 @@ async def test_event_loops_in_other_threads_share_it():
         for thread in running:
             thread.start()
         async with asyncio.timeout(40):
-            revisions = [(await anext(watch)).revision for _ in range(threads * each)]
+            revisions = [(await anext(watch)).revision for _ in range(threads * commits)]
         for thread in running:
             await asyncio.to_thread(thread.join)
-        assert revisions == list(range(revisions[0], revisions[0] + threads * each))
-        assert len((await hub.store.read(prefix(b"/"))).entries) == threads * each
+        assert revisions == list(range(revisions[0], revisions[0] + threads * commits))
+        assert len((await hub.store.read(prefix(b"/"))).entries) == threads * commits
 
 
-async def test_a_lease_expires_though_nobody_calls():
+async def test_a_lease_expires_without_any_call():
     async with connect("memory://") as hub:
         lease = await hub.store.grant(2)
         put = await hub.store.commit(Put(b"/a", b"", lease.id))
@@ -95,7 +95,7 @@ async def test_a_lease_expires_though_nobody_calls():
         assert batch.events[0].entry is None
 
 
-async def test_what_is_compacted_is_forgotten_though_nobody_calls():
+async def test_compacted_history_is_dropped_without_any_call():
     host = memory_runner("", Engine)
     async with EmbeddedStore(host, url="memory://") as store:
         for n in range(3000):

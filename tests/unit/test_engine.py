@@ -1,4 +1,4 @@
-"""The engine by itself: no I/O, no clock but the one it is given."""
+"""The engine alone: no I/O, and no clock but the one that the test passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mooring.store.embedded.keyspace import size
 
 
 def forget_all(engine: Engine) -> int:
-    """Drop everything that is compacted; how many versions at a time at the most."""
+    """Drop everything that is compacted; return the most versions dropped at a time."""
     most = 0
     while engine.forgetting:
         most = max(most, len(engine.forget()))
@@ -50,7 +50,7 @@ def test_the_history_is_bounded_by_age():
     assert 60 <= engine.revision - engine.compacted <= 64
 
 
-def test_the_history_is_bounded_by_what_it_takes():
+def test_the_history_is_bounded_by_its_size():
     engine = Engine(history_bytes=1_000_000)
     for n in range(300):
         put(engine, b"/busy", b"x" * 100_000)
@@ -65,7 +65,7 @@ def test_the_history_is_bounded_by_what_it_takes():
     assert engine.compacted > before, "what is deleted is old, and small versions count as well"
 
 
-def test_a_store_that_was_loaded_knows_what_its_history_takes():
+def test_a_loaded_store_knows_the_size_of_its_history():
     engine = Engine()
     put(engine, b"/a", b"1" * 1000)
     put(engine, b"/b", b"1" * 1000)
@@ -133,7 +133,7 @@ def test_compaction_can_be_taken_back():
         engine.read(Query(key(b"/a")), at=3)
 
 
-def test_deleted_keys_leave_nothing_behind_once_compacted():
+def test_deleted_keys_leave_no_trace_once_compacted():
     engine = Engine()
     for n in range(100):
         put(engine, b"/%d" % n)
@@ -161,7 +161,7 @@ def test_a_busy_key_does_not_grow_memory_without_bound():
     assert grown < 2_000_000
 
 
-def test_a_lagging_watcher_is_told_when_its_past_is_gone():
+def test_a_lagging_watcher_learns_that_its_revision_was_compacted():
     engine = Engine(history=100)
     start = engine.revision
     watcher = engine.watch(prefix(b"/"), start, lambda: None)
@@ -172,7 +172,7 @@ def test_a_lagging_watcher_is_told_when_its_past_is_gone():
         engine.take(watcher)
 
 
-def test_leases_run_out_in_their_order_each_in_a_revision_of_its_own():
+def test_leases_expire_in_order_in_separate_revisions():
     engine = Engine()
     long, short = engine.grant(20, 0.0), engine.grant(10, 0.0)
     put(engine, b"/long", lease=long)
@@ -201,7 +201,7 @@ def test_a_watcher_is_woken_only_by_its_range():
     assert woken == [1]
 
 
-def test_what_is_not_confirmed_is_not_seen():
+def test_unconfirmed_writes_are_not_visible():
     engine, woken = Engine(), []
     put(engine, b"/a", b"old")
     watcher = engine.watch(prefix(b"/"), None, lambda: woken.append(1))
@@ -215,7 +215,7 @@ def test_what_is_not_confirmed_is_not_seen():
     assert len(engine.take(watcher)) == 1
 
 
-def test_what_was_not_confirmed_can_be_taken_back_without_a_trace():
+def test_unconfirmed_writes_can_be_rolled_back_completely():
     engine = Engine()
     kept, doomed = engine.grant(60, 0.0), engine.grant(50, 0.0)
     put(engine, b"/a", b"old", kept)
@@ -233,7 +233,7 @@ def test_what_was_not_confirmed_can_be_taken_back_without_a_trace():
     assert put(engine, b"/d") == before[0] + 1
 
 
-def test_what_an_operation_left_half_done_can_be_taken_back_by_itself():
+def test_a_half_done_operation_can_be_rolled_back_alone():
     engine = Engine()
     put(engine, b"/a", b"old")
     engine.commit([Put(b"/b", b"")], [], [], 0.0)
@@ -249,7 +249,7 @@ def test_what_an_operation_left_half_done_can_be_taken_back_by_itself():
     assert [batch.revision for batch in engine.unconfirmed()] == [before[0]]
 
 
-def test_a_lease_is_seen_until_its_end_is_confirmed():
+def test_a_lease_is_visible_until_its_end_is_confirmed():
     engine = Engine()
     lease = engine.grant(10, 0.0)
     engine.confirm()
@@ -269,19 +269,19 @@ def state(engine: Engine) -> tuple[int, object, object]:
 
 
 @pytest.mark.parametrize("after", [1500, 5000])
-def test_a_watcher_of_the_future_who_does_not_keep_up_still_waits_for_it(after: int):
+def test_a_slow_watcher_of_a_future_revision_still_waits_for_it(after: int):
     engine = Engine()
     watcher = engine.watch(prefix(b"/"), after, lambda: None)
     for _ in range(1600):
         put(engine, b"/a")
     batches: list[Batch] = []
-    while found := engine.take(watcher):
-        batches += found
+    while taken := engine.take(watcher):
+        batches += taken
     assert [batch.revision for batch in batches] == list(range(after + 1, engine.revision + 1))
 
 
 @given(st.randoms(use_true_random=False))
-def test_counting_agrees_with_looking(chance: random.Random):
+def test_counting_agrees_with_reading(chance: random.Random):
     engine = Engine()
     names = [b"%d" % number for number in range(8)]
     for _ in range(60):

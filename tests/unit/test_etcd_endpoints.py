@@ -28,7 +28,7 @@ class Member:
 
 
 class Client:
-    """Members as one client knows them: it hears of a failure only from the one that it uses."""
+    """Members as one client knows them: it sees failures only of the member that it uses."""
 
     def __init__(self, count: int) -> None:
         self.members = [Member() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Every kind of failure is judged, and its words name the key and the way out."""
+"""Every kind of failure is classified, and its message names the key and what to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("code", "text", "verdict"), CASES)
-def test_what_may_be_done(code: grpc.StatusCode, text: str, verdict: Verdict):
+def test_whether_a_failed_call_may_be_retried(code: grpc.StatusCode, text: str, verdict: Verdict):
     assert judge(code, text) is verdict
 
 
@@ -43,7 +43,7 @@ def test_what_may_be_done(code: grpc.StatusCode, text: str, verdict: Verdict):
         (Code.INVALID_ARGUMENT, "etcdserver: request is too large", True, TooLarge),
     ],
 )
-def test_what_it_becomes(code, text, writes, error):
+def test_the_error_that_a_failure_becomes(code, text, writes, error):
     made = translate(code, text, where="h:2379", what="commit of b'/a'", writes=writes)
     assert type(made) is error
     assert "/a" in str(made)

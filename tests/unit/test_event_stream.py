@@ -1,4 +1,4 @@
-"""The live stream: told once a tick, encoded once for all, and nobody waits for who is slow."""
+"""The live stream: one frame a tick, encoded once for all, and no listener waits for a slow one."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ from mooring.server.live.problems import FleetProblem
 
 
 @given(some.lists(some.sets(some.sampled_from("abcdef"), max_size=4), max_size=20), some.data())
-def test_what_changed_since_is_each_thing_once(ticks: list[set[str]], data: some.DataObject):
+def test_changes_since_a_position_name_everything_once(
+    ticks: list[set[str]], data: some.DataObject
+):
     changes: ChangeLog[str] = ChangeLog(limit=1000)
     for number, things in enumerate(ticks, start=1):
         changes.add(things, number)
     position = data.draw(some.integers(0, len(ticks)))
-    found = changes.since(position)
-    assert found is not None
-    assert len(found) == len(set(found))
-    assert set(found) == set().union(*ticks[position:])
+    changed = changes.since(position)
+    assert changed is not None
+    assert len(changed) == len(set(changed))
+    assert set(changed) == set().union(*ticks[position:])
 
 
 @given(some.lists(some.sets(some.integers(0, 30), max_size=5), max_size=30), some.integers(1, 8))
-def test_what_is_forgotten_is_never_passed_over(ticks: list[set[int]], kept: int):
+def test_forgotten_changes_are_never_skipped_silently(ticks: list[set[int]], kept: int):
     changes: ChangeLog[int] = ChangeLog(limit=kept)
     for number, things in enumerate(ticks, start=1):
         changes.add(things, number)
     for position in range(len(ticks) + 1):
-        found = changes.since(position)
-        assert found is None or set(found) == set().union(*ticks[position:])
+        changed = changes.since(position)
+        assert changed is None or set(changed) == set().union(*ticks[position:])
 
 
 class Fleet(EventSource):
-    """Services as plain data, counted each time that one is shown."""
+    """Services as plain data, with a count of how often each was rendered."""
 
     def __init__(self) -> None:
         self.services: dict[str, dict[str, int]] = {}
@@ -66,17 +68,17 @@ class Fleet(EventSource):
         self._callback([(service, id)])
 
     def remove(self, service: str, id: str = "") -> None:
-        gone = list(self.services[service]) if not id else [id]
-        for each in gone:
-            del self.services[service][each]
+        removed = list(self.services[service]) if not id else [id]
+        for removed_id in removed:
+            del self.services[service][removed_id]
         if not self.services[service]:
             del self.services[service]
-        self._callback([(service, each) for each in gone])
+        self._callback([(service, removed_id) for removed_id in removed])
 
     def service(self, name: str) -> object | None:
         self.shown[name] += 1
-        there = self.services.get(name)
-        return None if there is None else {"serviceName": name, "instances": len(there)}
+        instances = self.services.get(name)
+        return None if instances is None else {"serviceName": name, "instances": len(instances)}
 
     def instance(self, service: str, id: str) -> object | None:
         self.shown[f"{service} {id}"] += 1
@@ -97,7 +99,7 @@ def fleet() -> Fleet:
 
 @pytest.fixture
 async def stream(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EventStream]:
-    """One that ticks when the test says so."""
+    """A stream that ticks when the test calls `advance`."""
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 3600.0)
     async with EventStream(fleet, tick=3600.0, max_listeners=3) as opened:
         await settled(fleet)
@@ -105,7 +107,7 @@ async def stream(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def settled(fleet: Fleet) -> None:
-    """Let the stream tick once by itself; the next would be in an hour."""
+    """Wait for the first tick of the stream's own timer; the next is an hour away."""
     fleet._callback([])
     for _ in range(10):
         await asyncio.sleep(0)
@@ -114,8 +116,8 @@ async def settled(fleet: Fleet) -> None:
 ALL = EventSubscription()
 
 
-class Heard:
-    """Somebody who listens, and understands."""
+class Listener:
+    """A client that listens and parses the frames."""
 
     def __init__(
         self, stream: EventStream, ask: EventSubscription = ALL, last: str = "", **named: Any
@@ -137,9 +139,9 @@ class Heard:
         return events
 
 
-async def test_it_says_hello_with_what_is_told_whole(stream: EventStream, fleet: Fleet):
+async def test_a_new_listener_gets_hello_and_the_full_state(stream: EventStream, fleet: Fleet):
     fleet.change("orders")
-    hello = await Heard(stream).next()
+    hello = await Listener(stream).next()
     assert hello["hello"]["resumed"] is False
     assert hello["health"]["totalServices"] == 1
     assert hello["problems"] == []
@@ -147,48 +149,48 @@ async def test_it_says_hello_with_what_is_told_whole(stream: EventStream, fleet:
 
 
 async def test_many_changes_of_a_tick_are_one_frame(stream: EventStream, fleet: Fleet):
-    heard = Heard(stream)
+    heard = Listener(stream)
     await heard.next()
     for value in range(100):
         fleet.change("orders", value=value)
     fleet.change("billing")
     stream.advance()
     frame = await heard.next()
-    names = {each["serviceName"] for each in frame["services"]["changed"]}
+    names = {summary["serviceName"] for summary in frame["services"]["changed"]}
     assert names == {"orders", "billing"}
     assert fleet.shown["orders"] == 1
 
 
-async def test_what_is_said_is_encoded_once_and_shared(stream: EventStream, fleet: Fleet):
-    listening = [Heard(stream) for _ in range(3)]
-    for each in listening:
-        await each.next()
+async def test_frames_are_encoded_once_and_shared(stream: EventStream, fleet: Fleet):
+    listening = [Listener(stream) for _ in range(3)]
+    for listener in listening:
+        await listener.next()
     fleet.change("orders")
     stream.advance()
-    for each in listening:
-        await each.next()
+    for listener in listening:
+        await listener.next()
     assert fleet.shown["orders"] == 1
     assert listening[0].raw is listening[1].raw is listening[2].raw
 
 
-async def test_scopes_share_the_words_of_a_service_and_see_their_own_alone(
+async def test_scoped_listeners_share_encoded_services_and_see_only_their_own(
     stream: EventStream, fleet: Fleet
 ):
-    everything, scoped = Heard(stream), Heard(stream, EventSubscription(frozenset({"a"})))
+    everything, scoped = Listener(stream), Listener(stream, EventSubscription(frozenset({"a"})))
     await everything.next()
     await scoped.next()
     fleet.change("a/one")
     fleet.change("b/two")
     stream.advance()
     assert len((await everything.next())["services"]["changed"]) == 2
-    told = await scoped.next()
-    assert [each["serviceName"] for each in told["services"]["changed"]] == ["a/one"]
+    frame = await scoped.next()
+    assert [summary["serviceName"] for summary in frame["services"]["changed"]] == ["a/one"]
     assert b"two" not in scoped.raw
     assert fleet.shown["a/one"] == 1
 
 
-async def test_what_others_do_wakes_nobody_outside(stream: EventStream, fleet: Fleet):
-    scoped = Heard(stream, EventSubscription(frozenset({"a"})))
+async def test_changes_outside_the_scope_do_not_wake_a_listener(stream: EventStream, fleet: Fleet):
+    scoped = Listener(stream, EventSubscription(frozenset({"a"})))
     await scoped.next()
     fleet.change("b/two")
     stream.advance()
@@ -200,12 +202,12 @@ async def test_what_others_do_wakes_nobody_outside(stream: EventStream, fleet: F
     assert "b/two" not in str(await waiting)
 
 
-async def test_what_is_gone_is_named(stream: EventStream, fleet: Fleet):
+async def test_removed_services_are_named(stream: EventStream, fleet: Fleet):
     fleet.change("orders")
     fleet.change("billing", "1")
     fleet.change("billing", "2")
     stream.advance()
-    heard = Heard(stream, EventSubscription(service="billing"))
+    heard = Listener(stream, EventSubscription(service="billing"))
     await heard.next()
     fleet.remove("orders")
     fleet.remove("billing", "2")
@@ -215,10 +217,8 @@ async def test_what_is_gone_is_named(stream: EventStream, fleet: Fleet):
     assert frame["instances"] == {"service": "billing", "changed": [], "removed": ["2"]}
 
 
-async def test_instances_are_told_of_the_service_that_was_asked_for(
-    stream: EventStream, fleet: Fleet
-):
-    heard = Heard(stream, EventSubscription(service="orders"))
+async def test_only_instances_of_the_subscribed_service_are_sent(stream: EventStream, fleet: Fleet):
+    heard = Listener(stream, EventSubscription(service="orders"))
     await heard.next()
     fleet.change("orders", "1", 7)
     fleet.change("billing", "1", 8)
@@ -228,15 +228,15 @@ async def test_instances_are_told_of_the_service_that_was_asked_for(
     assert fleet.shown["billing 1"] == 0
 
 
-async def test_only_the_kinds_that_were_asked_for(stream: EventStream, fleet: Fleet):
-    heard = Heard(stream, EventSubscription(kinds=frozenset({"problems"})))
+async def test_only_the_requested_kinds_of_events_are_sent(stream: EventStream, fleet: Fleet):
+    heard = Listener(stream, EventSubscription(kinds=frozenset({"problems"})))
     assert set(await heard.next()) == {"hello", "problems"}
 
 
-async def test_who_is_slow_hears_of_each_thing_once_as_it_is_now(stream: EventStream, fleet: Fleet):
+async def test_a_slow_listener_gets_only_the_latest_state(stream: EventStream, fleet: Fleet):
     slow, quick = (
-        Heard(stream, EventSubscription(service="orders")),
-        Heard(stream, EventSubscription(service="orders")),
+        Listener(stream, EventSubscription(service="orders")),
+        Listener(stream, EventSubscription(service="orders")),
     )
     await slow.next()
     await quick.next()
@@ -245,75 +245,81 @@ async def test_who_is_slow_hears_of_each_thing_once_as_it_is_now(stream: EventSt
         fleet.change("orders", str(1000 + value), value)
         stream.advance()
         assert len((await quick.next())["instances"]["changed"]) == 2
-    told = (await slow.next())["instances"]["changed"]
-    assert len(told) == 50
-    assert {"instanceId": "1", "value": 49} in told
+    changed = (await slow.next())["instances"]["changed"]
+    assert len(changed) == 50
+    assert {"instanceId": "1", "value": 49} in changed
 
 
-async def test_who_comes_back_hears_what_was_missed(stream: EventStream, fleet: Fleet):
-    before = Heard(stream)
+async def test_a_reconnecting_listener_gets_what_it_missed(stream: EventStream, fleet: Fleet):
+    before = Listener(stream)
     await before.next()
     fleet.change("orders")
     stream.advance()
     await before.next()
     fleet.change("billing")
     stream.advance()
-    again = Heard(stream, last=before.last)
+    again = Listener(stream, last=before.last)
     hello = await again.next()
     assert hello["hello"]["resumed"] is True
     assert "reset" not in hello
     missed = (await again.next())["services"]["changed"]
-    assert [each["serviceName"] for each in missed] == ["billing"]
+    assert [summary["serviceName"] for summary in missed] == ["billing"]
 
 
-async def test_who_comes_back_and_goes_at_once_misses_nothing(stream: EventStream, fleet: Fleet):
-    before = Heard(stream)
+async def test_a_listener_that_is_cut_off_after_hello_misses_nothing(
+    stream: EventStream, fleet: Fleet
+):
+    before = Listener(stream)
     await before.next()
     fleet.change("orders")
     stream.advance()
-    cut_off = Heard(stream, last=before.last)
+    cut_off = Listener(stream, last=before.last)
     assert (await cut_off.next())["hello"]["resumed"] is True
-    again = Heard(stream, last=cut_off.last)
+    again = Listener(stream, last=cut_off.last)
     await again.next()
     missed = (await again.next())["services"]["changed"]
-    assert [each["serviceName"] for each in missed] == ["orders"]
+    assert [summary["serviceName"] for summary in missed] == ["orders"]
 
 
-async def test_who_comes_back_when_nobody_listened_hears_what_is_told_whole(
+async def test_a_resumed_stream_sends_problems_that_began_without_listeners(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 0.0)
     async with EventStream(fleet, tick=3600.0) as stream:
         await settled(fleet)
-        before = Heard(stream)
+        before = Listener(stream)
         await before.next()
         await before._frames.aclose()  # type: ignore[attr-defined]
         stream.advance()
-        fleet.wrong = [FleetProblem("stale:", "critical", "stale", "", "", None, "it is away", "")]
+        fleet.wrong = [
+            FleetProblem("stale:", "critical", "stale", "", "", None, "the registry is down", "")
+        ]
         stream.advance()
-        again = Heard(stream, last=before.last)
+        again = Listener(stream, last=before.last)
         assert (await again.next())["hello"]["resumed"] is True
-        assert [each["text"] for each in (await again.next())["problems"]] == ["it is away"]
+        assert [problem["text"] for problem in (await again.next())["problems"]] == [
+            "the registry is down"
+        ]
 
 
 @pytest.mark.parametrize("last", ["0123abcd-5", "nonsense", "-1", "{epoch}-999", "{epoch}-x"])
-async def test_who_comes_back_from_elsewhere_must_read_anew(stream: EventStream, last: str):
-    heard = Heard(stream)
+async def test_a_position_of_another_stream_resets_the_listener(stream: EventStream, last: str):
+    heard = Listener(stream)
     await heard.next()
     epoch = heard.last.rpartition("-")[0]
-    told = await Heard(stream, last=last.replace("{epoch}", epoch)).next()
-    assert "reset" in told
-    assert "health" in told
+    frame = await Listener(stream, last=last.replace("{epoch}", epoch)).next()
+    assert "reset" in frame
+    assert "health" in frame
 
 
-async def test_who_was_away_for_too_long_must_read_anew(
+async def test_a_position_that_is_too_old_resets_the_listener(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 3600.0)
     async with EventStream(fleet, tick=3600.0) as stream:
         await settled(fleet)
         stream._services = ChangeLog(limit=10)
-        slow = Heard(stream)
+        slow = Listener(stream)
         await slow.next()
         for number in range(20):
             fleet.change(f"service-{number}")
@@ -324,17 +330,21 @@ async def test_who_was_away_for_too_long_must_read_anew(
         assert set(await slow.next()) == {"services"}
 
 
-async def test_health_and_problems_are_told_when_they_change(
+async def test_health_and_problems_are_sent_when_they_change(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 0.0)
     async with EventStream(fleet, tick=3600.0) as stream:
         await settled(fleet)
-        heard = Heard(stream)
+        heard = Listener(stream)
         await heard.next()
-        fleet.wrong = [FleetProblem("stale:", "critical", "stale", "", "", None, "it is away", "")]
+        fleet.wrong = [
+            FleetProblem("stale:", "critical", "stale", "", "", None, "the registry is down", "")
+        ]
         stream.advance()
-        assert [each["text"] for each in (await heard.next())["problems"]] == ["it is away"]
+        assert [problem["text"] for problem in (await heard.next())["problems"]] == [
+            "the registry is down"
+        ]
         position = stream.position
         stream.advance()
         assert stream.position == position
@@ -345,46 +355,47 @@ async def test_health_and_problems_are_told_when_they_change(
         assert "problems" not in frame
 
 
-async def test_there_is_room_for_so_many(stream: EventStream):
-    listening = [Heard(stream) for _ in range(3)]
+async def test_the_number_of_listeners_is_limited(stream: EventStream):
+    listening = [Listener(stream) for _ in range(3)]
     with pytest.raises(TooManyListeners):
         stream.open(EventSubscription())
     await listening[0].next()
     await listening[0]._frames.aclose()  # type: ignore[attr-defined]
     assert stream.clients == 2
-    del listening[1]  # one that never began
+    del listening[1]  # a stream that was never read
     assert stream.clients == 1
     stream.open(EventSubscription())
 
 
-async def test_one_token_has_so_much_of_it(fleet: Fleet):
+async def test_the_listeners_of_one_token_are_limited(fleet: Fleet):
     async with EventStream(fleet, max_listeners=20, max_per_token=2) as stream:
         listening = [
-            Heard(stream, ask, token="a") for ask in (ALL, EventSubscription(frozenset({"shop"})))
+            Listener(stream, ask, token="a")
+            for ask in (ALL, EventSubscription(frozenset({"shop"})))
         ]
         with pytest.raises(TooManyPerToken):
             stream.open(ALL, token="a")
-        Heard(stream, token="b")
+        Listener(stream, token="b")
         listening.pop()
-        Heard(stream, token="a")
+        Listener(stream, token="a")
 
 
-async def test_there_is_room_left_for_who_can_act(fleet: Fleet):
+async def test_some_listeners_are_reserved_for_operators(fleet: Fleet):
     async with EventStream(fleet, max_listeners=20) as stream:
-        listening = [Heard(stream) for _ in range(18)]
+        listening = [Listener(stream) for _ in range(18)]
         with pytest.raises(TooManyListeners):
             stream.open(ALL)
-        listening += [Heard(stream, acts=True) for _ in range(2)]
+        listening += [Listener(stream, acts=True) for _ in range(2)]
         with pytest.raises(TooManyListeners):
             stream.open(ALL, acts=True)
 
 
-async def test_who_may_no_longer_listen_is_cut_off(
+async def test_a_listener_whose_token_ended_is_disconnected(
     stream: EventStream, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "AUTH_INTERVAL", 0.02)
     may = True
-    heard = Heard(stream, authorized=lambda: may)
+    heard = Listener(stream, authorized=lambda: may)
     await heard.next()
     may = False
     with pytest.raises(StopAsyncIteration):
@@ -392,11 +403,11 @@ async def test_who_may_no_longer_listen_is_cut_off(
     assert stream.clients == 0
 
 
-async def test_who_may_no_longer_listen_is_cut_off_amid_changes(
+async def test_a_listener_whose_token_ended_is_disconnected_amid_changes(
     stream: EventStream, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "AUTH_INTERVAL", 0.0)
-    heard = Heard(stream, authorized=lambda: False)
+    heard = Listener(stream, authorized=lambda: False)
     await heard.next()
     fleet.change("orders")
     stream.advance()
@@ -404,19 +415,17 @@ async def test_who_may_no_longer_listen_is_cut_off_amid_changes(
         await heard.next()
 
 
-async def test_something_is_said_where_nothing_happens(
-    stream: EventStream, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_idle_stream_sends_comments(stream: EventStream, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streaming, "KEEPALIVE", 0.0)
-    heard = Heard(stream)
+    heard = Listener(stream)
     await heard.next()
     assert await heard.next() == {}
     assert heard.raw.endswith(b": still here\n\n")
 
 
-async def test_leaving_ends_all(fleet: Fleet):
+async def test_closing_ends_all_listeners(fleet: Fleet):
     async with EventStream(fleet) as stream:
-        heard = Heard(stream)
+        heard = Listener(stream)
         await heard.next()
     with pytest.raises(StopAsyncIteration):
         await heard.next()
@@ -424,9 +433,9 @@ async def test_leaving_ends_all(fleet: Fleet):
         stream.open(EventSubscription())
 
 
-async def test_it_ticks_by_itself(fleet: Fleet):
+async def test_the_stream_ticks_without_help(fleet: Fleet):
     async with EventStream(fleet, tick=0.01) as stream:
-        heard = Heard(stream, EventSubscription(kinds=frozenset({"services"})))
+        heard = Listener(stream, EventSubscription(kinds=frozenset({"services"})))
         await heard.next()
         fleet.change("orders")
         assert "services" in await heard.next()
@@ -434,7 +443,7 @@ async def test_it_ticks_by_itself(fleet: Fleet):
 
 async def test_hostile_names_stay_within_their_line(stream: EventStream, fleet: Fleet):
     name = 'x\n\nevent: reset\ndata: "\r\u2028</script>'
-    heard = Heard(stream)
+    heard = Listener(stream)
     await heard.next()
     fleet.services[name] = {}
     fleet._callback([(name, "")])

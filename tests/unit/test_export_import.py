@@ -1,4 +1,4 @@
-"""Keys as JSON lines: what goes out comes back in."""
+"""Keys as JSON lines: an export can be imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ data = st.binary(max_size=50) | st.text(max_size=50).map(lambda text: text.encod
 
 
 @given(st.lists(st.tuples(data.filter(len), data)))
-def test_lines_give_their_keys_back(pairs: list[tuple[bytes, bytes]]):
+def test_keys_survive_export_and_import(pairs: list[tuple[bytes, bytes]]):
     lines = [line_of(Entry(key, value, 1, 1, 1)) for key, value in pairs]
     assert not any("\n" in line for line in lines)
     puts = [Put(key, value) for key, value in pairs]
@@ -24,12 +24,12 @@ def test_lines_give_their_keys_back(pairs: list[tuple[bytes, bytes]]):
         assert list(puts_of(end.join([*lines, ""]))) == puts
 
 
-def test_a_line_ends_where_json_says():
+def test_a_line_break_in_a_value_does_not_end_the_line():
     value = "a\x0b\x0c\x1c\x85\u2028\u2029b".encode()
     assert list(puts_of(line_of(Entry(b"/a", value, 1, 1, 1)))) == [Put(b"/a", value)]
 
 
-def test_text_is_readable_in_it():
+def test_text_is_exported_readably():
     assert line_of(Entry("/服务".encode(), b"1", 1, 1, 1)) == '{"key": "/服务", "value": "1"}'
 
 
@@ -46,7 +46,7 @@ def test_text_is_readable_in_it():
         r'{"key": "\ud800", "value": ""}',
     ],
 )
-def test_a_line_that_is_none_is_named(line: str):
+def test_an_invalid_line_is_named(line: str):
     with pytest.raises(InvalidRequest, match="line 2"):
         list(puts_of(f'{{"key": "/a", "value": ""}}\n{line}\n'))
 
@@ -65,9 +65,9 @@ async def test_pages_are_of_one_revision():
     async with open_store("memory://") as store:
         for start in range(0, 2500, 100):
             await store.commit(*(Put(b"/%04d" % n, b"old") for n in range(start, start + 100)))
-        found = []
+        values = []
         async for entries in pages(store, prefix(b"/")):
-            found += [entry.value for entry in entries]
+            values += [entry.value for entry in entries]
             await store.commit(Put(b"/2499", b"new"))
-        assert found == [b"old"] * 2500
+        assert values == [b"old"] * 2500
         assert [e async for e in pages(store, everything())] != []

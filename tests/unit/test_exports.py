@@ -44,7 +44,7 @@ assert Hub and View and Conflict
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_names_and_parts_are_loaded_when_they_are_first_used():
+def test_names_and_packages_are_loaded_on_first_use():
     script = """
 import mooring, sys
 assert {*mooring.__all__, "errors", "sync"} <= {*dir(mooring)}
@@ -125,8 +125,8 @@ except mooring.errors.MissingExtra as error:
     assert "mooring[tenants]" in run.stdout
 
 
-def test_other_peoples_descriptors_do_not_clash_with_ours():
-    """Two etcd clients in one process: only ours has private names in a private pool."""
+def test_descriptors_of_other_libraries_do_not_clash_with_moorings():
+    """Two etcd clients in one process: Mooring's has private names in a private pool."""
     script = """
 from google.protobuf import descriptor_pb2, descriptor_pool
 file = descriptor_pb2.FileDescriptorProto(name="rpc.proto", package="etcdserverpb")

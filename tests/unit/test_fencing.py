@@ -1,4 +1,4 @@
-"""A guard outside the store refuses who was overtaken."""
+"""A fencing guard outside the store refuses stale tokens."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def test_a_token_older_than_the_newest_is_refused():
 
 
 @pytest.mark.parametrize("token", [0, -1, None, "5"])
-def test_what_is_no_token_is_refused(token: int):
+def test_an_invalid_token_is_refused(token: int):
     with pytest.raises(InvalidRequest, match="token"):
         fencing.Guard().admit("file", token)
 
 
-def test_a_database_keeps_the_newest_in_the_same_transaction(tmp_path: Path):
+def test_a_database_stores_the_newest_token_in_the_same_transaction(tmp_path: Path):
     one, two = (sqlite3.connect(tmp_path / "db") for _ in range(2))
     one.execute(fencing.SQL["table"])
     one.commit()
     fencing.admit(one.cursor(), "report", 7)
     one.rollback()
-    fencing.admit(two.cursor(), "report", 5)  # the seven never happened
+    fencing.admit(two.cursor(), "report", 5)  # the write with token 7 was rolled back
     two.commit()
     fencing.admit(one.cursor(), "report", 9)
     one.commit()
@@ -46,7 +46,7 @@ def test_a_database_keeps_the_newest_in_the_same_transaction(tmp_path: Path):
     two.close()
 
 
-def test_parameters_are_written_as_the_driver_does():
+def test_parameters_use_the_style_of_the_driver():
     assert "VALUES (%s, %s)" in fencing.admission("format")
     assert "VALUES ($1, $2)" in fencing.admission("numeric")
     assert "VALUES (?, ?)" in fencing.admission("qmark")

@@ -1,4 +1,4 @@
-"""How an instance went: in order, or lost; and in doubt it was lost."""
+"""How an instance left: it deregistered or was lost; in doubt it was lost."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def lived(
     rounding: float = 0.0,
     said: float | None = None,
 ) -> LivenessSignals:
-    """The signs, up to a moment, of one whose lease is renewed at a third of its time until it
-    dies."""
+    """What was observed, up to a moment, of an instance whose lease is renewed at a third of its
+    TTL until it dies."""
     signs, renewal, at = LivenessSignals(), ttl / 3, 0.3
     if said is not None:
         signs.reported(AT, said)
@@ -44,11 +44,11 @@ def lived(
 
 
 @pytest.mark.parametrize(("state", "how"), [("draining", "drained"), ("down", "down")])
-def test_one_that_said_so_went_in_order(state: str, how: str):
+def test_an_instance_that_reported_its_departure_deregistered(state: str, how: str):
     assert LivenessSignals().classify_departure(AT, being(state=state), 1000.0) == how
 
 
-def test_one_that_somebody_takes_out_here_went_in_order_for_a_moment():
+def test_an_instance_removed_through_this_server_deregistered_for_a_moment():
     signs = LivenessSignals()
     signs.expect_departure(AT, "removed", 100.0)
     assert signs.classify_departure(AT, ONE, 101.0) == "removed"
@@ -56,11 +56,11 @@ def test_one_that_somebody_takes_out_here_went_in_order_for_a_moment():
     assert signs.classify_departure(AT, ONE, 200.0) == "lost"
 
 
-def test_one_of_which_nothing_is_known_is_taken_for_lost():
+def test_an_instance_without_observations_counts_as_lost():
     assert LivenessSignals().classify_departure(AT, ONE, 5.0) == "lost"
 
 
-def test_one_that_came_or_said_something_just_now_left():
+def test_an_instance_that_was_active_just_now_deregistered():
     signs = LivenessSignals()
     signs.reported(AT, 10.0)
     assert signs.classify_departure(AT, ONE, 11.0) == "left"
@@ -68,14 +68,14 @@ def test_one_that_came_or_said_something_just_now_left():
     assert signs.classify_departure(AT, ONE, 14.0) == "lost"
 
 
-def test_what_was_known_of_one_that_went_says_nothing_of_the_next():
+def test_observations_of_a_departed_instance_do_not_count_for_its_successor():
     signs = lived(15.0, 100.0, chance=Random(1), said=99.0)
     assert signs.classify_departure(AT, ONE, 99.5) == "left"
     assert signs.classify_departure(AT, ONE, 99.6) == "lost"
 
 
 @pytest.mark.parametrize("ttl", [15.0, 30.0, 60.0])
-def test_hardly_one_that_leaves_while_it_renews_is_taken_for_lost(ttl: float):
+def test_few_instances_that_deregister_while_renewing_count_as_lost(ttl: float):
     moments = [150.0 + number / 3 for number in range(200)]
     ways = [lived(ttl, at, chance=Random(at)).classify_departure(AT, ONE, at) for at in moments]
     assert ways.count("left") > 190
@@ -88,7 +88,7 @@ def test_hardly_one_that_leaves_while_it_renews_is_taken_for_lost(ttl: float):
     spoke=st.floats(0.0, 60.0),
     seed=st.integers(0, 1000),
 )
-def test_one_whose_time_ran_out_is_lost_whatever_it_said_before(
+def test_an_instance_whose_lease_expired_is_lost_despite_earlier_reports(
     ttl: float, died: float, rounding: float, spoke: float, seed: int
 ):
     ends = died - died % (ttl / 3) + ttl
@@ -97,7 +97,7 @@ def test_one_whose_time_ran_out_is_lost_whatever_it_said_before(
     assert signs.classify_departure(AT, ONE, ends) == "lost"
 
 
-def test_the_time_of_one_counts_where_it_is_known():
+def test_the_known_lease_time_of_an_instance_counts():
     for ttl, how in ((2.0, "lost"), (60.0, "left")):
         signs = LivenessSignals()
         signs.set_ttl(AT, ttl)

@@ -1,4 +1,4 @@
-"""What is wrong, in words: the worst first, with keys that last."""
+"""Problems of the fleet: the worst first, with stable keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def service(
 
 @dataclass
 class Seen:
-    """A picture of a fleet as plain data."""
+    """A fleet as plain data."""
 
     known: dict[str, KnownService] = field(default_factory=dict)
     stale: bool = False
@@ -75,36 +75,36 @@ def having(name: str, *statuses: Status, **changes: Any) -> KnownService:
         Instance(name, "10.0.0.1", 80 + number, status=status, **changes)
         for number, status in enumerate(statuses)
     ]
-    return service(name, {each.id: each for each in instances})
+    return service(name, {instance.id: instance for instance in instances})
 
 
 def of(*services: KnownService, **named: Any) -> Fleet:
-    return cast(Fleet, Seen({each.name: each for each in services}, **named))
+    return cast(Fleet, Seen({known.name: known for known in services}, **named))
 
 
-def only(found: list[FleetProblem]) -> FleetProblem:
-    (problem,) = found
+def only(all_problems: list[FleetProblem]) -> FleetProblem:
+    (problem,) = all_problems
     return problem
 
 
-WELL = Status()
-UNWELL = Status(healthy=False)
+HEALTHY = Status()
+UNHEALTHY = Status(healthy=False)
 
 
-def test_nothing_is_wrong_with_what_is_well():
-    assert problems(of(having("orders", WELL, WELL)), NOW) == []
+def test_a_healthy_service_has_no_problem():
+    assert problems(of(having("orders", HEALTHY, HEALTHY)), NOW) == []
 
 
 def test_a_registry_that_cannot_be_read_comes_first():
-    seen = of(having("orders", UNWELL), stale=True, error="connection refused")
+    seen = of(having("orders", UNHEALTHY), stale=True, error="connection refused")
     first, *rest = problems(seen, NOW, stale_since=ago(60))
     assert (first.kind, first.severity, first.service) == ("stale", "critical", "")
     assert "connection refused" in first.text
     assert first.since == rfc3339(ago(60))
-    assert [each.kind for each in rest] == ["none_callable", "unhealthy"]
+    assert [problem.kind for problem in rest] == ["none_callable", "unhealthy"]
 
 
-def test_a_service_that_had_no_instance_to_begin_with_may_have_died():
+def test_a_service_that_was_empty_at_the_start_may_have_failed():
     absent = service("orders", absent=True, since=ago(90))
     problem = only(problems(of(absent, service("just described")), NOW))
     assert (problem.kind, problem.severity, problem.since) == (
@@ -126,16 +126,16 @@ def test_a_service_that_lost_its_last_instance_has_none():
 
 
 def test_a_service_whose_last_instance_left_in_order_is_a_note_for_an_hour():
-    seen = of(service("orders", emptied=ago(90), lost=False), having("x", WELL, WELL))
+    seen = of(service("orders", emptied=ago(90), lost=False), having("x", HEALTHY, HEALTHY))
     note = only(problems(seen, NOW))
     assert (note.kind, note.severity, note.since) == ("emptied", "info", rfc3339(ago(90)))
     assert note.text == "orders has no instance: the last one deregistered"
     assert problems(seen, NOW + datetime.timedelta(hours=1)) == []
 
 
-def test_a_service_that_was_given_up_is_less_bad_and_the_same_problem():
+def test_a_deregistered_service_is_less_severe_with_the_same_key():
     lost = only(problems(of(service("orders", emptied=ago(60))), NOW))
-    seen = of(service("orders", emptied=ago(7200)), having("x", WELL, UNWELL), stale=True)
+    seen = of(service("orders", emptied=ago(7200)), having("x", HEALTHY, UNHEALTHY), stale=True)
     _, given_up, _ = problems(seen, NOW)
     assert (given_up.severity, given_up.key) == ("warning", lost.key)
 
@@ -144,8 +144,8 @@ def test_a_service_that_never_had_an_instance_is_no_problem():
     assert problems(of(service("described-only")), NOW) == []
 
 
-def test_nobody_to_call_is_said_though_there_are_instances():
-    seen = of(having("orders", WELL, WELL, enabled=False))
+def test_a_service_without_callable_instances_is_a_problem():
+    seen = of(having("orders", HEALTHY, HEALTHY, enabled=False))
     none, disabled = problems(seen, NOW)
     assert (none.kind, disabled.kind) == ("none_callable", "disabled")
     assert none.text == "orders: none of its registered instances (2) is healthy and in rotation"
@@ -153,10 +153,10 @@ def test_nobody_to_call_is_said_though_there_are_instances():
     assert "`mooring explain orders`" in none.hint
 
 
-def test_a_brake_is_told_in_its_own_words():
+def test_a_brake_is_a_problem_of_its_own():
     since = ago(30)
     seen = of(
-        having("orders", WELL),
+        having("orders", HEALTHY),
         brakes={"orders": "9 of 10 fell silent at once: none is taken out"},
         events={"orders": [TimelineEvent(since, "orders", "", "brake", message("brake_off"))]},
     )
@@ -166,9 +166,11 @@ def test_a_brake_is_told_in_its_own_words():
     assert "mooring brake release orders" in problem.hint
 
 
-def test_one_that_is_unwell_is_named():
-    told = TimelineEvent(ago(5), "orders", "10.0.0.1:81", "health", message("unhealthy"))
-    problem = only(problems(of(having("orders", WELL, UNWELL), events={"orders": [told]}), NOW))
+def test_one_unhealthy_instance_is_named():
+    event = TimelineEvent(ago(5), "orders", "10.0.0.1:81", "health", message("unhealthy"))
+    problem = only(
+        problems(of(having("orders", HEALTHY, UNHEALTHY), events={"orders": [event]}), NOW)
+    )
     assert problem.id == "10.0.0.1:81"
     assert problem.text == "orders: 10.0.0.1:81 reports itself unhealthy"
     assert problem.since == rfc3339(ago(5))
@@ -176,21 +178,21 @@ def test_one_that_is_unwell_is_named():
 
 
 def test_several_are_counted_and_the_first_named():
-    problem = only(problems(of(having("orders", WELL, *[UNWELL] * 5)), NOW))
+    problem = only(problems(of(having("orders", HEALTHY, *[UNHEALTHY] * 5)), NOW))
     assert problem.id == ""
     assert "5 of 6 instances report themselves unhealthy" in problem.text
     assert "10.0.0.1:81, 10.0.0.1:82, 10.0.0.1:83, …" in problem.text
 
 
-def test_what_is_wrong_with_an_instance_is_said_once():
-    service = having("orders", WELL, Status(state="draining", healthy=False))
+def test_an_instance_appears_in_one_problem_only():
+    service = having("orders", HEALTHY, Status(state="draining", healthy=False))
     seen = of(service, observed={"orders": {"10.0.0.1:81": Observation(late=True)}})
-    assert [each.kind for each in problems(seen, NOW)] == ["unhealthy"]
+    assert [problem.kind for problem in problems(seen, NOW)] == ["unhealthy"]
 
 
-def test_silence_and_failing_checks_are_told_apart():
+def test_late_heartbeats_and_failing_checks_are_different_problems():
     seen = of(
-        having("orders", WELL, WELL, WELL),
+        having("orders", HEALTHY, HEALTHY, HEALTHY),
         observed={
             "orders": {
                 "10.0.0.1:80": Observation(silence=60.0, sampled=NOW, late=True),
@@ -203,23 +205,23 @@ def test_silence_and_failing_checks_are_told_apart():
     assert failing.text.endswith('fails its health check: "it refused the connection"')
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(599, []), (601, ["draining"])])
-def test_draining_is_a_problem_only_where_it_does_not_end(seconds: float, told: list[str]):
+@pytest.mark.parametrize(("seconds", "kinds"), [(599, []), (601, ["draining"])])
+def test_draining_is_a_problem_only_if_it_does_not_end(seconds: float, kinds: list[str]):
     began = TimelineEvent(ago(seconds), "orders", "10.0.0.1:81", "state", message("is_draining"))
-    service = having("orders", WELL, Status(state="draining"))
+    service = having("orders", HEALTHY, Status(state="draining"))
     seen = of(service, events={"orders": [began]})
-    assert [each.kind for each in problems(seen, NOW, grace=GracePeriods(600.0))] == told
+    assert [problem.kind for problem in problems(seen, NOW, grace=GracePeriods(600.0))] == kinds
 
 
-def test_the_worst_comes_first_and_services_in_order():
+def test_problems_are_sorted_by_severity_and_service():
     seen = of(
-        having("b/one", WELL, UNWELL),
-        having("a/two", WELL, UNWELL),
+        having("b/one", HEALTHY, UNHEALTHY),
+        having("a/two", HEALTHY, UNHEALTHY),
         service("z", emptied=NOW),
-        having("orders", WELL),
+        having("orders", HEALTHY),
         brakes={"orders": "paused"},
     )
-    assert [each.key for each in problems(seen, NOW)] == [
+    assert [problem.key for problem in problems(seen, NOW)] == [
         "no_instances:z",
         "brake:orders",
         "unhealthy:a/two",
@@ -228,31 +230,31 @@ def test_the_worst_comes_first_and_services_in_order():
 
 
 def test_a_problem_keeps_its_key_though_its_numbers_change():
-    one = only(problems(of(having("orders", WELL, UNWELL)), NOW))
-    two = only(problems(of(having("orders", WELL, UNWELL, UNWELL)), NOW))
+    one = only(problems(of(having("orders", HEALTHY, UNHEALTHY)), NOW))
+    two = only(problems(of(having("orders", HEALTHY, UNHEALTHY, UNHEALTHY)), NOW))
     assert one.key == two.key
     assert one.text != two.text
 
 
-def test_its_words_do_not_change_with_the_time_alone():
+def test_the_text_does_not_change_with_time_alone():
     later = NOW + datetime.timedelta(minutes=30)
     began = TimelineEvent(ago(5000), "orders", "10.0.0.1:80", "state", message("is_draining"))
     late = Observation(silence=60.0, sampled=NOW, late=True)
     seen = of(
-        having("orders", Status(state="draining"), WELL),
+        having("orders", Status(state="draining"), HEALTHY),
         service("gone", emptied=ago(10)),
         observed={"orders": {"10.0.0.1:81": late}},
         events={"orders": [began]},
     )
-    texts = [each.text for each in problems(seen, NOW)]
-    assert [each.text for each in problems(seen, later)] == texts
+    texts = [problem.text for problem in problems(seen, NOW)]
+    assert [problem.text for problem in problems(seen, later)] == texts
     assert len(texts) == 4
 
 
-def test_everybody_hears_of_the_store_and_of_their_own_services_alone():
-    seen = of(having("a/x", WELL, UNWELL), having("b/y", WELL, UNWELL), stale=True)
-    told = visible_problems(problems(seen, NOW), lambda service: service.startswith("a/"))
-    assert [each.key for each in told] == ["stale:", "unhealthy:a/x"]
+def test_problems_of_the_store_are_visible_to_all_and_of_services_in_scope_only():
+    seen = of(having("a/x", HEALTHY, UNHEALTHY), having("b/y", HEALTHY, UNHEALTHY), stale=True)
+    visible = visible_problems(problems(seen, NOW), lambda service: service.startswith("a/"))
+    assert [problem.key for problem in visible] == ["stale:", "unhealthy:a/x"]
 
 
 def test_every_kind_has_a_severity_and_a_hint():
@@ -262,7 +264,7 @@ def test_every_kind_has_a_severity_and_a_hint():
 
 
 def test_problems_can_be_written_as_json():
-    told = problems(of(having("orders", UNWELL), stale=True), NOW, stale_since=NOW)
-    first = msgspec.json.decode(msgspec.json.encode(told))[0]
+    found_problems = problems(of(having("orders", UNHEALTHY), stale=True), NOW, stale_since=NOW)
+    first = msgspec.json.decode(msgspec.json.encode(found_problems))[0]
     assert first["since"] == "2026-03-01T03:00:00.000Z"
     assert set(first) >= {"key", "severity", "kind", "text", "hint", "params", "service", "id"}

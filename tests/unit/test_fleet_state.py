@@ -1,4 +1,4 @@
-"""The live picture, of a registry in memory."""
+"""The live state of the fleet, with a registry in memory."""
 
 from __future__ import annotations
 
@@ -50,38 +50,38 @@ def kinds(fleet: Fleet, service: str, id: str = "") -> list[str]:
 
 
 def impatient(registry: Registry, late: float) -> None:
-    """A registry whose instances are late after so many seconds."""
+    """Make the instances of a registry late after this many seconds."""
     registry.guarantees = msgspec.structs.replace(registry.guarantees, late=late)
 
 
-async def test_services_are_named_in_order_and_changes_are_told(hub: Hub, fleet: Fleet):
-    told: list[Collection[tuple[str, str]]] = []
-    end = fleet.subscribe(told.append)
+async def test_services_are_sorted_and_subscribers_get_changes(hub: Hub, fleet: Fleet):
+    changes: list[Collection[tuple[str, str]]] = []
+    end = fleet.subscribe(changes.append)
     before = fleet.version
     async with hub.register(at("b")), hub.register(at("a")):
         await eventually(lambda: fleet.names() == ["a", "b"])
-        assert {key for keys in told for key in keys} == {("a", "h:1"), ("b", "h:1")}
+        assert {key for keys in changes for key in keys} == {("a", "h:1"), ("b", "h:1")}
         assert fleet.version > before
     end()
-    told.clear()
+    changes.clear()
     await eventually(lambda: not any(fleet.service(name).instances for name in "ab"))  # type: ignore[union-attr]
-    assert told == []
+    assert changes == []
     assert fleet.names() == ["a", "b"]
 
 
-async def test_a_subscriber_that_fails_costs_the_others_nothing(hub: Hub, fleet: Fleet):
-    told: list[Collection[tuple[str, str]]] = []
+async def test_a_failing_subscriber_does_not_affect_others(hub: Hub, fleet: Fleet):
+    changes: list[Collection[tuple[str, str]]] = []
 
     def stumble(_: Collection[tuple[str, str]]) -> None:
         raise ZeroDivisionError
 
     fleet.subscribe(stumble)
-    fleet.subscribe(told.append)
+    fleet.subscribe(changes.append)
     async with hub.register(at("a")):
-        await eventually(lambda: bool(told))
+        await eventually(lambda: bool(changes))
 
 
-async def test_a_service_that_lost_all_stays_until_somebody_comes_again(hub: Hub, fleet: Fleet):
+async def test_a_service_without_instances_stays_until_one_registers(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
         known = fleet.service("a")
@@ -94,7 +94,7 @@ async def test_a_service_that_lost_all_stays_until_somebody_comes_again(hub: Hub
         assert list(known.instances) == ["h:1"]
 
 
-async def test_who_was_there_before_is_no_news(hub: Hub):
+async def test_instances_present_at_the_start_are_no_events(hub: Hub):
     async with hub.register(at("a")) as one, Fleet(hub.registry) as fleet:
         await eventually(lambda: fleet.loaded)
         assert kinds(fleet, "a") == []
@@ -103,14 +103,14 @@ async def test_who_was_there_before_is_no_news(hub: Hub):
         assert event.text == "registered at h:1, before this server started"
 
 
-async def test_silence_is_sampled_soon_after_somebody_has_come(hub: Hub, fleet: Fleet):
+async def test_silence_is_sampled_soon_after_a_registration(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
         assert fleet.observation("a", "h:1").last_heartbeat is not None
     await eventually(lambda: fleet.observation("a", "h:1").silence is None)
 
 
-async def test_who_is_silent_for_too_long_is_late_until_it_is_heard_again(hub: Hub, fleet: Fleet):
+async def test_a_silent_instance_is_late_until_its_next_heartbeat(hub: Hub, fleet: Fleet):
     impatient(hub.registry, late=30.0)
     async with hub.register(at("a")):
         await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
@@ -124,7 +124,7 @@ async def test_who_is_silent_for_too_long_is_late_until_it_is_heard_again(hub: H
         assert late == ["heartbeat late: silent for 31 s", "heartbeats resumed"]
 
 
-async def test_who_is_shown_and_not_in_the_registry_is_missing(
+async def test_an_instance_that_the_registry_does_not_list_is_missing(
     hub: Hub, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     impatient(hub.registry, late=30.0)
@@ -153,7 +153,7 @@ async def test_who_is_shown_and_not_in_the_registry_is_missing(
         assert late == ["missing from the registry", "heartbeats resumed"]
 
 
-async def test_one_look_in_which_somebody_is_missing_may_be_an_accident(hub: Hub, fleet: Fleet):
+async def test_one_sample_without_an_instance_does_not_make_it_missing(hub: Hub, fleet: Fleet):
     impatient(hub.registry, late=30.0)
     async with hub.register(at("a")):
         await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
@@ -164,7 +164,7 @@ async def test_one_look_in_which_somebody_is_missing_may_be_an_accident(hub: Hub
         assert not [event for event in fleet.timeline("a") if event.kind == "late"]
 
 
-async def test_a_sample_is_no_change_but_shows(hub: Hub, fleet: Fleet):
+async def test_a_sample_is_visible_but_no_change(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
         known = fleet.service("a")
@@ -176,7 +176,7 @@ async def test_a_sample_is_no_change_but_shows(hub: Hub, fleet: Fleet):
         assert fleet.rendering.summary(known).avg_heartbeat_delay == 500
 
 
-async def test_what_a_check_finds_is_told_when_it_turns(hub: Hub, fleet: Fleet):
+async def test_a_check_result_is_an_event_when_it_changes(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
         version = fleet.version
@@ -195,7 +195,7 @@ async def test_what_a_check_finds_is_told_when_it_turns(hub: Hub, fleet: Fleet):
         assert fleet.observation("a", "gone").check_failure == ""
 
 
-async def test_a_check_that_is_not_made_is_no_failure(hub: Hub, fleet: Fleet):
+async def test_a_skipped_check_is_not_a_failure(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
         fleet.report_check("a", "h:1", None, "refused")
@@ -206,7 +206,7 @@ async def test_a_check_that_is_not_made_is_no_failure(hub: Hub, fleet: Fleet):
         assert checks == ["check failing: refused", 'not checked: "its address is link-local"']
 
 
-async def test_a_brake_is_told_when_it_holds_and_when_it_is_off(fleet: Fleet):
+async def test_a_brake_is_an_event_when_it_engages_and_releases(fleet: Fleet):
     fleet.update_brakes({"a": "3 of 4 are silent"})
     fleet.update_brakes({"a": "4 of 4 are silent"})
     assert fleet.brake("a") == "4 of 4 are silent"
@@ -239,9 +239,7 @@ async def test_a_service_that_only_has_a_name_is_forgotten_after_a_while(
         assert fleet.names() == ["described", "lives", "z"]
 
 
-async def test_a_service_that_another_server_had_forgotten_is_forgotten_here_too(
-    hub: Hub, fleet: Fleet
-):
+async def test_a_service_that_another_server_forgot_is_forgotten_here_too(hub: Hub, fleet: Fleet):
     await hub.registry.enter(at("a"), ttl=5.0)
     await eventually(lambda: fleet.service("a") is not None)
     known = fleet.service("a")
@@ -254,14 +252,14 @@ async def test_a_service_that_another_server_had_forgotten_is_forgotten_here_too
     assert not fleet.names()
 
 
-async def test_a_service_that_was_listed_for_its_instances_alone_stays_when_they_are_lost(
+async def test_a_service_without_description_stays_when_its_instances_are_lost(
     hub: Hub, fleet: Fleet
 ):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
-        fleet.update_names(["a"], kept=["a"])  # read before it came
+        fleet.update_names(["a"], kept=["a"])  # read before it registered
     await eventually(lambda: not instances(fleet, "a"))
-    fleet.update_names(["a"])  # read before it went
+    fleet.update_names(["a"])  # read before it left
     fleet.update_names([])
     assert fleet.names() == ["a"]
     fleet.update_names(["a"], kept=["a"])
@@ -272,20 +270,16 @@ async def test_a_service_that_was_listed_for_its_instances_alone_stays_when_they
     assert fleet.names() == ["a"]
 
 
-async def test_where_a_list_also_names_the_silent_it_does_not_tell_who_was_forgotten(
-    hub: Hub, fleet: Fleet
-):
+async def test_a_list_that_includes_silent_services_does_not_forget_any(hub: Hub, fleet: Fleet):
     hub.registry.guarantees = msgspec.structs.replace(hub.registry.guarantees, keeps_names=False)
     await hub.registry.describe(service="a", set={"description": "as if its last one were silent"})
     await fleet._poller._poll_names()
-    assert await hub.registry.forget("a")  # as if cleanup had taken it out
+    assert await hub.registry.forget("a")  # as if cleanup had evicted it
     await fleet._poller._poll_names()
     assert fleet.names() == ["a"]
 
 
-async def test_what_was_written_is_written_anew_only_when_something_else_is_shown(
-    hub: Hub, fleet: Fleet
-):
+async def test_rendered_text_is_reused_until_the_instance_changes(hub: Hub, fleet: Fleet):
     async with hub.register(at("a", 1)), hub.register(at("a", 2)):
         await eventually(
             lambda: NOT_OBSERVED not in [fleet.observation("a", id) for id in ("h:1", "h:2")]
@@ -300,16 +294,16 @@ async def test_what_was_written_is_written_anew_only_when_something_else_is_show
         again = rendering.instance_text(known, "h:2")
         assert rendering.instance_text(known, "h:2") is again
         detail = msgspec.json.decode(rendering.detail_text(known))
-        assert [each["instanceId"] for each in detail["instances"]] == ["h:1", "h:2"]
+        assert [instance["instanceId"] for instance in detail["instances"]] == ["h:1", "h:2"]
 
 
-async def test_a_layout_whose_services_cannot_be_listed_has_no_picture():
+async def test_a_layout_that_cannot_list_services_has_no_fleet_state():
     async with mooring.connect("memory://", layout="plain") as hub:
         with pytest.raises(InvalidRequest, match="has no root"):
             Fleet(hub.registry)
 
 
-async def test_an_instance_that_says_too_much_hides_nobody(hub: Hub, fleet: Fleet):
+async def test_an_instance_with_excessive_data_hides_no_other(hub: Hub, fleet: Fleet):
     deep: dict[str, Any] = {"end": 1}
     for _ in range(400):
         deep = {"deeper": deep}
@@ -330,12 +324,12 @@ async def test_an_instance_that_says_too_much_hides_nobody(hub: Hub, fleet: Flee
         sample = fleet.history("a", "h:2")[-1]
         assert len(sample.metrics) == MAX_METRICS
         assert max(len(event.text) for event in fleet.timeline("a")) < 500
-        found = msgspec.json.decode(fleet.rendering.detail_text(known))["instances"]
-        assert [each["instanceId"] for each in found] == ["h:1", "h:2"]
-        assert found[1]["lastMetadataUpdate"] is None
+        shown = msgspec.json.decode(fleet.rendering.detail_text(known))["instances"]
+        assert [instance["instanceId"] for instance in shown] == ["h:1", "h:2"]
+        assert shown[1]["lastMetadataUpdate"] is None
 
 
-async def test_a_service_whose_last_instance_left_in_order_was_not_lost(hub: Hub, fleet: Fleet):
+async def test_a_service_whose_last_instance_deregistered_was_not_lost(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")), hub.register(at("b")):
         await eventually(lambda: fleet.names() == ["a", "b"])
         a, b = fleet.service("a"), fleet.service("b")
@@ -358,7 +352,7 @@ async def test_a_service_whose_last_instance_fell_silent_was_lost(hub: Hub, flee
     assert fleet.timeline("a")[-2].text == "lost: its heartbeats stopped"
 
 
-async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fleet):
+async def test_an_instance_removed_by_an_operator_is_not_lost(hub: Hub, fleet: Fleet):
     entered = await hub.registry.enter(at("a"), ttl=60.0)
     await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
     fleet.update_silence("a", {"h:1": 50.0})
@@ -374,7 +368,7 @@ async def test_one_that_is_about_to_be_taken_out_is_not_lost(hub: Hub, fleet: Fl
 
 
 @pytest.mark.parametrize("names_first", [False, True])
-async def test_a_service_without_anybody_at_the_start_is_absent_until_somebody_comes(
+async def test_a_service_that_is_empty_at_the_start_is_absent_until_an_instance_registers(
     hub: Hub, names_first: bool
 ):
     await hub.registry.describe(service="a", set={"description": "died, perhaps"})
@@ -386,7 +380,7 @@ async def test_a_service_without_anybody_at_the_start_is_absent_until_somebody_c
             await eventually(lambda: fleet.loaded)
             await eventually(lambda: fleet.names() == ["a", "b"])
             known = [fleet.service(name) for name in "ab"]
-            assert [each and each.absent for each in known] == [True, False]
+            assert [service and service.absent for service in known] == [True, False]
             fleet.update_names(["a", "b", "just described"])
             assert not fleet.service("just described").absent  # type: ignore[union-attr]
             async with hub.register(at("a")):
@@ -395,33 +389,31 @@ async def test_a_service_without_anybody_at_the_start_is_absent_until_somebody_c
             assert not fleet.service("a").absent  # type: ignore[union-attr]
 
 
-async def test_a_service_that_shall_be_forgotten_is_so_until_somebody_comes_again(
+async def test_a_forgotten_service_stays_forgotten_until_an_instance_registers(
     hub: Hub, fleet: Fleet
 ):
-    told: list[Collection[tuple[str, str]]] = []
+    changes: list[Collection[tuple[str, str]]] = []
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
         assert not fleet.forget("a")
     await eventually(lambda: fleet.service("a").emptied is not None)  # type: ignore[union-attr]
-    fleet.subscribe(told.append)
+    fleet.subscribe(changes.append)
     assert fleet.forget("a")
-    assert told == [[("a", "")]]
+    assert changes == [[("a", "")]]
     assert not fleet.names()
     assert not fleet.timeline("a")
     assert not fleet.forget("a")
     fleet.update_names(["a", "b"])  # its description is still there
     assert fleet.names() == ["b"]
     fleet.update_names(["b"])
-    fleet.update_names(["a", "b"])  # somebody described it anew
+    fleet.update_names(["a", "b"])  # another description was written
     assert fleet.names() == ["a", "b"]
     assert fleet.forget("a")
     async with hub.register(at("a")):
         await eventually(lambda: fleet.names() == ["a", "b"])
 
 
-async def test_a_service_that_was_forgotten_and_is_back_looks_like_none_before(
-    hub: Hub, fleet: Fleet
-):
+async def test_a_forgotten_service_that_returns_has_no_history(hub: Hub, fleet: Fleet):
     stamps = []
     for _ in range(2):
         async with hub.register(at("a", 1)), hub.register(at("a", 2)):
@@ -433,16 +425,16 @@ async def test_a_service_that_was_forgotten_and_is_back_looks_like_none_before(
     assert fleet.service("a") is None
 
 
-async def test_a_service_whose_last_instance_left_in_order_is_forgotten_sooner(
+async def test_a_service_whose_last_instance_deregistered_is_forgotten_sooner(
     hub: Hub, fleet: Fleet
 ):
     async with hub.register(at("left")), hub.register(at("lost")):
         await eventually(lambda: fleet.names() == ["left", "lost"])
     known = [fleet.service(name) for name in ("left", "lost")]
-    await eventually(lambda: all(each and each.emptied for each in known))
-    for each in known:
-        assert each is not None
-        each.emptied = now() - datetime.timedelta(seconds=services.FORGET_DEREGISTERED + 1)
-        each.lost = each.name == "lost"
+    await eventually(lambda: all(service and service.emptied for service in known))
+    for service in known:
+        assert service is not None
+        service.emptied = now() - datetime.timedelta(seconds=services.FORGET_DEREGISTERED + 1)
+        service.lost = service.name == "lost"
     fleet.update_names([])
     assert fleet.names() == ["lost"]

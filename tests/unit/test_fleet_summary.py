@@ -1,4 +1,4 @@
-"""What can be said of many instances at once."""
+"""Summaries over many instances."""
 
 from __future__ import annotations
 
@@ -47,39 +47,39 @@ def telling(port: int, **metrics: JSON) -> Instance:
 
 
 @given(st.lists(FINITE, min_size=1, max_size=200))
-def test_an_aggregate_is_in_order_and_within_what_it_is_of(values: list[float]):
-    told = aggregate(values)
-    assert told.count == len(values)
-    assert (told.min, told.max) == (min(values), max(values))
-    assert told.min <= told.p50 <= told.p90 <= told.p99 <= told.max
-    assert told.min <= told.avg <= told.max
-    assert {told.p50, told.p90, told.p99} <= set(values)
+def test_aggregates_are_ordered_and_within_the_range_of_their_values(values: list[float]):
+    stats = aggregate(values)
+    assert stats.count == len(values)
+    assert (stats.min, stats.max) == (min(values), max(values))
+    assert stats.min <= stats.p50 <= stats.p90 <= stats.p99 <= stats.max
+    assert stats.min <= stats.avg <= stats.max
+    assert {stats.p50, stats.p90, stats.p99} <= set(values)
 
 
 @given(
     st.lists(FINITE, min_size=1, max_size=200),
     st.floats(min_value=0.01, max_value=1.0, allow_nan=False),
 )
-def test_a_percentile_is_the_lowest_that_so_many_do_not_exceed(values: list[float], share: float):
+def test_a_percentile_is_the_lowest_value_that_covers_its_share(values: list[float], share: float):
     ordered = sorted(values)
-    found = percentile(ordered, share)
+    result = percentile(ordered, share)
     needed = share * len(ordered)
-    assert sum(value <= found for value in ordered) >= needed - 1e-9
-    assert sum(value < found for value in ordered) < max(needed, 1) + 1e-9
+    assert sum(value <= result for value in ordered) >= needed - 1e-9
+    assert sum(value < result for value in ordered) < max(needed, 1) + 1e-9
 
 
 @given(FINITE, st.integers(min_value=1, max_value=50))
-def test_of_equal_values_all_is_that_value(value: float, count: int):
-    told = aggregate([value] * count)
-    assert {told.avg, told.min, told.max, told.p50, told.p90, told.p99} == {value}
+def test_aggregates_of_equal_values_are_that_value(value: float, count: int):
+    stats = aggregate([value] * count)
+    assert {stats.avg, stats.min, stats.max, stats.p50, stats.p90, stats.p99} == {value}
 
 
-def test_percentiles_of_a_hundred_are_what_one_expects():
-    told = aggregate(range(1, 101))
-    assert (told.p50, told.p90, told.p99, told.avg) == (50, 90, 99, 50.5)
+def test_percentiles_of_a_hundred_values():
+    stats = aggregate(range(1, 101))
+    assert (stats.p50, stats.p90, stats.p99, stats.avg) == (50, 90, 99, 50.5)
 
 
-def test_metrics_are_named_by_their_path_and_what_is_no_number_is_left_out():
+def test_metrics_are_named_by_path_and_non_numbers_are_omitted():
     tree: dict[str, JSON] = {
         "memory": {"usagePercent": 41.5, "kind": "rss", "deep": {"er": 1}},
         "up": True,
@@ -92,15 +92,19 @@ def test_metrics_are_named_by_their_path_and_what_is_no_number_is_left_out():
     assert dict(numbers(tree)) == {"memory.usagePercent": 41.5, "memory.deep.er": 1, "count": 3}
 
 
-def test_each_metric_is_aggregated_over_those_who_tell_it():
-    told = aggregates(
+def test_a_metric_is_aggregated_over_the_instances_that_report_it():
+    by_path = aggregates(
         [telling(1, cpu={"load": 1}), telling(2, cpu={"load": 3}), telling(3, disk={"free": 9})]
     )
-    assert list(told) == ["cpu.load", "disk.free"]
-    assert (told["cpu.load"].avg, told["cpu.load"].count, told["disk.free"].count) == (2, 2, 1)
+    assert list(by_path) == ["cpu.load", "disk.free"]
+    assert (by_path["cpu.load"].avg, by_path["cpu.load"].count, by_path["disk.free"].count) == (
+        2,
+        2,
+        1,
+    )
 
 
-def test_a_rate_of_nothing_is_nothing():
+def test_a_rate_of_nothing_is_zero():
     assert rate(0, 0) == 0
     assert rate(1, 3) == 0.3333
     assert rate(2, 2) == 1
@@ -119,32 +123,33 @@ def test_a_rate_of_nothing_is_nothing():
         (at(1, weight=0), Observation(), "its weight is 0"),
     ],
 )
-def test_what_is_wrong_with_an_instance_is_told_in_words(
+def test_problems_of_an_instance_are_explained(
     instance: Instance, observed: Observation, reason: str
 ):
     assert joined(reasons(instance, observed)) == reason
 
 
-def test_who_fails_its_check_is_not_healthy_whatever_it_says():
+def test_an_instance_that_fails_its_check_is_unhealthy_whatever_it_reports():
     assert healthy(at(1), Observation())
     assert not healthy(at(1), Observation(check_failure="refused"))
 
 
 @pytest.mark.parametrize("state", ["up", "draining", "down"])
-def test_who_may_be_called_is_active(state: State):
+def test_callable_instances_are_active(state: State):
     one = at(1, status=Status(state=state))
     assert count_health({one.id: one}, {}) == HealthCounts(1, 1, 1, int(state == "up"))
 
 
-def test_who_is_late_disabled_or_without_weight_is_not_active():
+def test_late_disabled_or_weightless_instances_are_not_active():
     some = [at(1), at(2), at(3, enabled=False), at(4, weight=0)]
-    told = count_health(
-        {each.id: each for each in some}, {some[1].id: Observation(silence=99, late=True)}
+    counts = count_health(
+        {instance.id: instance for instance in some},
+        {some[1].id: Observation(silence=99, late=True)},
     )
-    assert told == HealthCounts(1, 4, 3, 1)
+    assert counts == HealthCounts(1, 4, 3, 1)
 
 
-def test_a_silent_instance_is_shown_so_and_is_not_healthy():
+def test_a_silent_instance_is_shown_as_silent_and_unhealthy():
     silent = Observation(silence=99, late=True)
     detail = instance_detail(at(1), silent)
     assert (detail.state, detail.healthy) == ("silent", False)
@@ -177,10 +182,10 @@ def test_an_instance_that_is_not_checked_is_healthy():
 
 
 def test_the_shape_of_health():
-    told = msgspec.json.decode(
+    shown = msgspec.json.decode(
         encode(health([HealthCounts(1, 3, 2, 0), HealthCounts(1, 1, 1, 1)], MOMENT))
     )
-    assert told == {
+    assert shown == {
         "totalServices": 2,
         "totalInstances": 4,
         "healthyInstances": 3,
@@ -205,9 +210,9 @@ def test_the_shape_of_a_service_and_of_its_instances():
     summary = service_summary("a", {one.id: one, two.id: two}, seen, changed=MOMENT)
     instances = (instance_detail(one, seen[one.id]),)
     detail = ServiceDetail(**msgspec.structs.asdict(summary), instances=instances)
-    told = msgspec.json.decode(encode(detail))
-    instance = told.pop("instances")
-    assert told == {
+    shown = msgspec.json.decode(encode(detail))
+    instance = shown.pop("instances")
+    assert shown == {
         "serviceName": "a",
         "totalInstances": 2,
         "healthyInstances": 1,
@@ -260,9 +265,9 @@ def test_the_shape_of_a_service_and_of_its_instances():
     ]
 
 
-def test_what_is_not_known_is_null():
-    told = msgspec.json.decode(encode(instance_metrics(at(1))))
-    assert told == {
+def test_unknown_values_are_null():
+    shown = msgspec.json.decode(encode(instance_metrics(at(1))))
+    assert shown == {
         "instanceId": "h:1",
         "serviceName": "a",
         "metrics": {},
@@ -274,6 +279,6 @@ def test_what_is_not_known_is_null():
 
 def test_metrics_of_a_service_are_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(summary_module, "MAX_PATHS", 3)
-    told = aggregates([telling(port, **{f"n{port}": 1, "all": port}) for port in range(1, 9)])
-    assert set(told) == {"n1", "all", "n2"}
-    assert told["all"].count == 8
+    by_path = aggregates([telling(port, **{f"n{port}": 1, "all": port}) for port in range(1, 9)])
+    assert set(by_path) == {"n1", "all", "n2"}
+    assert by_path["all"].count == 8

@@ -31,9 +31,9 @@ def changed(**fields: object) -> Instance:
         (changed(zone="z"), "metadata", "its zone or ports changed"),
     ],
 )
-def test_a_change_is_told_in_words_both_ways(after: Instance, kind: str, text: str):
-    assert [(kind, each.text) for kind, each in events_of(ONE, after)] == [(kind, text)]
-    assert [each for each, _ in events_of(after, ONE)] == [kind]
+def test_a_change_is_described_in_both_directions(after: Instance, kind: str, text: str):
+    assert [(event, message.text) for event, message in events_of(ONE, after)] == [(kind, text)]
+    assert [event for event, _ in events_of(after, ONE)] == [kind]
 
 
 def test_coming_and_going_are_events_of():

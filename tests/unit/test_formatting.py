@@ -1,4 +1,4 @@
-"""Messages show foreign values and exceptions in plain words, never in Python's notation."""
+"""Messages show external values and exceptions in plain words, never in Python's notation."""
 
 from __future__ import annotations
 
@@ -166,5 +166,5 @@ def test_a_duration_is_shown(seconds: float, text: str):
 
 
 @given(st.integers(10, 10**6))
-def test_whole_seconds_come_back_within_their_two_largest_units(seconds: int):
+def test_formatted_durations_keep_their_two_largest_units(seconds: int):
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=0.05)

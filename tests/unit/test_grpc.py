@@ -1,4 +1,4 @@
-"""What a gRPC channel is asked for, and what is on the wire of the health service."""
+"""Targets and options of gRPC channels, and the wire format of the health service."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_target_names_a_service(target, service):
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("", "must begin with etcdv3:///"),
         ("echo", "must begin with etcdv3:///"),
@@ -56,19 +56,19 @@ def test_a_target_names_a_service(target, service):
         (None, "must be text"),
     ],
 )
-def test_a_malformed_target_is_told_what_is_right(target, told):
-    with pytest.raises(InvalidRequest, match=told):
+def test_the_error_for_a_malformed_target_shows_a_valid_one(target, message):
+    with pytest.raises(InvalidRequest, match=message):
         service_of(target)
 
 
 @pytest.mark.parametrize("name", ["", "a/b/c", "info", "a//b", " echo", "a\nb", "..", "/echo"])
-def test_a_service_against_the_grammar_is_refused(name):
+def test_an_invalid_service_name_is_refused(name):
     with pytest.raises(InvalidName, match="the target"):
         service_of(f"etcdv3:///{name}")
 
 
 @pytest.mark.parametrize(("healthy", "remote"), [(10, 0), (7, 0), (5, 2), (1, 6), (0, 10)])
-def test_a_blocking_channel_takes_so_many_of_other_zones_as_calls_spill_over(healthy, remote):
+def test_a_blocking_channel_uses_as_many_remote_instances_as_calls_spill_over(healthy, remote):
     rotation = Rotation("echo", policy="round_robin", selector=Selector(zone="a"))
     for port in range(1, 21):
         status = Status(healthy=port <= healthy or port > 10)
@@ -81,7 +81,7 @@ def test_a_blocking_channel_takes_so_many_of_other_zones_as_calls_spill_over(hea
     assert chosen == again
 
 
-def test_an_unknown_policy_is_told_the_nearest():
+def test_the_error_for_an_unknown_policy_names_the_nearest():
     with pytest.raises(InvalidRequest, match="did you mean 'round_robin'"):
         check_policy("roundrobin")
 
@@ -95,7 +95,7 @@ def test_methods_are_named_one_by_one_or_by_service():
 
 
 @pytest.mark.parametrize("wrong", ["", "/", "echo.Echo/", "a/b/c", " echo.Echo/Say", 3, "//Say"])
-def test_what_is_no_method_cannot_be_repeated(wrong):
+def test_only_methods_can_be_repeatable(wrong):
     with pytest.raises(InvalidRequest, match=r"package\.Service/Method"):
         Repeatable([wrong])
 
@@ -120,11 +120,11 @@ def test_tries_are_counted_from_one(wrong):
         (Instance("echo", "mail.example", 80), "dns:///mail.example:80"),
     ],
 )
-def test_an_instance_is_found_by_its_address(instance, target):
+def test_an_instance_is_looked_up_by_its_address(instance, target):
     assert target_of(instance) == target
 
 
-def test_the_callers_options_come_first_and_win():
+def test_the_options_of_the_caller_take_precedence():
     options = subchannel_options([("grpc.use_local_subchannel_pool", 0)], True)
     assert dict(reversed(options))["grpc.use_local_subchannel_pool"] == 0
 
@@ -138,7 +138,7 @@ def config_of(config: object, *arguments: Any) -> dict[str, Any]:
     return merged_config
 
 
-def test_a_service_config_of_the_callers_is_completed():
+def test_the_service_config_of_the_caller_is_completed():
     theirs = {
         "methodConfig": [{"name": [{}], "timeout": "1s"}],
         "retryThrottling": {"maxTokens": 1},
@@ -149,7 +149,7 @@ def test_a_service_config_of_the_callers_is_completed():
     assert json.loads(first[1]) == {**theirs, **ours}
 
 
-def test_what_a_service_config_of_the_callers_sets_wins():
+def test_settings_in_the_service_config_of_the_caller_take_precedence():
     theirs = {"loadBalancingPolicy": "pick_first", "healthCheckConfig": {"serviceName": "mine"}}
     assert config_of(theirs, True) == theirs
     other: dict[str, Any] = {"loadBalancingConfig": [{"pick_first": {}}]}
@@ -183,7 +183,7 @@ def test_retries_keep_what_the_caller_set_for_the_method():
 
 
 @pytest.mark.parametrize(
-    ("config", "arguments", "told"),
+    ("config", "arguments", "message"),
     [
         ({"healthCheckConfig": {}}, ["echo"], "has a healthCheckConfig"),
         ([], [True], "must be a JSON object"),
@@ -198,9 +198,9 @@ def test_retries_keep_what_the_caller_set_for_the_method():
     ],
 )
 def test_a_service_config_that_contradicts_the_arguments_is_refused(
-    config: object, arguments: list[Any], told: str
+    config: object, arguments: list[Any], message: str
 ):
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         config_of(config, *arguments)
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         merged([("grpc.service_config", "{")], True)
@@ -230,12 +230,12 @@ def test_servers_have_an_option_only_once():
         (None, None),
     ],
 )
-def test_only_who_cannot_be_reached_is_blamed(code, well):
+def test_only_unreachable_instances_count_as_failed(code, well):
     assert verdict(code) is well
 
 
 @given(st.text())
-def test_requests_for_health_are_understood(service):
+def test_health_requests_are_parsed(service):
     name = service.encode()
     size, left = b"", len(name)
     while left > 0x7F:
@@ -250,14 +250,14 @@ def test_other_requests_are_refused(wrong):
         decoded(wrong)
 
 
-def test_health_is_told_at_once_and_at_each_change():
-    health, told = Health({"mail": False}), list[ServingStatus | None]()
-    end = health.listen("mail", told.append)
+def test_health_is_sent_at_once_and_at_each_change():
+    health, statuses = Health({"mail": False}), list[ServingStatus | None]()
+    end = health.listen("mail", statuses.append)
     health.set("mail", True)
     health.set("mail", True)
     health.end()
     health.set("mail", True)  # too late
-    assert told == [
+    assert statuses == [
         ServingStatus.NOT_SERVING,
         ServingStatus.SERVING,
         ServingStatus.NOT_SERVING,
@@ -266,13 +266,13 @@ def test_health_is_told_at_once_and_at_each_change():
     assert health.status("") is ServingStatus.NOT_SERVING
     end()
     end()
-    health.listen("mail", told.append)
-    assert told[4:] == [ServingStatus.NOT_SERVING, None]
+    health.listen("mail", statuses.append)
+    assert statuses[4:] == [ServingStatus.NOT_SERVING, None]
     assert health.status("other") is ServingStatus.SERVICE_UNKNOWN
     assert encoded(ServingStatus.NOT_SERVING) == b"\x08\x02"
 
 
-def test_a_length_without_end_is_no_request():
+def test_an_endless_length_is_not_a_request():
     with pytest.raises(InvalidRequest):
         decoded(b"\n" + b"\xff" * 4_000_000)
 
@@ -291,18 +291,18 @@ class _Ended(grpc.RpcError):  # type: ignore[misc]
         ("the server's own words", False),
     ],
 )
-def test_only_a_call_that_was_never_sent_is_begun_again(details: str, unsent: bool):
+def test_only_a_call_that_was_never_sent_is_retried(details: str, unsent: bool):
     assert was_not_sent(_Ended(grpc.StatusCode.UNAVAILABLE, details)) is unsent
     assert not was_not_sent(_Ended(grpc.StatusCode.INTERNAL, details))
     assert not was_not_sent(grpc.RpcError())
 
 
-def test_telling_one_who_watches_waits_for_nobody_who_leaves():
-    """gRPC's send may wait for the thread that tells that another call is over."""
+def test_sending_health_does_not_wait_for_a_leaving_watcher():
+    """gRPC's send may wait for the thread that reports the end of another call."""
     health, over = Health(), threading.Event()
     handlers = _blocking_handlers(health)
     leaving: list[Callable[[], None]] = []
-    told: list[ServingStatus | None] = []
+    statuses: list[ServingStatus | None] = []
 
     class Context:
         def add_callback(self, end: Callable[[], None]) -> bool:
@@ -311,7 +311,7 @@ def test_telling_one_who_watches_waits_for_nobody_who_leaves():
 
     def send(status: ServingStatus | None) -> None:
         assert over.wait(20)
-        told.append(status)
+        statuses.append(status)
 
     def leave() -> None:
         leaving[0]()
@@ -325,4 +325,4 @@ def test_telling_one_who_watches_waits_for_nobody_who_leaves():
     ending.join(20)
     assert over.is_set()
     health.end()
-    until(lambda: told == [ServingStatus.SERVING, ServingStatus.NOT_SERVING, None])
+    until(lambda: statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING, None])

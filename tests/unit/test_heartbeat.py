@@ -1,4 +1,4 @@
-"""The package as a whole: its public names, and what it leans on."""
+"""The package as a whole: its public names and its imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_every_public_name_exists():
         assert getattr(mooring.heartbeat, name) is not None
 
 
-def test_it_knows_nothing_of_stores_and_sessions():
+def test_it_does_not_import_stores_or_sessions():
     below = {
         "errors",
         "formatting",

@@ -1,4 +1,4 @@
-"""When an instance beats, over a clock that the test sets. [R8]"""
+"""When an instance sends heartbeats, on a clock that the test sets. [R8]"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def started(policy: Policy = EXACT, at: float = 0.0) -> Beats:
 
 
 def step(beats: Beats, now: float, metrics: dict[str, object]) -> Decision:
-    """Decide, and send without a fault what was decided."""
+    """Decide, and send what was decided without an error."""
     decision = beats.decide(now, metrics)
     if decision is not NOTHING:
         beats.began()
@@ -38,7 +38,7 @@ def step(beats: Beats, now: float, metrics: dict[str, object]) -> Decision:
     return decision
 
 
-def test_the_first_decision_is_to_tell_everything():
+def test_the_first_decision_is_to_publish_everything():
     beats = Beats(Policy())
     assert beats.next_due(0) == 0
     assert beats.decide(0, {}) is METADATA
@@ -50,7 +50,7 @@ def test_a_beat_is_due_after_its_interval():
     assert beats.decide(10, memory(40)) is BEAT
 
 
-def test_metrics_are_due_after_theirs_though_they_are_the_same():
+def test_metrics_are_due_after_their_interval_even_if_unchanged():
     beats = started()
     assert [step(beats, now, memory(40)) for now in (10, 20, 30, 40, 50, 60)] == [BEAT] * 5 + [
         METADATA
@@ -71,20 +71,20 @@ def test_without_metrics_only_beats_are_sent():
     assert beats.next_due(100) == 10
 
 
-def test_metrics_that_are_all_gone_are_something_to_tell():
+def test_the_removal_of_all_metrics_is_published():
     beats = started(Policy(thresholds={}, jitter=0.0))
     step(beats, 50, memory(40))
     assert beats.decide(60, {}) is METADATA
 
 
-def test_a_significant_change_is_told_at_once():
+def test_a_significant_change_is_published_at_once():
     beats = started()
     assert beats.decide(1, memory(50)) is NOTHING
     assert beats.decide(1, memory(51)) is METADATA
     assert beats.changed(memory(51)) == ("memory.usagePercent",)
 
 
-def test_or_with_the_next_beat():
+def test_a_significant_change_can_wait_for_the_next_beat():
     beats = started(Policy(immediate=False, jitter=0.0))
     assert beats.decide(1, memory(51)) is NOTHING
     assert beats.decide(10, memory(51)) is METADATA
@@ -102,14 +102,14 @@ def test_a_beat_alone_publishes_no_metrics():
     assert beats.decide(11, memory(51)) is METADATA
 
 
-def test_what_was_sent_counts_and_not_what_came_meanwhile():
+def test_changes_are_measured_from_what_was_sent_not_collected():
     beats = started()
     beats.began()
     beats.sent(5, METADATA, memory(60))
     assert beats.decide(6, memory(80)) is METADATA
 
 
-def test_while_one_is_under_way_no_other_begins():
+def test_no_beat_begins_while_another_is_in_flight():
     beats = started()
     beats.began()
     assert beats.decide(100, memory(99)) is NOTHING
@@ -118,7 +118,7 @@ def test_while_one_is_under_way_no_other_begins():
         beats.began()
 
 
-def test_what_failed_is_decided_again():
+def test_a_failed_beat_is_decided_again():
     beats = started()
     beats.began()
     beats.failed()
@@ -127,7 +127,7 @@ def test_what_failed_is_decided_again():
 
 
 @pytest.mark.parametrize("interval", [0.0, -1.0, math.nan])
-def test_intervals_make_sense(interval: float):
+def test_invalid_intervals_are_refused(interval: float):
     with pytest.raises(InvalidRequest, match="above 0"):
         Policy(heartbeat_interval=interval)
     with pytest.raises(InvalidRequest, match="above 0"):
@@ -135,7 +135,7 @@ def test_intervals_make_sense(interval: float):
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.0, math.nan])
-def test_jitter_makes_sense(jitter: float):
+def test_invalid_jitter_is_refused(jitter: float):
     with pytest.raises(InvalidRequest, match="at least 0 and below 1"):
         Policy(jitter=jitter)
 
@@ -175,7 +175,7 @@ def test_instances_of_one_process_beat_together():
 
 
 @pytest.mark.parametrize("how", ["failed", "registered"])
-def test_processes_that_one_restart_aligned_spread_out(how: str):
+def test_processes_aligned_by_a_restart_spread_out(how: str):
     """40 processes beat, or register again, within one second after Redis is back: from the next
     interval on they are spread over the interval."""
     processes = [Beats(Policy(), seed=seed) for seed in range(40)]
@@ -205,7 +205,7 @@ percents = st.integers(0, 100)
     st.builds(Policy, intervals, intervals, immediate=st.booleans(), jitter=st.just(0.0)),
     st.integers(1, 200),
 )
-def test_with_constant_metrics_a_sleeper_beats_once_an_interval(policy: Policy, seconds: int):
+def test_with_constant_metrics_there_is_one_beat_per_interval(policy: Policy, seconds: int):
     """Each sleep of `next_due` ends with something to send, and there are no more than needed."""
     beats, now, sends = Beats(policy), 0.0, 0
     while now < seconds:
@@ -220,7 +220,7 @@ def test_with_constant_metrics_a_sleeper_beats_once_an_interval(policy: Policy, 
 
 
 @given(st.lists(st.tuples(st.integers(0, 80), percents, st.booleans()), max_size=60))
-def test_what_is_published_stays_within_the_thresholds(steps: list[tuple[int, int, bool]]):
+def test_published_metrics_stay_within_the_thresholds(steps: list[tuple[int, int, bool]]):
     beats, now = Beats(Policy()), 0.0
     published: dict[str, object] = {}
     for quarters, percent, there in steps:
@@ -238,7 +238,7 @@ def test_what_is_published_stays_within_the_thresholds(steps: list[tuple[int, in
         st.tuples(st.sampled_from(["decide", "sent", "failed"]), st.integers(0, 80), percents)
     ),
 )
-def test_never_two_are_under_way_and_silence_never_outlasts_the_interval(
+def test_beats_never_overlap_and_silence_never_exceeds_the_interval(
     immediate: bool, steps: list[tuple[str, int, int]]
 ):
     beats, now, last = Beats(Policy(immediate=immediate)), 0.0, -math.inf

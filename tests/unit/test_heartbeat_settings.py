@@ -113,7 +113,7 @@ def test_its_shorter_examples_load_too(part: str, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("empty", ["", "registry:", "registry:\n  heartbeat:\n"])
-def test_what_is_not_told_has_the_documents_values(empty: str):
+def test_missing_settings_have_the_defaults_of_the_document(empty: str):
     assert load(empty, {}) == RegistrySettings()
     assert RegistrySettings().policy == load(DOCUMENT, {}).policy
     cleanup = RegistrySettings().cleanup
@@ -148,7 +148,7 @@ def test_a_file_is_read_by_its_path(tmp_path: Path):
         ("registry: {redis: {1: 2}}", ["registry.redis.1", "key-prefix"]),
     ],
 )
-def test_an_unknown_key_names_its_path_and_the_nearest(text: str, names: list[str]):
+def test_the_error_for_an_unknown_key_names_its_path_and_the_nearest(text: str, names: list[str]):
     with pytest.raises(InvalidRequest) as caught:
         load(text, {})
     for name in names:
@@ -240,12 +240,12 @@ def test_a_threshold_under_metrics_alone_is_no_conflict_with_a_default(
 @pytest.mark.parametrize(("old", "now"), RENAMED.items())
 def test_an_old_name_works_with_a_warning(old: str, now: str, caplog: pytest.LogCaptureFixture):
     (section, name), (_, name_now) = old.split("."), now.split(".")
-    told = {"registry": {section: {name: "33s"}}}
-    assert parse(told, {}) == parse({"registry": {section: {name_now: "33s"}}}, {})
+    settings = {"registry": {section: {name: "33s"}}}
+    assert parse(settings, {}) == parse({"registry": {section: {name_now: "33s"}}}, {})
     (warning,) = warnings(caplog)
     assert f"registry.{old}" in warning
     assert f"registry.{now}" in warning
-    assert told == {"registry": {section: {name: "33s"}}}  # the caller's mapping is left alone
+    assert settings == {"registry": {section: {name: "33s"}}}  # the caller's mapping is left alone
 
 
 def test_an_old_name_beside_the_new_one_is_an_error():
@@ -338,9 +338,9 @@ assert "yaml" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_duration_that_may_be_left_out_is_read_like_any_other():
-    told = {"registry": {"redis": {"consumer-timeout": "5s"}}}
-    assert parse(told, {}).redis.consumer_timeout == 5.0
+def test_an_optional_duration_is_parsed_like_any_other():
+    settings = {"registry": {"redis": {"consumer-timeout": "5s"}}}
+    assert parse(settings, {}).redis.consumer_timeout == 5.0
     assert (
         parse({"registry": {"redis": {"consumer-timeout": None}}}, {}).redis.consumer_timeout
         is None
@@ -354,8 +354,8 @@ def test_a_duration_that_may_be_left_out_is_read_like_any_other():
 
 
 @pytest.mark.parametrize("service", ["MOORING_REGISTRY", "MOORING_REGISTRY_REDIS"])
-def test_what_kubernetes_tells_of_a_service_is_no_setting(service: str):
-    """Every pod is told of each Service of its namespace, also of one called `mooring-registry`."""
+def test_variables_that_kubernetes_sets_for_services_are_no_settings(service: str):
+    """Every pod gets variables for each Service of its namespace, also `mooring-registry`."""
     environ = {
         f"{service}_SERVICE_HOST": "10.96.0.7",
         f"{service}_SERVICE_PORT": "2379",

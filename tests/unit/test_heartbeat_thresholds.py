@@ -55,7 +55,7 @@ def test_a_change_is_measured(old: object, new: object, threshold: Threshold, ex
 
 @pytest.mark.parametrize("threshold", [absolute, percentage, anything])
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 10**400])
-def test_what_cannot_be_reckoned_with_is_compared_whole(odd: float, threshold: Threshold):
+def test_values_that_are_not_numbers_are_compared_for_equality(odd: float, threshold: Threshold):
     assert not significant(odd, odd, threshold)
     assert significant(odd, 1.0, threshold)
     assert significant(1.0, odd, threshold)
@@ -66,7 +66,7 @@ def test_nested_metrics_become_dotted_paths():
     assert flatten(tree) == {"memory.usagePercent": 1, "memory.heap.used": 2, "healthy": True}
 
 
-def test_the_changed_paths_are_told_in_order():
+def test_the_changed_paths_are_sorted():
     old = {"memory": {"usagePercent": 40.0}, "cpu": {"processCpuLoad": 10.0}, "healthy": True}
     new = {"memory": {"usagePercent": 55.0}, "cpu": {"processCpuLoad": 15.0}, "healthy": False}
     assert changes(old, new, THRESHOLDS) == ("healthy", "memory.usagePercent")
@@ -80,11 +80,11 @@ def test_a_watched_value_that_appears_or_disappears_is_significant(threshold: Th
     assert changes({"disk": {"free": None}}, {}, watched) == ()
 
 
-def test_what_has_no_threshold_is_not_watched():
+def test_paths_without_a_threshold_are_not_watched():
     assert changes({"disk": {"free": 1}}, {"disk": {"free": 10**9}, "more": 1}, THRESHOLDS) == ()
 
 
-def test_a_threshold_for_a_branch_holds_below_it_where_there_is_no_other():
+def test_a_threshold_of_a_branch_applies_below_it_unless_overridden():
     watched = {"memory": anything, "memory.used": absolute}
     old = {"memory": {"used": 1, "free": 1}, "memoryless": 1}
     new = {"memory": {"used": 2, "free": 2}, "memoryless": 2}
@@ -92,14 +92,14 @@ def test_a_threshold_for_a_branch_holds_below_it_where_there_is_no_other():
 
 
 @pytest.mark.parametrize("watched", ["health", "healthy"])
-@pytest.mark.parametrize("told", ["health", "healthy"])
-def test_health_and_healthy_are_one_path(watched: str, told: str):
-    assert changes({"healthy": True}, {told: False}, {watched: anything}) == ("healthy",)
-    assert changes({"health": True}, {told: True}, {watched: anything}) == ()
+@pytest.mark.parametrize("reported", ["health", "healthy"])
+def test_health_and_healthy_are_one_path(watched: str, reported: str):
+    assert changes({"healthy": True}, {reported: False}, {watched: anything}) == ("healthy",)
+    assert changes({"health": True}, {reported: True}, {watched: anything}) == ()
 
 
 @pytest.mark.parametrize("threshold", [-1.0, math.nan])
-def test_a_threshold_makes_sense(threshold: float):
+def test_an_invalid_threshold_is_refused(threshold: float):
     with pytest.raises(InvalidRequest, match="0 or more"):
         Threshold(threshold, "absolute")
 
@@ -110,10 +110,10 @@ def test_nothing_differs_from_itself(tree: dict[str, object], watched: dict[str,
 
 
 @given(trees, trees, st.dictionaries(names, thresholds))
-def test_no_pair_of_trees_is_too_odd(
+def test_any_pair_of_trees_can_be_compared(
     old: dict[str, object], new: dict[str, object], watched: dict[str, Threshold]
 ):
-    """Order matters under percentages alone: otherwise there and back are the same."""
+    """Order matters only for percentages: otherwise both directions are the same."""
     there, back = changes(old, new, watched), changes(new, old, watched)
     if all(threshold.type != "percentage" for threshold in watched.values()):
         assert there == back
@@ -124,6 +124,6 @@ def test_absolute_is_the_distance(old: float, new: float, threshold: float):
     assert significant(old, new, Threshold(threshold, "absolute")) is (abs(new - old) > threshold)
 
 
-def test_a_name_that_is_no_text_is_compared_as_it_is_written():
+def test_a_name_that_is_not_text_is_compared_as_written():
     assert flatten({"queue": {1: 2.0}, 3: 4}) == {"queue.1": 2.0, "3": 4}  # type: ignore[dict-item]
     assert changes({1: 2.0}, {1: 3.0}, {"1": anything}) == ("1",)  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""Which server is called, what follows a failure, and how calls travel. [H4] [H5]"""
+"""Which server is called, what follows a failure, and how calls are sent. [H4] [H5]"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ servers = st.sets(st.sampled_from([A, B, C]))
 
 
 class TestServerPool:
-    def test_the_first_primary_is_one_of_all(self):
+    def test_the_first_primary_is_random(self):
         seen = set()
         for _ in range(200):
             pool = ServerPool()
@@ -36,7 +36,7 @@ class TestServerPool:
         assert seen == {A, B, C}
 
     @given(st.lists(servers, min_size=1, max_size=10))
-    def test_it_moves_only_where_the_primary_is_gone(self, lists: list[set[Server]]):
+    def test_the_primary_changes_only_if_it_disappears(self, lists: list[set[Server]]):
         pool = ServerPool()
         for known in lists:
             before = pool.primary
@@ -54,7 +54,7 @@ class TestServerPool:
         assert pool.primary == moved
 
     @given(servers, servers, st.booleans())
-    def test_a_failed_primary_is_left_for_one_that_did_not_fail(
+    def test_a_failed_primary_is_replaced_by_one_that_did_not_fail(
         self, known: set[Server], failed: set[Server], moved: bool
     ):
         pool = ServerPool()
@@ -67,7 +67,7 @@ class TestServerPool:
         else:
             assert after == pool.primary
             assert after in known - failed
-            assert before in failed or after == before, "who did not fail stays"
+            assert before in failed or after == before, "a primary that did not fail stays"
 
 
 class TestDecide:
@@ -84,7 +84,7 @@ class TestDecide:
             EOFError(),
         ],
     )
-    def test_what_goes_wrong_on_the_way_is_tried_elsewhere(self, error: Exception):
+    def test_transport_errors_are_retried_elsewhere(self, error: Exception):
         assert is_transport_error(error)
         decision = decide(error, servers=[A, B], failed={A}, tried=1, tries=10)
         assert decision is FailoverAction.NEXT
@@ -93,19 +93,19 @@ class TestDecide:
         "error", [HproseException("boom"), ValueError(), TypeError(), MooringError()]
     )
     @given(known=servers, failed=servers, tried=st.integers(1, 12))
-    def test_what_the_function_raises_passes_through(
+    def test_errors_of_the_function_pass_through(
         self, error: Exception, known: set[Server], failed: set[Server], tried: int
     ):
         decision = decide(error, servers=known, failed=failed, tried=tried, tries=10)
         assert decision is FailoverAction.PASS_THROUGH
 
-    def test_a_server_that_moved_is_another(self):
+    def test_a_server_that_moved_is_a_different_server(self):
         moved = Server("a", "tcp://elsewhere:1/")
         assert (
             decide(REFUSED, servers=[moved], failed={A}, tried=1, tries=10) is FailoverAction.NEXT
         )
 
-    def test_it_pauses_only_where_no_other_is_known(self):
+    def test_it_pauses_only_if_no_other_server_is_known(self):
         assert decide(REFUSED, servers=[A], failed={A}, tried=1, tries=10) is FailoverAction.PAUSE
         assert (
             decide(REFUSED, servers=[A, B], failed={A, B}, tried=2, tries=10)
@@ -122,13 +122,13 @@ class TestDecide:
             decide(REFUSED, servers=[A, B], failed={A}, tried=1, tries=1) is FailoverAction.GIVE_UP
         )
 
-    def test_an_empty_list_is_told(self):
+    def test_an_empty_list_is_reported(self):
         assert (
             decide(REFUSED, servers=[], failed={A}, tried=1, tries=10) is FailoverAction.NO_SERVER
         )
 
     @given(servers, servers, st.integers(1, 12), st.integers(1, 10))
-    def test_there_is_always_an_end(
+    def test_retries_always_end(
         self, known: set[Server], failed: set[Server], tried: int, tries: int
     ):
         decision = decide(REFUSED, servers=known, failed=failed, tried=tried, tries=tries)
@@ -138,7 +138,7 @@ class TestDecide:
 
 class TestErrorsOfAServerOnPython3:
     @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-    def test_the_message_comes_out_as_it_was_raised(self, message: str):
+    def test_the_message_is_the_one_that_was_raised(self, message: str):
         service = HproseService()
 
         def fail() -> None:
@@ -155,19 +155,19 @@ class TestErrorsOfAServerOnPython3:
             b'Rs5"hello"z',
             b"z",
             b'Es5"hello"z',
-            b"""Es7"b'hello'"z""",  # counts wrong in another way
-            b"""Es8"b'hello'"z""",  # a text that is counted right, quotes and all
+            b"""Es7"b'hello'"z""",  # a wrong count of another kind
+            b"""Es8"b'hello'"z""",  # a text with a correct count, including the quotes
             b"""Es2"b'\\x'"z""",
             b"""Es1"b'\\xff'"z""",
             b"""Es3"b'a' + b'c'"z""",
         ],
     )
-    def test_all_else_is_left_as_it_is(self, answer: bytes):
+    def test_all_other_answers_are_unchanged(self, answer: bytes):
         assert repaired(answer) == answer
 
 
 def finish(connection: socket.socket) -> None:
-    """Close in order: what is left unread would make it a reset."""
+    """Close without a reset: unread data would cause one."""
     connection.shutdown(socket.SHUT_WR)
     while connection.recv(65536):
         pass
@@ -214,7 +214,7 @@ class TestTransports:
             b"SSH-2.0-OpenSSH_9.6\r\n",
         ],
     )
-    def test_an_answer_over_http_that_is_none_is_an_error_of_the_way(self, said: bytes):
+    def test_an_invalid_http_response_is_a_transport_error(self, said: bytes):
         with (
             answering(lambda connection: connection.sendall(said)) as port,
             pytest.raises((OSError, http.client.HTTPException)),
@@ -224,7 +224,7 @@ class TestTransports:
     @pytest.mark.parametrize(
         "said", [b"", b"\0\0", b'\0\0\0\x09Rs5"', b"HTTP/1.1 400 Bad Request\r\n\r\n"]
     )
-    def test_an_answer_over_tcp_that_is_none_is_an_error_of_the_way(self, said: bytes):
+    def test_an_invalid_tcp_response_is_a_transport_error(self, said: bytes):
         with (
             answering(lambda connection: connection.sendall(said)) as port,
             pytest.raises(ConnectionError, match="closed the connection within a response"),
@@ -232,7 +232,7 @@ class TestTransports:
             transport(f"tcp://127.0.0.1:{port}/").invoke("hello")
 
     @pytest.mark.parametrize("scheme", ["http", "tcp"])
-    def test_silence_is_an_error_of_the_way(self, scheme: str):
+    def test_a_timeout_is_a_transport_error(self, scheme: str):
         done = threading.Event()
 
         def wait(_: socket.socket) -> None:
@@ -284,7 +284,7 @@ class TestTransports:
                 TcpTransport(f"tcp6://127.0.0.1:{port}/")._exchange(b"z")
 
     @pytest.mark.parametrize("url", ["ws://h:1/", "wss://h:1/", "h:1", ""])
-    def test_a_scheme_that_is_not_spoken_is_refused(self, url: str):
+    def test_an_unsupported_scheme_is_refused(self, url: str):
         with pytest.raises(InvalidRequest, match="cannot be called"):
             transport(url)
 

@@ -1,4 +1,4 @@
-"""Whom a certificate is for."""
+"""The names and addresses of a certificate."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def issued(
     return cert, key
 
 
-def test_names_and_addresses_are_told_apart(tmp_path: Path):
+def test_names_and_addresses_are_separate(tmp_path: Path):
     files = issued(tmp_path, "*.lan", "mooring.lan", "10.0.0.1", "other.lan", "::1")
-    found = certificate_names(*files)
-    assert found.dns == ("mooring.lan", "other.lan")
-    assert found.addresses == ("10.0.0.1", "::1")
+    names = certificate_names(*files)
+    assert names.dns == ("mooring.lan", "other.lan")
+    assert names.addresses == ("10.0.0.1", "::1")
 
 
-def test_of_what_is_over_or_no_certificate_nothing_is_told(tmp_path: Path):
+def test_expired_and_invalid_certificates_have_no_names(tmp_path: Path):
     long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     over = issued(tmp_path, "mooring.lan", until=long_ago)
     assert certificate_names(*over) == CertificateNames()

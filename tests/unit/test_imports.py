@@ -1,4 +1,4 @@
-"""What a start loads: no more than it needs, since every script and every call in a shell waits for
+"""A start loads only what it needs, since every script and every call in a shell waits for
 it."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_a_start_loads_only_what_it_needs(
         assert len(names) <= most, f"{len(names)} modules instead of {most}: {', '.join(names)}"
 
 
-def test_the_plugin_of_pytest_loads_no_other_part():
+def test_the_pytest_plugin_loads_nothing_else():
     """pytest imports it in every project where Mooring is installed."""
     new = loaded("import mooring.testing.fixtures") - loaded("import pytest, pytest_asyncio")
     assert new - loaded("import mooring") == {"mooring.testing", "mooring.testing.fixtures"}

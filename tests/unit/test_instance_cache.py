@@ -24,7 +24,7 @@ def the_only_file(folder: Path) -> Path:
     return file
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path):
+def test_saved_instances_are_loaded(tmp_path: Path):
     cache = InstanceCache(tmp_path, "etcd://a tree", "Common/echo")
     assert cache.load() is None
     cache.save([ONE])
@@ -33,7 +33,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path):
     assert copy.instances == (ONE,)
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path):
+def test_the_leftovers_of_a_killed_process_are_removed(tmp_path: Path):
     (tmp_path / ".unfinished-abc").touch()
     InstanceCache(tmp_path, "etcd://a tree", "Common/echo").save([ONE])
     assert the_only_file(tmp_path).suffix == ".json"

@@ -1,4 +1,4 @@
-"""Answers to renewals belong to them by their place in the stream."""
+"""Responses belong to renewals by their position in the stream."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mooring.errors import Unavailable
 from mooring.store.etcd.keepalive import _KeepAliveStream
 
 
-async def test_a_late_answer_does_not_pass_for_that_of_a_later_renewal():
-    """It was sent before: counted from the later one's sending, the lease would seem to live on."""
+async def test_a_late_response_does_not_count_for_a_later_renewal():
+    """Counted from when the later renewal was sent, the lease would seem to live longer."""
     sent: list[Any] = []
     renewals = _KeepAliveStream.__new__(_KeepAliveStream)
     renewals._waiting, renewals._retired = deque(), False

@@ -1,4 +1,4 @@
-"""The history by itself, against the plainest list of what happened."""
+"""The history, against a plain list of all events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def batch(revision: int, events: int) -> Batch:
 
 
 @given(st.randoms(use_true_random=False))
-def test_it_is_what_happened_after_its_floor(chance: random.Random):
+def test_the_history_is_everything_after_its_floor(chance: random.Random):
     start = chance.randrange(1, 5)
     history, all_of_it, taken = RevisionHistory(start), [(batch(start, 0), 0)], []
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""The keys of a service, put together: nothing that one of them says stops the others."""
+"""Instances assembled from keys: no value of one stops the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entry(name: bytes, value: bytes = b"{}") -> Entry:
 
 
 class Stumbling(Tree):
-    """Fails on some values as no layout should."""
+    """A layout that raises on some values, which no layout should."""
 
     def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         if id == "10.0.0.1:2":
@@ -40,7 +40,7 @@ def assembly() -> InstanceIndex:
     return assembly
 
 
-def test_an_instance_that_a_layout_fails_on_is_a_problem_and_the_others_are_there(
+def test_an_instance_that_a_layout_fails_on_is_a_problem_and_others_are_read(
     assembly: InstanceIndex,
 ):
     assert sorted(assembly.instances) == [("echo", "10.0.0.1:1"), ("echo", "10.0.0.1:3")]
@@ -49,15 +49,15 @@ def test_an_instance_that_a_layout_fails_on_is_a_problem_and_the_others_are_ther
     assert "is not valid: a mistake" in problem.reason
 
 
-def test_an_instance_does_not_pay_for_its_config(assembly: InstanceIndex):
+def test_an_instance_survives_a_broken_config(assembly: InstanceIndex):
     name = FOLDER + b"10.0.0.1:3/config"
     assembly.build(assembly.put(name, Entry(name, b"bad", 1, 1, 1)))
     assert ("echo", "10.0.0.1:3") in assembly.instances
     assert name in assembly.problems
 
 
-def test_a_config_that_a_layout_fails_on_is_a_problem_and_says_nothing(assembly: InstanceIndex):
+def test_a_config_that_a_layout_fails_on_is_a_problem_and_has_no_effect(assembly: InstanceIndex):
     assembly.build(assembly.put(FOLDER + b"config", entry(b"config", b'{"weight":3}')))
     assembly.build(assembly.put(FOLDER + b"config", entry(b"config", b"bad")))
-    assert [each.weight for each in assembly.instances.values()] == [1, 1]
+    assert [instance.weight for instance in assembly.instances.values()] == [1, 1]
     assert FOLDER + b"config" in assembly.problems

@@ -1,4 +1,4 @@
-"""The arrows between the parts point one way, and drivers stay in their places."""
+"""Dependencies between packages point one way, and drivers are imported only where allowed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ DRIVERS = {
 
 
 def imports(file: Path) -> Iterator[str]:
-    """What a module imports when it runs; imports for type checking alone do not count."""
+    """What a module imports at runtime; imports only for type checking do not count."""
     tree = ast.parse(file.read_text())
     typing_only = {
         inner
@@ -113,12 +113,12 @@ def part(file: Path) -> str:
 
 
 def level(name: str) -> int:
-    (found,) = [n for n, layer in enumerate(LAYERS) if name in layer] or [-1]
-    assert found >= 0, f"{name} has no layer: add it to LAYERS"
-    return found
+    (position,) = [n for n, layer in enumerate(LAYERS) if name in layer] or [-1]
+    assert position >= 0, f"{name} has no layer: add it to LAYERS"
+    return position
 
 
-def test_arrows_point_down():
+def test_dependencies_point_down():
     wrong = []
     for file in ROOT.rglob("*.py"):
         if (here := part(file)) == "__init__":
@@ -134,7 +134,7 @@ def test_arrows_point_down():
     assert wrong == []
 
 
-def test_drivers_stay_in_their_places():
+def test_drivers_are_imported_only_where_allowed():
     wrong = []
     unused = {(driver, home) for driver, homes in DRIVERS.items() for home in homes}
     for file in ROOT.rglob("*.py"):
@@ -229,7 +229,7 @@ def test_tasks_are_created_in_one_place():
     assert creators == {"tasks.py"}
 
 
-def test_http_knows_nothing_of_the_domain():
+def test_http_does_not_import_the_domain():
     allowed = ("mooring.server.http", "mooring.errors", "mooring.formatting")
     modules = _modules()
     wrong = [

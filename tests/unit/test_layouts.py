@@ -1,4 +1,4 @@
-"""One suite over the four layouts: what is carried survives, what is foreign is left alone."""
+"""One suite over the four layouts: supported fields survive, foreign keys are ignored."""
 
 from __future__ import annotations
 
@@ -72,17 +72,17 @@ def entry(key: bytes, value: bytes) -> Entry:
 
 
 def files_of(layout: Layout, values: Mapping[bytes, bytes]) -> dict[File, Entry]:
-    found: dict[File, Entry] = {}
+    files: dict[File, Entry] = {}
     for key, value in values.items():
         place = layout.locate(key)
         assert place is not None
-        found[place.file] = entry(key, value)
-    return found
+        files[place.file] = entry(key, value)
+    return files
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(data=st.data())
-def test_what_is_carried_survives(name: str, data: st.DataObject):
+def test_supported_fields_survive(name: str, data: st.DataObject):
     layout = layout_of(name)
     instance = data.draw(instances(layout.name))
     instance = msgspec.structs.replace(instance, service=layout.canonical(instance.service))
@@ -142,7 +142,7 @@ def test_a_damaged_value_never_breaks_it(name: str, data: st.DataObject):
         ("hprose", b'{"ServerUrl":"tcp://10.0.0.1:' + b"1" * 5000 + b'"}'),
     ],
 )
-def test_bytes_that_are_no_text_and_ports_without_end_are_reported(name: str, value: bytes):
+def test_invalid_text_and_endless_ports_are_reported(name: str, value: bytes):
     made = layout_of(name).assemble("a", "10.0.0.1:80", {"data": entry(b"/key", value)})
     assert made.instance is None
     assert [problem.key for problem in made.problems] == [b"/key"]
@@ -155,7 +155,7 @@ def test_a_service_never_sees_another_whose_name_starts_alike(name: str):
     assert all(key not in r for key in layout.encode(longer) for r in layout.ranges("tcp.hello"))
 
 
-def test_the_table_says_what_each_carries():
+def test_the_table_lists_what_each_layout_supports():
     assert set(CARRIES) == {"tree", "plain", "endpoints", "hprose", "redis"}
     instance = Instance(
         "a", "10.0.0.1", 80, "http", "1.2", "z", 2, {"a": "b"}, {"http": 81}, id="u"
@@ -169,7 +169,7 @@ def test_the_table_says_what_each_carries():
     }
 
 
-def test_an_unknown_layout_is_told_with_the_nearest():
+def test_the_error_for_an_unknown_layout_names_the_nearest():
     with pytest.raises(InvalidRequest, match="did you mean 'endpoints'"):
         layout_of("endpoint:/x")
     with pytest.raises(InvalidRequest, match="root of its own"):
@@ -211,12 +211,12 @@ class TestTree:
         assert fields["weight"] == 1
         assert b'"weight":1,' in value
 
-    def test_a_bare_name_lives_in_the_default_group(self):
+    def test_a_bare_name_belongs_to_the_default_group(self):
         bare = Instance("echo", "10.0.0.1", 80)
         assert next(iter(self.layout.encode(bare))).startswith(b"/registry/default/echo/")
         assert self.layout.canonical("default/echo") == "echo"
 
-    def test_what_others_wrote_is_read_with_defaults(self):
+    def test_values_of_other_programs_are_read_with_defaults(self):
         files: dict[File, Entry] = {"data": entry(b"k", b'{"serviceVersion":"2","more":[1]}')}
         made = self.layout.assemble("a", "10.0.0.1:80", files).instance
         assert made == Instance("a", "10.0.0.1", 80, version="2")
@@ -255,7 +255,7 @@ class TestTree:
         assert made.instance == Instance("a", "10.0.0.1", 80)
         assert [problem.key for problem in made.problems] == [b"/s", b"/c"]
 
-    def test_a_config_and_a_description_that_are_no_text_are_malformed(self):
+    def test_a_config_and_a_description_that_are_not_text_are_malformed(self):
         with pytest.raises(Malformed, match="is not UTF-8"):
             self.layout.decode_config(b'{"zone":"\xff"}')
         place = self.layout.locate(self.layout.info_key(group="Common"))
@@ -263,17 +263,17 @@ class TestTree:
         with pytest.raises(Malformed, match="is not UTF-8"):
             decode_info(b'{"displayName":"\xff"}', group="Common")
 
-    def test_an_id_with_a_port_without_end_is_reported(self):
+    def test_an_id_with_an_endless_port_is_reported(self):
         id = f"10.0.0.1:{'1' * 5000}"
         made = self.layout.assemble("a", id, {"data": entry(b"/key", b"{}")})
         assert made.instance is None
         assert [problem.key for problem in made.problems] == [b"/key"]
 
-    def test_a_config_alone_is_no_instance(self):
+    def test_a_config_alone_is_not_an_instance(self):
         made = self.layout.assemble("a", "10.0.0.1:80", {"config": entry(b"/c", b"{}")})
         assert made == (None, ())
 
-    def test_config_has_typed_values_of_the_service_s_own(self):
+    def test_config_has_typed_custom_values(self):
         config = self.layout.decode_config(b'{"weight":3,"enabled":false,"timeout":2.5,"on":[1]}')
         assert config == Config(3.0, False, values={"timeout": 2.5, "on": [1]})
 
@@ -316,14 +316,14 @@ class TestHprose:
 class TestEndpoints:
     layout = layout_of("endpoints:/e/")
 
-    def test_what_a_go_service_writes_is_read(self):
+    def test_values_of_a_go_service_are_read(self):
         value = b'{"Op":0,"Addr":"10.0.0.1:80","Metadata":"whatever"}'
         made = self.layout.assemble("echo", "10.0.0.1:80", {"data": entry(b"/e/echo/x", value)})
         assert made.instance == Instance("echo", "10.0.0.1", 80)
 
 
 @pytest.mark.parametrize("name", ["plain:/services/", "endpoints:/e"])
-def test_services_that_a_layout_tells_apart_have_tombstones_of_their_own(name: str):
+def test_services_that_a_layout_distinguishes_have_separate_tombstones(name: str):
     layout = layout_of(name)
     bare, grouped = (
         Instance(service, "10.0.0.1", 80, incarnation="i") for service in ("foo", "default/foo")
@@ -331,7 +331,7 @@ def test_services_that_a_layout_tells_apart_have_tombstones_of_their_own(name: s
     assert layout.tombstone(bare) != layout.tombstone(grouped)
 
 
-def test_a_service_of_the_default_group_has_one_tombstone_however_it_is_written():
+def test_a_service_of_the_default_group_has_one_tombstone_in_every_spelling():
     layout = layout_of("tree")
     bare, grouped = (
         Instance(service, "10.0.0.1", 80, incarnation="i") for service in ("foo", "default/foo")
@@ -350,16 +350,16 @@ def test_a_service_of_the_default_group_has_one_tombstone_however_it_is_written(
         ("hprose", b"hprose-service/a b/u"),
     ],
 )
-def test_a_name_that_nobody_could_ask_for_is_none(name: str, key: bytes):
+def test_an_invalid_name_is_not_listed(name: str, key: bytes):
     assert layout_of(name).locate(key) is None
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_what_an_instance_may_not_say_of_itself_is_told(name: str):
-    told = Instance(
+def test_fields_that_a_layout_cannot_carry_are_listed(name: str):
+    instance = Instance(
         "a", "10.0.0.1", 80, id="my-id", enabled=False, config=Config(weight=0), ephemeral=False
     )
-    lost = layout_of(name).cannot_carry(told)
+    lost = layout_of(name).cannot_carry(instance)
     expected = ["ephemeral", "enabled", "config", *([] if name == "hprose" else ["id"])]
     assert sorted(lost) == sorted(expected)
     assert layout_of(name).cannot_carry(Instance("a", "10.0.0.1", 80)) == []
@@ -378,7 +378,7 @@ async def test_the_default_lease_of_each_layout(name: str, ttl: float):
         assert granted.ttl == ttl
 
 
-def test_an_operator_sets_no_more_metadata_than_an_instance_may_have():
+def test_an_operator_override_has_the_metadata_limit_of_an_instance():
     check_config("a", {"metadata": {"k": "x" * 65_000}})
     with pytest.raises(InvalidRequest, match=r"metadata of a has 70001 bytes"):
         check_config("a", {"metadata": {"k": "x" * 70_000}})

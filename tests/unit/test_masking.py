@@ -1,4 +1,4 @@
-"""What people are not shown: by the names of fields, and within texts."""
+"""Values that are hidden from people: by the names of fields, and within texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_private_key_is_masked_under_any_name(kind: str):
         "a": [f"x {MASK}\n y"],
         "b": "c",
     }
-    assert masked_text(pem.partition("-----END")[0]) == MASK, "one that was cut off, too"
+    assert masked_text(pem.partition("-----END")[0]) == MASK, "a truncated key, too"
     assert holds_secret({"cert": pem})
     assert not holds_secret({"cert": "-----BEGIN CERTIFICATE-----\nMIIC\n"})
 
@@ -68,11 +68,11 @@ def test_a_private_key_is_masked_in_any_format_and_at_any_place(pem: str):
 
 @pytest.mark.parametrize("pem", KEYS.values(), ids=KEYS)
 def test_a_private_key_that_is_the_name_of_a_field_is_masked(pem: str):
-    told: JSON = {"a": {pem: {"b": 1}}}
-    assert masked(told) == {"a": {MASK: {"b": 1}}}
-    assert holds_secret(told)
-    assert [*cleartext_secrets(told)] == [f"a.{MASK}"]
-    assert holds_mask(masked(told)), "written back, it would cost the key"
+    document: JSON = {"a": {pem: {"b": 1}}}
+    assert masked(document) == {"a": {MASK: {"b": 1}}}
+    assert holds_secret(document)
+    assert [*cleartext_secrets(document)] == [f"a.{MASK}"]
+    assert holds_mask(masked(document)), "written back, it would overwrite the key"
 
 
 @pytest.mark.parametrize("pem", KEYS.values(), ids=KEYS)
@@ -82,11 +82,11 @@ def test_a_private_key_whose_lines_are_elements_is_masked(pem: str):
     by_number: dict[str, JSON] = {f"line {n}": line for n, line in enumerate(lines)}
     by_line: dict[str, JSON] = dict.fromkeys(texts, 1)
     values: list[JSON] = [lines, by_number, by_line, {"a": lines}, {"a": {"b": by_number}}]
-    for told in (*values, values):
-        assert "MIIEvQ".lower() not in str(masked(told)).lower()
-        assert "MIIEvQ".lower() not in str(masked({"json": encoded(told)})).lower()
-        assert holds_secret(told)
-        assert holds_mask(masked(told)), "written back, it would cost the key"
+    for document in (*values, values):
+        assert "MIIEvQ".lower() not in str(masked(document)).lower()
+        assert "MIIEvQ".lower() not in str(masked({"json": encoded(document)})).lower()
+        assert holds_secret(document)
+        assert holds_mask(masked(document)), "written back, it would overwrite the key"
     assert masked({"a": lines, "b": "c"}) == {"a": [MASK] * len(lines), "b": "c"}
     assert masked({**by_number, "weight": 5, "none": None, "more": ["x"]}) == {
         **dict.fromkeys(by_number, MASK),
@@ -131,7 +131,7 @@ def test_a_mask_is_found_under_any_name():
         "sessionCookie",
     ],
 )
-def test_what_its_name_calls_secret_is_masked(field: str):
+def test_values_of_fields_with_secret_names_are_masked(field: str):
     assert is_hidden(field)
     assert masked({field: "x", "a": [{field: ["y"]}], "b": "c"}) == {
         field: MASK,
@@ -159,12 +159,12 @@ def test_what_its_name_calls_secret_is_masked(field: str):
         "connStrategy",
     ],
 )
-def test_what_is_harmless_is_shown(field: str):
+def test_harmless_values_are_shown(field: str):
     assert masked({field: "x"}) == {field: "x"}
     assert not holds_secret({field: "x"})
 
 
-def test_what_only_may_have_a_secret_in_it_is_hidden_and_not_sealed():
+def test_possible_secrets_are_hidden_and_not_encrypted():
     for field in ("dsn", "auth", "connectionString"):
         assert is_hidden(field)
         assert not is_secret(field)
@@ -213,13 +213,13 @@ def test_a_secret_within_a_text_is_masked(text: str, shown: str):
         "nginx:1.25@sha256:abc",
     ],
 )
-def test_a_text_without_secrets_is_shown_as_it_is(text: str):
+def test_a_text_without_secrets_is_unchanged(text: str):
     assert masked_text(text) == text
     assert not holds_secret(text)
 
 
 @given(st.text(st.characters(codec="utf-8")) | st.text("a:/@=;&\"'{}[]? ", max_size=60))
-def test_what_was_masked_is_not_masked_again(text: str):
+def test_masking_twice_changes_nothing(text: str):
     shown = masked_text(text)
     assert masked_text(shown) == shown
     assert masked({"a": text}) == {"a": shown}
@@ -248,15 +248,15 @@ def test_what_was_masked_is_not_masked_again(text: str):
         "putty-user-key-file-1:",
     ],
 )
-def test_nobody_can_keep_it_busy(text: str):
-    """What takes time in the square of its length would go on for hours."""
+def test_masking_takes_linear_time(text: str):
+    """A quadratic search would take hours."""
     much = text * 200_000
     for long in (much, f"u:{much}=", f"{much}://", f"://{much}"):
         assert not holds_mask(long)
         masked_text(long)
 
 
-def test_a_text_of_a_map_in_a_map_is_looked_into():
+def test_json_text_in_a_map_is_searched():
     inner = msgspec.json.encode({"password": "hunter2"}).decode()
     assert "hunter2" not in masked_text(msgspec.json.encode({"a": inner}).decode())
     assert "hunter2" not in masked_text('{"password": "hunter2", "password": ""}')

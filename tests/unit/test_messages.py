@@ -61,8 +61,8 @@ def test_a_reason_cannot_forge_a_sentence(reason: str):
 
 
 def test_a_value_that_an_instance_supplies_is_quoted_unless_it_is_one_word():
-    told = [message("is_down"), message("other_version", version="1; it is up", wanted="2")]
-    assert joined(told) == 'it is down; its version is "1; it is up", not 2'
+    messages = [message("is_down"), message("other_version", version="1; it is up", wanted="2")]
+    assert joined(messages) == 'it is down; its version is "1; it is up", not 2'
     assert message("metadata_changed", names=["a", "b, c", "…"]).text == (
         'metadata changed: a, "b, c", …'
     )
