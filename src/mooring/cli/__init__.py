@@ -65,15 +65,15 @@ _PANELS: Mapping[str, Sequence[Any]] = {
             "services", "services:services", "List services and how many instances each has."
         ),
         LazyCommand("instances", "instances:instances", "List the instances of a service."),
-        LazyCommand("watch", "instances:watch", "Follow a service and print its changes."),
+        LazyCommand("watch", "watch:watch", "Follow a service and print its changes."),
     ],
     "Calls": [
         LazyCommand(
             "resolve", "resolve:resolve", "Pick an instance to call and print its HOST:PORT."
         ),
-        LazyCommand("wait", "resolve:wait", "Wait until a service has callable instances."),
+        LazyCommand("wait", "wait:wait", "Wait until a service has callable instances."),
         LazyCommand(
-            "explain", "resolve:explain", "Show why each instance is or is not in rotation."
+            "explain", "explain:explain", "Show why each instance is or is not in rotation."
         ),
     ],
     "Locks": [
@@ -82,17 +82,17 @@ _PANELS: Mapping[str, Sequence[Any]] = {
         ),
         LazyCommand(
             "elect",
-            "lock:elect",
+            "elect:elect",
             "Run a command while this process is the elected leader.",
             cls=CommandAfterDashes,
         ),
         LazyCommand(
-            "locks", "lock:locks", "List locks and elections with their holders and waiters."
+            "locks", "locks:locks", "List locks and elections with their holders and waiters."
         ),
     ],
     "Operations": [
         LazyCommand(
-            "deregister", "instances:deregister", "Remove an instance until its process restarts."
+            "deregister", "register:deregister", "Remove an instance until its process restarts."
         ),
         LazyCommand(
             "cleanup",
@@ -118,7 +118,7 @@ _PANELS: Mapping[str, Sequence[Any]] = {
             "demo:demo",
             "Run a small demo fleet that registers, fails, drains and recovers.",
         ),
-        LazyCommand("login", "token:login", "Print a one-time login link for the console."),
+        LazyCommand("login", "login:login", "Print a one-time login link for the console."),
         LazyCommand(
             "doctor",
             "doctor:doctor",

@@ -1,1 +1,1 @@
-"""The commands of `mooring`, one file for each command group."""
+"""The commands of `mooring`, each in a module of its name; `groups` is in `services`."""

@@ -1,4 +1,4 @@
-"""`mooring lock`, `mooring elect` and `mooring locks`."""
+"""`mooring lock`: a command that runs while a lock is held."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
 from mooring.cli.io.child_process import Job, queue_signals, report_not_started
 from mooring.cli.io.connect import open_hub
-from mooring.cli.io.options import JSONOption, StoreOption, seconds
-from mooring.cli.io.output import Columns, note, show, show_json
+from mooring.cli.io.options import StoreOption, seconds
+from mooring.cli.io.output import note
 from mooring.errors import LockLost, LockTimeout
-from mooring.formatting import printable, quoted
-from mooring.locks.election import Election, Leader
+from mooring.formatting import quoted
 from mooring.locks.held import Held
-from mooring.locks.inspect import Contender, LockInfo
 from mooring.locks.lock import Lock, check_name, check_times
-from mooring.model import JSON
 from mooring.tasks import Tasks
 
 TOKEN = "MOORING_FENCING_TOKEN"
@@ -61,14 +58,14 @@ async def lock(
 
     Without a command, prints the token and holds the lock until this process is stopped.
     """
-    lifetime, patience = _parse_times(name, ttl, timeout)
+    lifetime, patience = parse_times(name, ttl, timeout)
     async with open_hub(store) as hub:
         lock = hub.lock(name, ttl=lifetime, timeout=patience)
-        code = await _run_while_held(lock, context.obj, f"the lock {quoted(name)}")
+        code = await run_while_held(lock, context.obj, f"the lock {quoted(name)}")
     raise typer.Exit(code)
 
 
-def _parse_times(name: str, ttl: str, timeout: str) -> tuple[float, float | None]:
+def parse_times(name: str, ttl: str, timeout: str) -> tuple[float, float | None]:
     """The lifetime and the wait time, checked before the store is contacted."""
     check_name(name)
     lifetime = seconds("--ttl", ttl)
@@ -77,7 +74,7 @@ def _parse_times(name: str, ttl: str, timeout: str) -> tuple[float, float | None
     return lifetime, patience
 
 
-async def _run_while_held(
+async def run_while_held(
     lock: Lock, command: Sequence[str], what: str, environment: Mapping[str, str] | None = None
 ) -> int:
     """Wait for a lock and run a command while it is held. Returns the exit code."""
@@ -166,115 +163,3 @@ async def _release(held: Held, what: str, code: int) -> int:
         note(f"{what} was lost before the command ended")
         return code or 1
     return code
-
-
-VALUE = "MOORING_ELECTION_VALUE"
-"""Environment variable with the value that the leader publishes."""
-
-
-async def elect(
-    context: typer.Context,
-    name: NameArgument,
-    value: Annotated[
-        str, typer.Option("--value", metavar="TEXT", help="value that the leader publishes")
-    ] = "",
-    listen: Annotated[
-        bool, typer.Option("--listen", help="print the leader and every change until stopped")
-    ] = False,
-    ttl: TTLOption = "10s",
-    timeout: TimeoutOption = "",
-    store: StoreOption = "",
-    as_json: JSONOption = False,
-) -> None:
-    """Run a command while this process is the elected leader.
-
-    Waits until it is elected. The command gets its fencing token in $MOORING_FENCING_TOKEN, and is
-    stopped if the leadership is lost. Exits with the exit code of the command, or with 1 if the
-    leadership was lost or not won in time.
-
-    Without a command, prints the token and leads until this process is stopped.
-    """
-    lifetime, patience = _parse_times(name, ttl, timeout)
-    if listen and context.obj:
-        raise typer.BadParameter("cannot be combined with a command", param_hint="--listen")
-    async with open_hub(store) as hub:
-        if listen:
-            await _print_leaders(hub.election(name), as_json)
-            return
-        campaign = hub.election(name, ttl=lifetime, timeout=patience).campaign(value)
-        code = await _run_while_held(
-            campaign, context.obj, f"the election {quoted(name)}", {VALUE: value}
-        )
-    raise typer.Exit(code)
-
-
-async def _print_leaders(election: Election, as_json: bool) -> None:
-    await election.leader()  # fails early if the store does not answer
-    async with election.observe() as leaders:
-        async for leader in leaders:
-            _print_leader(leader, as_json)
-
-
-def _print_leader(leader: Leader | None, as_json: bool) -> None:
-    if as_json:
-        show_json(
-            {
-                "leader": leader.text if leader else None,
-                "token": leader.token if leader else None,
-                "key": leader.key.decode(errors="replace") if leader else None,
-            }
-        )
-    else:
-        typer.echo(f"{leader.token}\t{printable(leader.text)}" if leader else "-")
-
-
-class ContenderRow(NamedTuple):
-    lock: str
-    holds: bool
-    contender: Contender
-
-
-async def locks(
-    prefix: Annotated[
-        str, typer.Argument(metavar="PREFIX", help="only names with this prefix")
-    ] = "",
-    store: StoreOption = "",
-    as_json: JSONOption = False,
-) -> None:
-    """List locks and elections with their holders and waiters."""
-    async with open_hub(store) as hub:
-        rows = [row for info in await hub.locks(prefix) for row in _rows(info)]
-    columns: Columns[ContenderRow] = {
-        "lock": lambda row: row.lock,
-        "state": lambda row: "held" if row.holds else "waits",
-        "kind": lambda row: row.contender.kind,
-        "by": lambda row: row.contender.by or _text(row.contender.value),
-        "token": lambda row: str(row.contender.token),
-        "lease": lambda row: f"{row.contender.lease:x}",
-    }
-    show(rows, columns, _record, as_json=as_json, spare=("lease", "kind"))
-
-
-def _rows(info: LockInfo) -> list[ContenderRow]:
-    return [
-        *(ContenderRow(info.name, True, contender) for contender in info.holders),
-        *(ContenderRow(info.name, False, contender) for contender in info.waiting),
-    ]
-
-
-def _record(row: ContenderRow) -> Mapping[str, JSON]:
-    contender = row.contender
-    return {
-        "lock": row.lock,
-        "state": "held" if row.holds else "waits",
-        "kind": contender.kind or None,
-        "by": contender.by or None,
-        "value": _text(contender.value) or None,
-        "token": contender.token,
-        "lease": f"{contender.lease:x}",
-        "key": _text(contender.key),
-    }
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""`mooring register`: an instance that is registered while a command runs."""
+"""`mooring register`: an instance that is registered while a command runs. `mooring deregister`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ import typer
 
 from mooring import addresses
 from mooring.cli.io.child_process import Child, queue_signals, report_not_started
-from mooring.cli.io.connect import START_ONE, RegistryTarget
+from mooring.cli.io.connect import START_ONE, RegistryTarget, list_instances
 from mooring.cli.io.options import JSONOption, ServiceArgument, pairs, seconds
-from mooring.cli.io.output import log_to_stderr, note, print_stderr, warn
+from mooring.cli.io.output import log_to_stderr, note, print_stderr, show_json, warn
+from mooring.errors import RegistryError
 from mooring.formatting import quoted
 from mooring.model import Instance
+from mooring.names import did_you_mean
 from mooring.registry.kv.layouts import layout_of
 from mooring.registry.kv.layouts.hprose import protocol_of
 from mooring.registry.registration import Registration
@@ -237,3 +239,22 @@ async def _ended(registration: Registration) -> None:
     registration.subscribe(check)
     check(registration.state)
     await ended.wait()
+
+
+async def deregister(
+    service: ServiceArgument,
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="instance id, as listed by `mooring instances`")
+    ],
+    target: RegistryTarget,
+    as_json: JSONOption = False,
+) -> None:
+    """Remove an instance until its process restarts."""
+    async with target.connect() as hub:
+        if not await hub.registry.deregister(service, id):
+            known = [instance.id for instance in await list_instances(hub, service)]
+            raise RegistryError(f"{service} has no instance {quoted(id)}{did_you_mean(id, known)}")
+    if as_json:
+        show_json({"service": service, "id": id, "deregistered": True})
+    else:
+        note(f"deregistered {service} {id}")

@@ -1,4 +1,4 @@
-"""`mooring token` and `mooring login`."""
+"""`mooring token`: API tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from mooring.cli.io.http_client import ServerTarget
+from mooring.cli.commands.login import ServerTarget
 from mooring.cli.io.options import JSONOption, tenant_id
 from mooring.cli.io.output import note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
@@ -119,13 +119,3 @@ def revoke(
     """Revoke a token and end the sessions that were started with it."""
     token = target.connect().request("DELETE", f"/admin/tokens/{quote(id, safe='')}")
     note(f"revoked {token['id']} ({token['name']})")
-
-
-def login(target: ServerTarget) -> None:
-    """Print a one-time login link for the console.
-
-    The link is valid for ten minutes. With --server and MOORING_TOKEN, it logs in as that token.
-    """
-    link = target.connect().request("POST", "/admin/login-codes")
-    typer.echo(printable(link["url"]))
-    note("the link works once, within ten minutes, in a browser that can reach the server")

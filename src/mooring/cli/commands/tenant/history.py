@@ -1,4 +1,4 @@
-"""`mooring tenant history`, `rollback` and `rekey`."""
+"""`mooring tenant history` and `rollback`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from mooring.cli.commands.tenant.changes import print_changes, show_diff, show_published, summary
 from mooring.cli.io.connect import TenantTarget
 from mooring.cli.io.options import (
-    ByOption,
     EntryArgument,
     EntryFilter,
     JSONOption,
@@ -19,14 +18,14 @@ from mooring.cli.io.options import (
     YesOption,
     tenant_id,
 )
-from mooring.cli.io.output import confirm, count_of, note, progress, show, show_json, warn
+from mooring.cli.io.output import confirm, count_of, note, show, show_json
 from mooring.errors import NotConfigured
 from mooring.model import JSON
 from mooring.tenants.diff import changes_to_json
 from mooring.tenants.history import HistoryEntry, entry_diffs
 from mooring.tenants.keys import Owner, named
-from mooring.tenants.publish.publisher import Publisher, RekeyResult
-from mooring.tenants.secrets import FORMER, Keyring
+from mooring.tenants.publish.publisher import Publisher
+from mooring.tenants.secrets import Keyring
 
 
 def history(
@@ -158,36 +157,3 @@ def roll_back(
         show_published(result, as_json)
     elif result.changes:
         note(f"{named(owner)}: restored version {number} as version {result.number}")
-
-
-def rekey(target: TenantTarget, by: ByOption = "", as_json: JSONOption = False) -> None:
-    """Encrypt all passwords with the current key, in tenants and in their histories.
-
-    It may be interrupted and run again. Exits with 1 if a password could not be decrypted.
-    """
-
-    async def reencrypt(publisher: Publisher) -> RekeyResult:
-        with progress("rekeyed") as report:
-            return await publisher.rekey(report)
-
-    rekeyed = target.run(reencrypt, by)
-    if as_json:
-        show_json(
-            {
-                "tenants": rekeyed.tenants,
-                "entries": rekeyed.entries,
-                "problems": list[JSON](rekeyed.problems),
-            }
-        )
-    else:
-        tenants = count_of(rekeyed.tenants, "tenant")
-        entries = count_of(rekeyed.entries, "history entry", "history entries")
-        typer.echo(f"encrypted {tenants} and {entries}")
-    for problem in rekeyed.problems:
-        warn(problem)
-    if rekeyed.problems:
-        raise typer.Exit(1)
-    note(
-        f"all passwords are encrypted with the current key: remove {FORMER} once no other process "
-        "needs it"
-    )

@@ -1,0 +1,66 @@
+"""`mooring locks`: locks and elections with their holders and waiters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+import typer
+
+from mooring.cli.io.connect import open_hub
+from mooring.cli.io.options import JSONOption, StoreOption
+from mooring.cli.io.output import Columns, show
+from mooring.locks.inspect import Contender, LockInfo
+from mooring.model import JSON
+
+
+class ContenderRow(NamedTuple):
+    lock: str
+    holds: bool
+    contender: Contender
+
+
+async def locks(
+    prefix: Annotated[
+        str, typer.Argument(metavar="PREFIX", help="only names with this prefix")
+    ] = "",
+    store: StoreOption = "",
+    as_json: JSONOption = False,
+) -> None:
+    """List locks and elections with their holders and waiters."""
+    async with open_hub(store) as hub:
+        rows = [row for info in await hub.locks(prefix) for row in _rows(info)]
+    columns: Columns[ContenderRow] = {
+        "lock": lambda row: row.lock,
+        "state": lambda row: "held" if row.holds else "waits",
+        "kind": lambda row: row.contender.kind,
+        "by": lambda row: row.contender.by or _text(row.contender.value),
+        "token": lambda row: str(row.contender.token),
+        "lease": lambda row: f"{row.contender.lease:x}",
+    }
+    show(rows, columns, _record, as_json=as_json, spare=("lease", "kind"))
+
+
+def _rows(info: LockInfo) -> list[ContenderRow]:
+    return [
+        *(ContenderRow(info.name, True, contender) for contender in info.holders),
+        *(ContenderRow(info.name, False, contender) for contender in info.waiting),
+    ]
+
+
+def _record(row: ContenderRow) -> Mapping[str, JSON]:
+    contender = row.contender
+    return {
+        "lock": row.lock,
+        "state": "held" if row.holds else "waits",
+        "kind": contender.kind or None,
+        "by": contender.by or None,
+        "value": _text(contender.value) or None,
+        "token": contender.token,
+        "lease": f"{contender.lease:x}",
+        "key": _text(contender.key),
+    }
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="backslashreplace")

@@ -1,0 +1,45 @@
+"""`mooring tenant rekey`: encrypts all passwords with the current key."""
+
+from __future__ import annotations
+
+import typer
+
+from mooring.cli.io.connect import TenantTarget
+from mooring.cli.io.options import ByOption, JSONOption
+from mooring.cli.io.output import count_of, note, progress, show_json, warn
+from mooring.model import JSON
+from mooring.tenants.publish.publisher import Publisher, RekeyResult
+from mooring.tenants.secrets import FORMER
+
+
+def rekey(target: TenantTarget, by: ByOption = "", as_json: JSONOption = False) -> None:
+    """Encrypt all passwords with the current key, in tenants and in their histories.
+
+    It may be interrupted and run again. Exits with 1 if a password could not be decrypted.
+    """
+
+    async def reencrypt(publisher: Publisher) -> RekeyResult:
+        with progress("rekeyed") as report:
+            return await publisher.rekey(report)
+
+    rekeyed = target.run(reencrypt, by)
+    if as_json:
+        show_json(
+            {
+                "tenants": rekeyed.tenants,
+                "entries": rekeyed.entries,
+                "problems": list[JSON](rekeyed.problems),
+            }
+        )
+    else:
+        tenants = count_of(rekeyed.tenants, "tenant")
+        entries = count_of(rekeyed.entries, "history entry", "history entries")
+        typer.echo(f"encrypted {tenants} and {entries}")
+    for problem in rekeyed.problems:
+        warn(problem)
+    if rekeyed.problems:
+        raise typer.Exit(1)
+    note(
+        f"all passwords are encrypted with the current key: remove {FORMER} once no other process "
+        "needs it"
+    )
