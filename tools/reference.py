@@ -57,7 +57,11 @@ def write(folder: Path) -> list[tuple[str, str]]:
 
 def python_page(group: str) -> str:
     lines = [f"# Python API: {group}", ""]
+    written: set[str] = set()
     for name, path in sources.public_names(group):
+        if path in written:
+            continue  # exported under two names
+        written.add(path)
         lines += [f"::: {path}", "    options:", f"      heading: {name}", ""]
     if group == "Blocking API":
         names = ", ".join(f"`{name}`" for name in sources.blocking_names())

@@ -31,6 +31,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "mooring.until_stopped",
         "mooring.Session",
         "mooring.Mirror",
+        "mooring.mirror.Update",
     ),
     "Registration": (
         "mooring.Registration",
@@ -40,10 +41,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "mooring.Config",
         "mooring.Status",
         "mooring.Registry",
+        "mooring.registry.contract.Listing",
+        "mooring.registry.contract.ServiceCount",
+        "mooring.workers.SharedRegistration",
         "mooring.heartbeat",
     ),
     "Discovery": (
         "mooring.View",
+        "mooring.discovery.view.ViewState",
         "mooring.Pick",
         "mooring.Explanation",
         "mooring.Resilience",
@@ -62,8 +67,24 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "mooring.Barrier",
         "mooring.LockInfo",
         "mooring.Contender",
+        "mooring.locks.fencing.admit",
+        "mooring.locks.fencing.admission",
+        "mooring.locks.fencing.SQL",
+        "mooring.locks.fencing.ParamStyle",
+        "mooring.locks.fencing.Guard",
     ),
-    "Tenants": ("mooring.Publisher", "mooring.tenants"),
+    "Tenants": (
+        "mooring.Publisher",
+        "mooring.Provider",
+        "mooring.tenants",
+        "mooring.tenants.document.load",
+        "mooring.tenants.document.load_all",
+        "mooring.tenants.document.read_all",
+        "mooring.tenants.history.HistoryEntry",
+        "mooring.tenants.parts.PartDiff",
+        "mooring.tenants.publish.publish_state.PublishResult",
+        "mooring.tenants.publish.encryption.RekeyResult",
+    ),
     "Store": ("mooring.Store", "mooring.Watch", "mooring.store"),
     "Blocking API": ("mooring.sync.connect", "mooring.sync.timeout", "mooring.sync.until_stopped"),
     "Integrations": (
@@ -75,22 +96,43 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "mooring.hprose",
         "mooring.xds",
     ),
+    "Health checks": (
+        "mooring.server.health_checks.checkers.Checker",
+        "mooring.server.health_checks.checkers.Target",
+        "mooring.server.health_checks.checkers.Outcome",
+        "mooring.server.health_checks.target_policy.policy",
+        "mooring.server.health_checks.target_policy.TargetPolicy",
+    ),
+    "Testing": (
+        "mooring.testing.fixtures.mooring_url",
+        "mooring.testing.fixtures.mooring_hub",
+        "mooring.testing.fixtures.mooring_sync_hub",
+        "mooring.testing.fixtures.mooring_etcd_server",
+        "mooring.testing.fixtures.mooring_etcd_url",
+        "mooring.testing.fixtures.mooring_etcd",
+        "mooring.testing.fixtures.mooring_proxy",
+        "mooring.testing.proxy.FaultProxy",
+        "mooring.testing.etcd.EtcdServer",
+        "mooring.testing.etcd.EtcdCluster",
+        "mooring.testing.redis.RedisServer",
+        "mooring.testing.redis_groups.RedisCluster",
+        "mooring.testing.redis_groups.SentinelGroup",
+    ),
 }
-"""The public names by page. A package stands for everything in its `__all__`."""
+"""The public names by page. A module stands for everything in its `__all__`."""
 
 
 def public_names(group: str) -> Iterator[tuple[str, str]]:
     """Each public name of a group, and the path at which the source defines it."""
     for name in GROUPS[group]:
-        module, _, attribute = name.rpartition(".")
-        parent = importlib.import_module(module)
-        if attribute in getattr(parent, "__all__", ()) and not _is_module(name):
-            yield name, _definition(getattr(parent, attribute), name)
+        if not is_module(name):
+            module, _, attribute = name.rpartition(".")
+            yield name, _definition(getattr(importlib.import_module(module), attribute), name)
             continue
         package = importlib.import_module(name)
         for member in package.__all__:
             path = f"{name}.{member}"
-            if not _is_module(path):
+            if not is_module(path):
                 yield path, _definition(getattr(package, member), path)
 
 
@@ -140,7 +182,7 @@ def error_types() -> list[type[errors.MooringError]]:
     ]
 
 
-def _is_module(path: str) -> bool:
+def is_module(path: str) -> bool:
     """Whether a path names a module, not something of the same name in its package."""
     package, _, name = path.rpartition(".")
     value = vars(importlib.import_module(package)).get(name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import http.server
 import json
 import re
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -21,6 +23,7 @@ from tests.acceptance.console.chromium import FLAGS, find_chromium
 pytestmark = pytest.mark.real_time
 
 CHINESE = "# 入门教程\n\n每个实例定期发送心跳，锁带有围栏令牌，租户配置保存在存储中。\n"
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'\s>]+
     |<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|dns-prefetch|modulepreload))
@@ -113,6 +116,38 @@ def test_every_name_that_mooring_exports_is_in_the_reference():
     assert reference_sources.exported() <= listed
 
 
+def test_every_name_that_a_page_uses_is_in_the_reference():
+    listed = {name for group in reference_sources.GROUPS for name, _ in public(group)}
+    listed |= {f"mooring.sync.{name}" for name in reference_sources.blocking_names()}
+    for kind in reference_sources.error_types():
+        listed |= {f"mooring.{kind.__name__}", f"mooring.errors.{kind.__name__}"}
+    root = build_docs.ROOT
+    for page in [*root.glob("*.md"), *root.glob("docs/**/*.md")]:
+        for code in PYTHON.findall(page.read_text(encoding="utf-8")):
+            assert not (missing := set(names(code)) - listed), f"{page.name}: {missing}"
+
+
+@pytest.mark.parametrize(
+    ("code", "used"),
+    [
+        ("import mooring, mooring.sync\nmooring.sync.connect(url).store", ["mooring.sync.connect"]),
+        ("from mooring.locks import fencing\nfencing.SQL['table']", ["mooring.locks.fencing.SQL"]),
+        ("from mooring.store import Put\nPut.x", ["mooring.store.Put"]),
+    ],
+)
+def test_names_of_a_block_are_those_of_its_imports(code, used):
+    assert sorted(set(names(code))) == used
+
+
+def test_every_name_of_the_reference_has_an_entry_in_the_site(site):
+    anchors: set[str] = set()
+    for page in (site / "reference").rglob("*.html"):
+        anchors |= set(re.findall(r'id="([^"]+)"', page.read_text(encoding="utf-8")))
+    paths = {path for group in reference_sources.GROUPS for _, path in public(group)}
+    assert paths <= anchors
+    assert "mooring.registry.contract.Registry.instances" in anchors  # inherited
+
+
 def test_every_command_is_in_the_reference_with_its_options():
     text = reference.commands_page()
     assert "## mooring serve" in text
@@ -130,6 +165,30 @@ def test_metrics_in_the_reference_are_those_that_the_process_exposes():
 
 def public(group: str) -> list[tuple[str, str]]:
     return list(reference_sources.public_names(group))
+
+
+def names(code: str) -> Iterator[str]:
+    """The names of `mooring` that a block of Python imports or uses, without modules and without
+    the attributes of a name."""
+    tree = ast.parse(code)
+    imported = {"mooring": "mooring"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mooring"):
+            for alias in node.names:
+                imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                if not is_module(f"{node.module}.{alias.name}"):
+                    yield f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            path = f"{imported.get(first, '')}.{rest}"
+            if first in imported and not is_module(path) and is_module(path.rpartition(".")[0]):
+                yield path
+
+
+def is_module(path: str) -> bool:
+    package = path.rpartition(".")[0]
+    return not package or (is_module(package) and reference_sources.is_module(path))
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
