@@ -164,6 +164,50 @@ def test_backends_do_not_know_each_other():
                 assert not [target for target in imports(file) if package in target], file
 
 
+def _importers_of(name: str) -> set[str]:
+    return {
+        file.relative_to(ROOT).as_posix() for file in ROOT.rglob("*.py") if _imports(file, name)
+    }
+
+
+def _imports(file: Path, name: str) -> bool:
+    """Whether a module imports a name or, for a package, anything of it, even for type checking."""
+    return any(
+        f"{node.module}.{alias.name}.".startswith(f"{name}.")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    )
+
+
+def test_consumers_of_a_registry_take_the_roles_that_they_use():
+    """Only modules that compose or hold all roles name the whole `Registry`."""
+    assert _importers_of("mooring.registry.contract.Registry") == {
+        "__init__.py",
+        "hub.py",
+        "registry/kv/registry.py",
+        "registry/redis/registry.py",
+        "server/context.py",
+    }
+
+
+def test_consumers_of_a_registry_do_not_ask_which_one_it_is():
+    """Only modules that open a registry, and tools for one kind of it, know its kind."""
+    assert _importers_of("mooring.registry.redis.registry") - {"registry/redis/server_info.py"} == {
+        "backends.py",
+        "cli/commands/doctor.py",
+        "migrate/redis_v1/migration.py",
+    }
+    assert _importers_of("mooring.registry.kv.registry") == {"hub.py"}
+    assert _importers_of("mooring.store.url.REDIS") == {
+        "backends.py",
+        "cli/commands/doctor.py",
+        "cli/commands/migrate/redis_v1.py",
+        "hub.py",
+        "server/settings.py",
+    }
+
+
 def _modules() -> dict[str, Path]:
     return {
         ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(

@@ -20,7 +20,7 @@ from mooring.errors import Closed, InvalidRequest, NoInstance, StoreError
 from mooring.hub import Hub
 from mooring.mirror import Update
 from mooring.model import Instance
-from mooring.registry.contract import Listing
+from mooring.registry.contract import Discovery, Listing
 from mooring.registry.kv.layouts.hprose import server_url
 
 
@@ -129,7 +129,8 @@ class CallDispatcher:
         if tries < 1:
             raise InvalidRequest(f"tries={tries}: must be at least 1")
         self.domain = domain
-        self._registry, self._view = hub.registry, hub.discover(domain, wait=wait)
+        self._discovery: Discovery = hub.registry
+        self._view = hub.discover(domain, wait=wait)
         self._tries, self._pause, self._connect = tries, pause, connect
         self._pool = ServerPool()
         self._clients: dict[str, HproseClient] = {}
@@ -266,7 +267,7 @@ class CallDispatcher:
                 return
             began = time.monotonic()
             try:
-                listing = await self._registry.instances(self.domain)
+                listing = await self._discovery.instances(self.domain)
                 # An update during the read may be newer than the list. If it is older, another
                 # update follows.
                 self._listing = listing if self._updated_at < began else None

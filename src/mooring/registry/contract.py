@@ -1,6 +1,16 @@
-"""The contract of a registry, by role: registrar, discovery, operations, and optional evictions.
+"""The contract of a registry, by role.
 
-Registrations, views, the server and the CLI use a registry only through this contract. A registry
+| role               | what it does                                                        |
+|--------------------|---------------------------------------------------------------------|
+| `Registrar`        | keeps the instances of this process registered                      |
+| `RemoteRegistrar`  | registers instances that send their heartbeats through any process  |
+| `Discovery`        | reads and follows what is registered                                |
+| `Operations`       | what an operator changes: overrides, descriptions, deregistrations  |
+| `Evictions`        | evicts dead instances, unless the leases of a store do              |
+| `LeaderLease`      | elects a leader among servers, unless the store has locks           |
+
+A `Registry` has the first four roles, and the last two if its store needs them. Consumers take the
+role that they use; only the hub and the context of the server hold a whole `Registry`. A registry
 keeps an instance while its heartbeats arrive, reports every change to consumers, and never
 restores an instance that an operator deregistered.
 
@@ -147,7 +157,7 @@ class InstanceRecord(ABC):
 
 
 class RemoteRegistration(NamedTuple):
-    """A registration that sends its heartbeats through any process: see `Registry.enter`."""
+    """A registration that sends its heartbeats through any process: see `RemoteRegistrar`."""
 
     instance: Instance
     """The instance as registered, with its id and incarnation."""
@@ -211,10 +221,20 @@ def operator_fields(instance: Instance) -> list[str]:
     return ["config"] if instance.config != NO_CONFIG else []
 
 
-class Registrar(ABC):
-    """Registers instances: those of this process, and those that send heartbeats through it."""
+class RegistryRole(ABC):
+    """What all roles have."""
 
+    url: str
+    """The URL, with any password masked."""
     guarantees: RegistryGuarantees
+
+    @abstractmethod
+    def canonical(self, service: str) -> str:
+        """The canonical name of a service. Raises `InvalidName`."""
+
+
+class Registrar(RegistryRole):
+    """Keeps the instances of this process registered."""
 
     @abstractmethod
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
@@ -225,6 +245,11 @@ class Registrar(ABC):
     def instance_record(self, instance: Instance, *, ttl: float | None = None) -> InstanceRecord:
         """The record of a prepared instance. Raises `InUse` if this registry object has a record of
         that id already."""
+
+
+class RemoteRegistrar(RegistryRole):
+    """Registers instances that send their heartbeats through any process: all of their state is in
+    the store."""
 
     @abstractmethod
     async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
@@ -265,12 +290,8 @@ class Registrar(ABC):
         registered."""
 
 
-class Discovery(ABC):
+class Discovery(RegistryRole):
     """Reads and follows what is registered."""
-
-    @abstractmethod
-    def canonical(self, service: str) -> str:
-        """The canonical name of a service. Raises `InvalidName`."""
 
     @abstractmethod
     async def groups(self) -> list[str]: ...
@@ -309,7 +330,7 @@ class Discovery(ABC):
         """Whether an operator override exists for a service or for one of its instances."""
 
 
-class Operations(ABC):
+class Operations(RegistryRole):
     """What an operator changes."""
 
     @abstractmethod
@@ -363,9 +384,7 @@ class LeaderLease(Protocol):
         """Leave a note to later leaders. Returns False if another candidate leads."""
 
 
-class Registry(Registrar, Discovery, Operations):
-    url: str
-    """The URL, with any password masked."""
+class Registry(Registrar, RemoteRegistrar, Discovery, Operations):
     lease_store: Store | None = None
     """The store that renews the leases of the instances; None if there are no leases."""
     evictions: Evictions | None = None

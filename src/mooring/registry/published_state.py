@@ -12,7 +12,7 @@ import msgspec
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import JSON, Instance, State, Status, check_json, now
-from mooring.registry.contract import Registry
+from mooring.registry.contract import Registrar
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +40,20 @@ class PublishedState:
         "_merged",
         "_own_metrics",
         "_registered_at",
-        "_registry",
+        "_registrar",
         "changed",
         "healthy",
         "instance",
         "state",
     )
 
-    def __init__(self, registry: Registry, instance: Instance, collected: Metrics | None) -> None:
-        self.instance, self._lost_fields = registry.prepare(instance)
+    def __init__(self, registrar: Registrar, instance: Instance, collected: Metrics | None) -> None:
+        self.instance, self._lost_fields = registrar.prepare(instance)
         self.state: State = "up"
         self.healthy = True
         self.changed = False
         """Whether anything but the metrics changed since the last update was sent."""
-        self._registry, self._collected = registry, collected
+        self._registrar, self._collected = registrar, collected
         self._own_metrics: dict[str, JSON] = {}
         self._merged: dict[str, JSON] | None = None
         self._registered_at = now()
@@ -70,14 +70,14 @@ class PublishedState:
         changed = {name: value for name, value in fields.items() if value is not None}
         if changed:
             after = msgspec.structs.replace(self.instance, **changed)
-            self.instance, lost = self._registry.prepare(after)
+            self.instance, lost = self._registrar.prepare(after)
             self.changed = True
             self._log_lost(lost)
         if healthy is not None and healthy != self.healthy:
             self.healthy, self.changed = healthy, True
         if metrics is not None:
             self._own_metrics, self._merged = copy.deepcopy(dict(metrics)), None
-        if not self._registry.guarantees.describes and (metrics or not self.healthy):
+        if not self._registrar.guarantees.describes and (metrics or not self.healthy):
             self._log_lost(["status"])
 
     def log_lost_fields(self) -> None:

@@ -25,7 +25,7 @@ from mooring.errors import AccessDenied, Closed, InvalidRequest, Removed, StoreE
 from mooring.formatting import describe
 from mooring.heartbeat.policy import Beats, Decision
 from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
-from mooring.registry.contract import Registry
+from mooring.registry.contract import Registrar
 from mooring.registry.published_state import Metrics, PublishedState
 from mooring.registry.shutdown import LINGER, close_on_sigterm, leave_to_sigterm
 from mooring.settings.registry import Policy
@@ -76,7 +76,7 @@ class Registration:
         "_published",
         "_reason",
         "_record",
-        "_registry",
+        "_registrar",
         "_settled",
         "_state",
         "_tasks",
@@ -87,7 +87,7 @@ class Registration:
 
     def __init__(
         self,
-        registry: Registry,
+        registrar: Registrar,
         instance: Instance,
         *,
         ttl: float | None = None,
@@ -97,11 +97,11 @@ class Registration:
     ) -> None:
         if not instance.host:
             instance = msgspec.structs.replace(instance, host=reachable_host())
-        self._published = PublishedState(registry, instance, metrics)
-        self._registry, self._ttl, self._wait = registry, ttl, wait
+        self._published = PublishedState(registrar, instance, metrics)
+        self._registrar, self._ttl, self._wait = registrar, ttl, wait
         self._beats = Beats(
             policy or Policy(),
-            renewed=registry.guarantees.renews,
+            renewed=registrar.guarantees.renews,
             seed=hash((_SEED, os.getpid())),
         )
         self._metrics = metrics
@@ -187,7 +187,7 @@ class Registration:
         if self._metrics is not None:
             self._metrics.start()
         close_on_sigterm(self, asyncio.get_running_loop())
-        record = self._registry.instance_record(self._published.instance, ttl=self._ttl)
+        record = self._registrar.instance_record(self._published.instance, ttl=self._ttl)
         self._published.log_lost_fields()
         self._record, self._entered = record, True
         telemetry.REGISTRATIONS.show(*self._labels, self)
@@ -243,7 +243,7 @@ class Registration:
     async def _keep(self, *, written: bool = False) -> None:
         """Write the record, send heartbeats until it is disturbed, and repeat. `written`: skip the
         first write."""
-        renews = self._registry.guarantees.renews  # then a repair must take less than 2 s
+        renews = self._registrar.guarantees.renews  # then a repair must take less than 2 s
         backoff = Backoff() if renews else Backoff(most=self._beats.policy.longest_retry)
         while True:
             try:
@@ -392,7 +392,7 @@ class Registration:
     async def _start_draining(self) -> None:
         """Mark the record as draining and keep it. If the registry has no such state, delete it:
         consumers would not stop choosing the instance."""
-        keeps, written = not self._fresh and self._registry.guarantees.describes, False
+        keeps, written = not self._fresh and self._registrar.guarantees.describes, False
         try:
             if keeps:
                 await self._send(Decision.METADATA_UPDATE, put=True)

@@ -166,7 +166,7 @@ async def serve_api(server: ServerContext, hub: Hub) -> AsyncIterator[None]:
     """Serve the API from this hub: follow its fleet, and send alerts."""
     settings = server.settings
     async with contextlib.AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(Fleet(hub.registry))
+        fleet = await stack.enter_async_context(Fleet(hub.registry, hub.registry.evictions))
         alarms = None
         if settings.has_store:
             alarms = await stack.enter_async_context(StoreAlarms(hub.store))

@@ -17,7 +17,7 @@ from mooring.discovery.last_known_good import RetainedFeed
 from mooring.errors import InvalidRequest, StoreError
 from mooring.mirror import Mirror
 from mooring.model import Instance
-from mooring.registry.contract import Registry
+from mooring.registry.contract import Discovery
 from mooring.tasks import Tasks
 from mooring.xds import proto, resources
 from mooring.xds.resources import HTTP_SUFFIX, ROUTE_TABLE, Resource, XdsClient
@@ -93,7 +93,7 @@ class CatalogueEntry:
 
     def __init__(
         self,
-        registry: Registry,
+        discovery: Discovery,
         service: str,
         hosts: HostResolver,
         notify: Callable[[CatalogueEntry, bool], None],
@@ -110,7 +110,7 @@ class CatalogueEntry:
         self._hosts, self._notify = hosts, notify
         self._updated = asyncio.Event()
         self._mirror: Mirror[str, Instance] = Mirror(
-            RetainedFeed(registry.follow(service)), wait=False
+            RetainedFeed(discovery.follow(service)), wait=False
         )
         self._tasks = Tasks()
         self._mirror.subscribe(lambda _: self._updated.set())
@@ -153,8 +153,8 @@ class CatalogueEntry:
 
 
 class Catalogue:
-    def __init__(self, registry: Registry, *, interval: float = INTERVAL) -> None:
-        self._registry, self._interval = registry, interval
+    def __init__(self, discovery: Discovery, *, interval: float = INTERVAL) -> None:
+        self._discovery, self._interval = discovery, interval
         self._hosts = HostResolver()
         self._services: dict[str, str] = {}
         self._entries: dict[str, CatalogueEntry] = {}
@@ -174,7 +174,7 @@ class Catalogue:
         service = self._services.get(name)
         if service is None:
             try:
-                service = self._registry.canonical(name.removesuffix(HTTP_SUFFIX))
+                service = self._discovery.canonical(name.removesuffix(HTTP_SUFFIX))
             except InvalidRequest:
                 service = ""
             if len(self._services) > 10 * _CACHED:
@@ -210,7 +210,7 @@ class Catalogue:
     def _entry(self, service: str) -> CatalogueEntry:
         entry = self._entries.get(service)
         if entry is None:
-            entry = CatalogueEntry(self._registry, service, self._hosts, self._entry_changed)
+            entry = CatalogueEntry(self._discovery, service, self._hosts, self._entry_changed)
             self._entries[service] = entry
         return entry
 
@@ -245,7 +245,7 @@ class Catalogue:
         while True:
             began = time.monotonic()
             try:
-                names = await self._registry.names()
+                names = await self._discovery.names()
             except (StoreError, InvalidRequest) as error:
                 if not self._failing:
                     log.warning("cannot list the services, keeping the last list: %s", error)

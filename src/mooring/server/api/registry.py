@@ -113,7 +113,7 @@ def known_of(call: ApiCall) -> KnownService:
     """The service in the path. Raises `HTTPError` (404)."""
     fleet = loaded_fleet(call)
     try:
-        name = fleet.registry.canonical(call.service)
+        name = fleet.discovery.canonical(call.service)
     except InvalidName:
         name = call.service
     known = fleet.service(name)

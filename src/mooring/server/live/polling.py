@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from mooring.errors import Closed, StoreError
-from mooring.registry.contract import Registry
+from mooring.registry.contract import Discovery
+from mooring.registry.evictions import Evictions
 from mooring.server.live.services import KnownService
 from mooring.tasks import Schedule, Tasks
 
@@ -46,8 +47,10 @@ class _PolledFleet(Protocol):
 
 
 class Poller:
-    def __init__(self, fleet: _PolledFleet, registry: Registry) -> None:
-        self._fleet, self._registry = fleet, registry
+    def __init__(
+        self, fleet: _PolledFleet, discovery: Discovery, evictions: Evictions | None
+    ) -> None:
+        self._fleet, self._discovery, self._evictions = fleet, discovery, evictions
         self._tasks = Tasks()
         self._schedule: Schedule[str] = Schedule()
         """The services by the time of their next poll for silence."""
@@ -93,27 +96,26 @@ class Poller:
             return 0.0
         self._polled[service] = time.monotonic()
         try:
-            silent = await self._registry.silence(service)
+            silent = await self._discovery.silence(service)
         finally:
             # Jitter: in step with the renewals, every poll would see the same short silence.
             self._schedule.plan(service, time.monotonic() + EVERY * random.uniform(0.8, 1.2))
         self._fleet.update_silence(service, silent)
-        leases = len(silent) if self._registry.guarantees.renews else 0
+        leases = len(silent) if self._discovery.guarantees.renews else 0
         return (_READS_PER_SERVICE + leases) / READ_RATE
 
     async def _poll_brakes(self) -> float:
-        evictions = self._registry.evictions
-        brakes = {} if evictions is None else await evictions.brakes()
+        brakes = {} if self._evictions is None else await self._evictions.brakes()
         self._fleet.update_brakes({service: str(brake) for service, brake in brakes.items()})
         return max(BRAKES, len(self._fleet.names()) / BRAKE_RATE)
 
     async def _poll_names(self) -> float:
-        if self._registry.guarantees.keeps_names:
-            services = await self._registry.services()
+        if self._discovery.guarantees.keeps_names:
+            services = await self._discovery.services()
             kept = [service.name for service in services if not service.instances]
             self._fleet.update_names([service.name for service in services], kept=kept)
         else:
-            self._fleet.update_names(await self._registry.names())
+            self._fleet.update_names(await self._discovery.names())
         return NAMES
 
     async def _check_staleness(self) -> float:

@@ -18,7 +18,8 @@ from typing import Self
 from mooring.messages import Message, message
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
-from mooring.registry.contract import Registry
+from mooring.registry.contract import Discovery
+from mooring.registry.evictions import Evictions
 from mooring.server.live.departures import Departure, InstanceKey, LivenessSignals
 from mooring.server.live.polling import Poller
 from mooring.server.live.services import KnownService, RenderCache, ServiceRecord
@@ -55,13 +56,13 @@ class Fleet:
     version: int
     """Increases with each change."""
 
-    def __init__(self, registry: Registry) -> None:
-        self.registry = registry
+    def __init__(self, discovery: Discovery, evictions: Evictions | None = None) -> None:
+        self.discovery = discovery
         self.version = self.sampled = 0
         self.epoch = secrets.token_hex(4)
         """Distinguishes the versions of this fleet from those of another."""
         self.rendering = RenderCache()
-        self._mirror = Mirror(registry.follow_all(), wait=False)
+        self._mirror = Mirror(discovery.follow_all(), wait=False)
         self._mirror.subscribe(self._changed)
         self._known: dict[str, KnownService] = {}
         self._names: list[str] = []
@@ -78,7 +79,7 @@ class Fleet:
         """Services that an operator removed and that the registry still lists."""
         self._callbacks: dict[object, Callback] = {}
         self._loaded = self._was_stale = False
-        self._poller = Poller(self, registry)
+        self._poller = Poller(self, discovery, evictions)
 
     @property
     def stale(self) -> bool:
@@ -91,8 +92,8 @@ class Fleet:
         if self._mirror.error is not None:
             return str(self._mirror.error)
         if not self._mirror.loaded:
-            return f"{self.registry.url} has not answered yet"
-        return f"{self.registry.url} has not been heard for too long" if self.stale else ""
+            return f"{self.discovery.url} has not answered yet"
+        return f"{self.discovery.url} has not been heard for too long" if self.stale else ""
 
     @property
     def loaded(self) -> bool:
@@ -292,7 +293,7 @@ class Fleet:
         known = self._known.get(service)
         if known is None:
             return
-        moment, most = now(), self.registry.guarantees.late
+        moment, most = now(), self.discovery.guarantees.late
         changed = []
         clock = time.monotonic()
         for id in known.instances:
