@@ -22,6 +22,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 import mooring.sync
 from mooring.errors import MooringError
@@ -453,6 +454,23 @@ def test_its_code_runs(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_that_are_not_run_hold_no_python(page: Path):
+    for language, code in BLOCK.findall(page.read_text()):
+        if language in NOT_RUN:
+            with contextlib.suppress(SyntaxError):
+                statements = ast.parse(code).body
+                assert all(isinstance(statement, ast.Expr) for statement in statements), code
+    assert not re.search(r"^ +```|^~~~", page.read_text(), re.MULTILINE), "BLOCK does not find it"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_its_blocks_of_yaml_are_valid(page: Path):
+    for language, code in BLOCK.findall(page.read_text()):
+        if language == "yaml":
+            assert isinstance(yaml.safe_load(code), dict), code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_its_links_lead_somewhere(page: Path):
     for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
         there = page.parent / target if target else page
@@ -468,7 +486,8 @@ def anchors(page: Path) -> set[str]:
 
 
 SETTINGS = [
-    ROOT / "docs" / f"{name}.md" for name in ("access", "health-checks", "monitoring", "serve")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("access", "health-checks", "monitoring", "redis", "serve")
 ]
 
 
