@@ -19,8 +19,8 @@ from mooring.registry.redis.connection import Argument, Connection
 from mooring.registry.redis.layout import RedisKeys
 from mooring.registry.redis.pipeline import Script
 from mooring.registry.redis.registry import RedisRegistry
+from mooring.settings import RegistrySettings
 from mooring.settings.connections import RedisConnectionSettings
-from mooring.settings.registry import RegistrySettings
 from mooring.testing.redis import RedisServer, find_redis, launch
 
 SERIES = "7.0"

@@ -19,7 +19,7 @@ from mooring.cli.typer_extensions import LazyCommand
 from mooring.server.api import all_endpoints
 from mooring.server.api.openapi import describe
 from mooring.server.settings import ServerSettings
-from mooring.settings.registry import RegistrySettings
+from mooring.settings import RegistrySettings
 
 PACKAGE = Path(mooring.__file__).parent
 VERSION: str = mooring.__version__
@@ -45,6 +45,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "mooring.registry.contract.ServiceCount",
         "mooring.workers.SharedRegistration",
         "mooring.heartbeat",
+        "mooring.settings",
     ),
     "Discovery": (
         "mooring.View",

@@ -155,7 +155,7 @@ __all__ = ["__version__", *sorted(_MODULES.keys() - {"Provider"})]
 
 _PARTS = {
     *("discovery", "errors", "heartbeat", "hub", "locks", "mirror", "model", "registry"),
-    *("session", "store", "sync", "tenants"),
+    *("session", "settings", "store", "sync", "tenants"),
 }
 """The modules that are available as attributes after `import mooring`."""
 

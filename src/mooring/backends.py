@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mooring.errors import InvalidRequest, MissingExtra
-from mooring.settings.registry import RegistrySettings
+from mooring.settings import RegistrySettings
 from mooring.store import Store
 from mooring.store.namespace import Namespaced
 from mooring.store.url import REDIS, StoreURL, parse

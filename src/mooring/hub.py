@@ -22,8 +22,8 @@ from mooring.model import Instance
 from mooring.registry.kv.layouts import layout_of
 from mooring.registry.shutdown import handle_sigterm
 from mooring.session import Session
-from mooring.settings.registry import RegistrySettings
-from mooring.settings.registry import parse as parse_settings
+from mooring.settings import RegistrySettings
+from mooring.settings import parse as parse_settings
 from mooring.store import Entry, Range, Store
 from mooring.store.url import REDIS, parse
 from mooring.tasks import cleanup

@@ -20,7 +20,7 @@ from mooring.demo import (
 )
 from mooring.hub import Hub, connect
 from mooring.registry.contract import ServiceCount
-from mooring.settings.registry import parse
+from mooring.settings import parse
 from mooring.store import everything
 from tests.acceptance.commands import Command, running
 from tests.waiting import eventually

@@ -16,9 +16,9 @@ import pytest
 
 import mooring
 from mooring import Instance
-from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
+from mooring.settings import parse
 from mooring.testing.redis import RedisServer
 from mooring.testing.redis_groups import RedisCluster, SentinelGroup
 from tests.acceptance.commands import mooring_command

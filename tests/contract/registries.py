@@ -8,9 +8,9 @@ from typing import Any
 
 import mooring
 from mooring import Instance
-from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
+from mooring.settings import parse
 from mooring.store import Delete, Put, everything, key
 from tests.backends import BACKENDS, usual
 

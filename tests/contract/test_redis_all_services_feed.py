@@ -8,9 +8,9 @@ import pytest
 
 import mooring
 from mooring import Instance
-from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.mirror import Mirror
+from mooring.settings import parse
 from tests.contract.registries import OnRedis, open_hub
 from tests.waiting import eventually
 

@@ -12,9 +12,9 @@ import pytest
 import mooring
 from mooring import Instance
 from mooring.errors import Closed, InvalidName, InvalidRequest, StoreError
-from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
+from mooring.settings import parse
 from mooring.testing.redis import RedisServer
 from mooring.testing.redis_groups import RedisCluster
 from tests.contract.registries import QUICK, REDIS, hands_of

@@ -25,14 +25,14 @@ from mooring.registry.redis.reader import Reader
 from mooring.registry.redis.registrations import RedisInstanceRecord
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.registry.redis.service_feed import ServiceFeed
-from mooring.settings.connections import RedisConnectionSettings
-from mooring.settings.registry import (
+from mooring.settings import (
     CleanupSettings,
     HeartbeatSettings,
     MetricsSettings,
     RedisSettings,
     RegistrySettings,
 )
+from mooring.settings.connections import RedisConnectionSettings
 from mooring.testing.redis import RedisServer
 from mooring.testing.redis_groups import RedisCluster
 

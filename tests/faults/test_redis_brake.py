@@ -15,7 +15,7 @@ from mooring import Instance
 from mooring.discovery.view import View
 from mooring.hub import Hub
 from mooring.registry.evictions import CleanupReport
-from mooring.settings.registry import RegistrySettings
+from mooring.settings import RegistrySettings
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
 from tests.backends import usual

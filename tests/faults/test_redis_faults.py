@@ -18,7 +18,7 @@ from mooring.discovery.view import View
 from mooring.errors import OutOfSpace, StoreError, Unavailable
 from mooring.hub import Hub
 from mooring.registry.contract import Listing
-from mooring.settings.registry import RegistrySettings
+from mooring.settings import RegistrySettings
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import CommandFailed, RedisServer
 from tests.faults.redis_actors import evictions_of, fleet, namespaced, quick, registry_of, sweeping

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from mooring import Instance
-from mooring.heartbeat import parse
 from mooring.hub import connect
 from mooring.model import JSON
 from mooring.registry.redis.registry import RedisRegistry
+from mooring.settings import parse
 from tests.admin import Admin
 from tests.backends import OF_THE_API, usual
 from tests.faults.redis_actors import evictions_of

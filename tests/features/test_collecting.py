@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from mooring.errors import InvalidRequest
-from mooring.heartbeat import Collecting, Cost, MetricsSettings
+from mooring.heartbeat import Collecting, Cost
 from mooring.heartbeat.collectors import LOOP_LIMIT
+from mooring.settings import MetricsSettings
 from tests.waiting import eventually
 
 FAST = 0.02
@@ -284,7 +285,8 @@ async def test_a_thread_that_ends_after_the_loop_harms_nobody(released: threadin
 def test_the_process_ends_though_a_collector_hangs():
     script = """
 import asyncio, threading
-from mooring.heartbeat import Collecting, Cost, MetricsSettings
+from mooring.heartbeat import Collecting, Cost
+from mooring.settings import MetricsSettings
 
 class Hanging:
     type, cost = "hanging", Cost.MEDIUM

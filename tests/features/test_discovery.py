@@ -24,7 +24,7 @@ from mooring.discovery.resilience import blames
 from mooring.errors import Closed, InvalidRequest, NoInstance, Unavailable
 from mooring.hub import Hub
 from mooring.mirror import Update
-from mooring.settings.registry import MetricsSettings, RegistrySettings
+from mooring.settings import MetricsSettings, RegistrySettings
 from mooring.store import Delete, prefix
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy

@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 import mooring
-from mooring.heartbeat import parse
 from mooring.httpx import AsyncTransport, url
+from mooring.settings import parse
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.servers import free_port
 from tests.features.test_httpx import Backend, plain

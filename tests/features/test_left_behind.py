@@ -10,11 +10,11 @@ import pytest
 import mooring
 from mooring import Instance
 from mooring.errors import Closed, InvalidRequest, StoreError, Unavailable
-from mooring.heartbeat import parse
 from mooring.hub import Hub
 from mooring.mirror import Change
 from mooring.model import Config
 from mooring.registry.kv import shared_lease as leases
+from mooring.settings import parse
 from mooring.store import Delete, Put, key, prefix
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy

@@ -21,9 +21,10 @@ from prometheus_client import REGISTRY
 import mooring
 from mooring import Instance
 from mooring.errors import Closed, InvalidRequest
-from mooring.heartbeat import Decision, parse
+from mooring.heartbeat import Decision
 from mooring.hub import Hub
 from mooring.model import NO_STATUS, Config, RecordedMetadata
+from mooring.settings import parse
 from mooring.store import everything, key
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer

@@ -18,10 +18,10 @@ import mooring.sync
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import ViewState
 from mooring.errors import Closed, InvalidRequest, InvalidURL, NoInstance
-from mooring.heartbeat import parse
 from mooring.mirror import Update
 from mooring.model import Instance
 from mooring.registry.contract import Listing
+from mooring.settings import parse
 from mooring.store import Entry, Put, prefix
 from mooring.sync.loop_thread import LoopThread
 from mooring.sync.portal import Caller, Portal

@@ -11,6 +11,7 @@ import pytest
 import mooring
 import mooring.errors
 import mooring.heartbeat
+import mooring.settings
 import mooring.store
 import mooring.sync
 import mooring.tenants
@@ -22,6 +23,7 @@ from mooring.sync.proxy import is_data
     [
         mooring,
         mooring.heartbeat,
+        mooring.settings,
         mooring.store,
         mooring.tenants,
     ],

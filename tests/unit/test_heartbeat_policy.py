@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
 from mooring.heartbeat.policy import Beats, Decision, changes
-from mooring.settings.registry import Policy
+from mooring.settings import Policy
 
 NOTHING, BEAT, METADATA = Decision.NO_UPDATE, Decision.HEARTBEAT_ONLY, Decision.METADATA_UPDATE
 

@@ -331,7 +331,7 @@ def test_an_old_variable_beside_the_new_one_is_an_error():
 def test_yaml_is_not_loaded_for_a_mapping():
     script = """
 import sys
-from mooring.heartbeat import parse
+from mooring.settings import parse
 assert parse({"registry": {"cleanup": {"interval": "1s"}}}, {}).cleanup.interval == 1
 assert "yaml" not in sys.modules
 """

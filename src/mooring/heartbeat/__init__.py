@@ -7,40 +7,20 @@ from typing import TYPE_CHECKING
 
 from mooring.heartbeat.collectors import Collecting, Collector, Cost
 from mooring.heartbeat.policy import Beats, Decision, changes, flatten
-from mooring.settings.registry import (
-    CleanupSettings,
-    HeartbeatSettings,
-    MetricsSettings,
-    Policy,
-    RedisSettings,
-    RegistrySettings,
-    Threshold,
-    load,
-    parse,
-)
 
 if TYPE_CHECKING:
     from mooring.heartbeat.builtin_collectors import DatabaseCollector, DiskCollector
 
 __all__ = [
     "Beats",
-    "CleanupSettings",
     "Collecting",
     "Collector",
     "Cost",
     "DatabaseCollector",
     "Decision",
     "DiskCollector",
-    "HeartbeatSettings",
-    "MetricsSettings",
-    "Policy",
-    "RedisSettings",
-    "RegistrySettings",
-    "Threshold",
     "changes",
     "flatten",
-    "load",
-    "parse",
 ]
 
 

@@ -16,7 +16,7 @@ import msgspec
 from mooring.errors import InvalidRequest
 from mooring.formatting import describe, format_duration, quoted
 from mooring.names import nearest
-from mooring.settings.registry import MetricsSettings
+from mooring.settings import MetricsSettings
 from mooring.tasks import Tasks, in_thread
 
 if TYPE_CHECKING:

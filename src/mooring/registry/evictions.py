@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mooring.settings.registry import CleanupSettings
+from mooring.settings import CleanupSettings
 
 
 class Brake(NamedTuple):

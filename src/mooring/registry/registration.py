@@ -28,7 +28,7 @@ from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registrar
 from mooring.registry.published_state import Metrics, PublishedState
 from mooring.registry.shutdown import LINGER, close_on_sigterm, leave_to_sigterm
-from mooring.settings.registry import Policy
+from mooring.settings import Policy
 from mooring.tasks import Backoff, Tasks, cleanup
 
 log = logging.getLogger(__name__)

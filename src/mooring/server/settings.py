@@ -24,10 +24,9 @@ from mooring.server.auth.csrf import parse_host
 from mooring.server.auth.data_dir import data_folder, expanded
 from mooring.server.auth.rate_limits import Rates
 from mooring.server.live.problems import GracePeriods, Severity
-from mooring.settings import loader
+from mooring.settings import RegistrySettings, loader
+from mooring.settings import parse as parse_registry
 from mooring.settings.loader import Seconds
-from mooring.settings.registry import RegistrySettings
-from mooring.settings.registry import parse as parse_registry
 from mooring.store.url import REDIS, StoreURL, check_quota, parse
 from mooring.tenants.keys import TenantKeys
 

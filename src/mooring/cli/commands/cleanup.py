@@ -14,7 +14,7 @@ from mooring.cli.io.output import log_to_stderr, note, show_json
 from mooring.formatting import format_duration
 from mooring.model import JSON
 from mooring.registry.evictions import CleanupReport, Evictions
-from mooring.settings.registry import RegistrySettings, load, parse
+from mooring.settings import RegistrySettings, load, parse
 
 ConfigOption = Annotated[
     Path | None,

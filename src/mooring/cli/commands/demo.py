@@ -14,7 +14,7 @@ from mooring.cli.io.options import RegistryOption, StoreOption, seconds
 from mooring.demo import SETTINGS, DemoFleet
 from mooring.formatting import printable
 from mooring.hub import connect
-from mooring.settings.registry import parse
+from mooring.settings import parse
 from mooring.tasks import Tasks
 
 

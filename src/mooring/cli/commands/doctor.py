@@ -22,7 +22,7 @@ from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import show_json
 from mooring.errors import StoreError
 from mooring.formatting import format_duration, quoted
-from mooring.settings.registry import parse as parse_settings
+from mooring.settings import parse as parse_settings
 from mooring.store import Delete, Member, Put, Store, StoreStatus, key
 from mooring.store.url import REDIS, parse
 

@@ -18,7 +18,7 @@ from mooring.formatting import quoted
 from mooring.hub import Hub, connect
 from mooring.model import JSON, Instance
 from mooring.names import did_you_mean, join_service, split_service
-from mooring.settings.registry import RegistrySettings, parse
+from mooring.settings import RegistrySettings, parse
 from mooring.tasks import Tasks
 from mooring.tenants.keys import NAMESPACE, TenantKeys
 

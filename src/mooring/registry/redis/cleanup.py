@@ -21,7 +21,7 @@ from mooring.registry.redis.layout import RedisKeys, ServiceKeys, is_service
 from mooring.registry.redis.live_service import drop_service, list_service, message_head
 from mooring.registry.redis.pipeline import CLEANUP, RELEASE
 from mooring.registry.redis.reader import Reader, read_each
-from mooring.settings.registry import CleanupSettings
+from mooring.settings import CleanupSettings
 from mooring.tasks import Backoff
 
 log = logging.getLogger(__name__)

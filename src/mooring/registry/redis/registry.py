@@ -41,7 +41,7 @@ from mooring.registry.redis.pubsub import ChangeChannels
 from mooring.registry.redis.reader import Reader, read_each, with_config
 from mooring.registry.redis.registrations import RedisInstanceRecord, RedisRemoteRegistrations
 from mooring.registry.redis.service_feed import LastAnswer, ServiceFeed
-from mooring.settings.registry import RegistrySettings
+from mooring.settings import RegistrySettings
 from mooring.store.validation import check_ttl
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from mooring.errors import InvalidRequest
 from mooring.formatting import format_duration
 from mooring.migrate import verified_file
 from mooring.model import JSON
-from mooring.settings.registry import parse as parse_settings
+from mooring.settings import parse as parse_settings
 from mooring.store.url import REDIS, parse
 
 if TYPE_CHECKING:
