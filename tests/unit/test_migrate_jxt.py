@@ -1,4 +1,4 @@
-"""The old keys of tenants: how they are understood, written again, and which side counts."""
+"""The old keys of tenants: how they are parsed and written back, and which side wins."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def read(*entries: Entry, unit: int = 1) -> Translation:
     return translate(OLD, unit, entries)
 
 
-def values(told: Translation) -> dict[str, JSON]:
-    return {path: part.value for path, part in told.parts.items()}
+def values(translation: Translation) -> dict[str, JSON]:
+    return {path: part.value for path, part in translation.parts.items()}
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_every_old_key_is_understood(key: str, place: OldPart | OldIndex):
         *("jxt//jxt/config/tenants/1/services/a", "jxt//jxt/config/tenants/1/database"),
     ],
 )
-def test_nothing_else_is(key: str):
+def test_other_keys_are_foreign(key: str):
     assert OLD.parse(key.encode()) is None
 
 
-def test_a_key_that_is_no_text_is_foreign():
+def test_a_key_that_is_not_utf_8_is_foreign():
     assert OLD.parse(b"jxt//tenants/1/\xff") is None
 
 
@@ -141,92 +141,96 @@ def test_a_key_that_is_no_text_is_foreign():
         [{"username": "meta"}, {"username": "b.c", "tenantId": 9}],
     ],
 )
-def test_users_come_apart(value: object):
-    told = read(entry("jxt//tenants/1/ftp", value))
-    assert values(told) == {
+def test_users_are_separate_parts(value: object):
+    translation = read(entry("jxt//tenants/1/ftp", value))
+    assert values(translation) == {
         "ftp/meta": {"username": "meta", "tenantId": 1},
         "ftp/b.c": {"username": "b.c", "tenantId": 1},
     }
 
 
 @pytest.mark.parametrize("value", [b"null", b"[]", b'{"ftpConfigs": null}', b'{"ftpConfigs": []}'])
-def test_no_users_are_no_problem(value: bytes):
-    told = read(entry("jxt//tenants/1/ftp", value))
-    (finding,) = told.keys.values()
-    assert (values(told), finding.problems, finding.readable) == ({}, (), True)
+def test_an_empty_list_of_users_is_no_problem(value: bytes):
+    translation = read(entry("jxt//tenants/1/ftp", value))
+    (finding,) = translation.keys.values()
+    assert (values(translation), finding.problems, finding.readable) == ({}, (), True)
 
 
 @pytest.mark.parametrize(
     "value", [b"{", b"7", b'"text"', b"{}", b'{"ftpConfigs": 1}', b"\xff", b"[" * 100_000]
 )
-def test_users_that_cannot_be_read_hide_all_users(value: bytes):
-    told = read(entry("jxt//tenants/1/ftp", value), entry("jxt/tenants/1/ftp", {"username": "a"}))
-    assert told.hides("ftp/anybody")
-    assert told.hides("ftp/a"), "an older key does not take its place"
-    assert not told.hides("meta")
-    assert not told.keys[b"jxt//tenants/1/ftp"].readable
+def test_an_unreadable_list_of_users_hides_all_users(value: bytes):
+    translation = read(
+        entry("jxt//tenants/1/ftp", value), entry("jxt/tenants/1/ftp", {"username": "a"})
+    )
+    assert translation.hides("ftp/anybody")
+    assert translation.hides("ftp/a"), "an older key does not take its place"
+    assert not translation.hides("meta")
+    assert not translation.keys[b"jxt//tenants/1/ftp"].readable
 
 
-def test_a_user_without_a_name_costs_only_itself():
-    told = read(entry("jxt//tenants/1/ftp", [{"username": "a"}, {}, {"username": "no good"}, 5]))
-    assert list(told.parts) == ["ftp/a"]
-    (finding,) = told.keys.values()
+def test_only_the_user_without_a_name_is_skipped():
+    translation = read(
+        entry("jxt//tenants/1/ftp", [{"username": "a"}, {}, {"username": "no good"}, 5])
+    )
+    assert list(translation.parts) == ["ftp/a"]
+    (finding,) = translation.keys.values()
     assert len(finding.problems) == 3
     assert finding.readable
 
 
-def test_a_later_generation_counts():
+def test_the_later_generation_wins():
     later = "jxt//jxt/config/tenants/1/services/a/database"
-    told = read(
+    translation = read(
         entry("jxt/tenants/1/database", {"serviceCode": "a", "driver": "old"}),
         entry(later, {"driver": "new"}),
     )
-    assert told.parts["database/a"].key == later.encode()
-    assert told.keys[b"jxt/tenants/1/database"].superseded
+    assert translation.parts["database/a"].key == later.encode()
+    assert translation.keys[b"jxt/tenants/1/database"].superseded
 
 
-def test_a_database_of_a_whole_tenant_has_a_service():
-    told = read(entry("jxt/tenants/1/database", {"driver": "old"}))
-    assert list(told.parts) == ["database/default"]
+def test_a_database_without_a_service_belongs_to_the_default_service():
+    translation = read(entry("jxt/tenants/1/database", {"driver": "old"}))
+    assert list(translation.parts) == ["database/default"]
 
 
-def test_a_later_key_that_cannot_be_read_hides_the_former():
-    told = read(
+def test_an_unreadable_later_key_hides_the_former():
+    translation = read(
         entry("jxt/tenants/1/database", {"serviceCode": "a"}),
         entry("jxt//jxt/config/tenants/1/services/a/database", b"{"),
     )
-    assert values(told) == {}
-    assert told.hides("database/a")
+    assert values(translation) == {}
+    assert translation.hides("database/a")
 
 
-def test_a_former_key_that_cannot_be_read_hides_what_no_later_one_gives():
-    told = read(
+def test_an_unreadable_former_key_hides_what_no_later_key_defines():
+    translation = read(
         entry("jxt/tenants/1/database", b"{"),
         entry("jxt//jxt/config/tenants/1/services/a/database", {"driver": "x"}),
     )
-    assert not told.hides("database/a")
-    assert told.hides("database/b")
+    assert not translation.hides("database/a")
+    assert translation.hides("database/b")
 
 
-def test_the_key_says_whose_it_is():
-    told = read(
+def test_the_key_and_not_the_value_names_the_owner():
+    translation = read(
         entry("jxt//tenants/1/meta", {"id": 7, "code": "a"}),
         entry("jxt//tenants/2/meta", {"id": 1, "code": "b"}),
         entry("jxt//jxt/config/tenants/1/services/s/database", {"tenantId": 3, "serviceCode": "x"}),
     )
-    assert values(told) == {
+    assert values(translation) == {
         "meta": {"id": 1, "code": "a"},
         "database/s": {"tenantId": 1, "serviceCode": "s"},
     }
 
 
-def test_storage_in_bytes_is_translated():
-    told = read(entry("jxt//tenants/1/storage", {"quotaBytes": 3 * 2**29, "ours": 1}))
-    assert values(told) == {"storage": {"tenantId": 1, "uploadQuotaGb": 1.5, "ours": 1}}
+def test_storage_in_bytes_is_converted():
+    translation = read(entry("jxt//tenants/1/storage", {"quotaBytes": 3 * 2**29, "ours": 1}))
+    assert values(translation) == {"storage": {"tenantId": 1, "uploadQuotaGb": 1.5, "ours": 1}}
 
 
 @pytest.mark.parametrize(
-    ("value", "meant"),
+    ("value", "translated"),
     [
         ({"quotaBytes": 1_500_000_000}, {"quotaBytes": 1_500_000_000}),
         ({"maxFileSizeBytes": 1_234_567}, {"maxFileSizeBytes": 1_234_567}),
@@ -238,41 +242,45 @@ def test_storage_in_bytes_is_translated():
         ({"quotaBytes": None}, {}),
     ],
 )
-def test_bytes_that_do_not_come_out_even_stay(value: dict[str, JSON], meant: dict[str, JSON]):
-    told = read(entry("jxt//tenants/1/storage", value))
-    assert values(told) == {"storage": {"tenantId": 1, **meant}}
-    assert values(after(told, {"storage": {"tenantId": 1, **meant}})) == values(told)
+def test_bytes_that_are_not_whole_gigabytes_stay(
+    value: dict[str, JSON], translated: dict[str, JSON]
+):
+    translation = read(entry("jxt//tenants/1/storage", value))
+    assert values(translation) == {"storage": {"tenantId": 1, **translated}}
+    assert values(after(translation, {"storage": {"tenantId": 1, **translated}})) == values(
+        translation
+    )
 
 
 @pytest.mark.parametrize(
     "beside", [{"passivePorts": "40000-40100"}, {"tenantId": 2}, {"username": "b"}]
 )
-def test_what_stands_beside_the_users_keeps_their_key(beside: dict[str, JSON]):
-    told = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [{"username": "a"}], **beside}))
-    (finding,) = told.keys.values()
+def test_unknown_fields_beside_the_users_keep_their_key(beside: dict[str, JSON]):
+    translation = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [{"username": "a"}], **beside}))
+    (finding,) = translation.keys.values()
     assert (finding.paths, finding.readable) == (("ftp/a",), True)
     assert next(iter(beside)) in finding.problems[0]
 
 
-def test_what_says_nothing_beside_the_users_is_no_problem():
-    told = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [], "tenantId": 1, "note": None}))
-    (finding,) = told.keys.values()
+def test_empty_fields_beside_the_users_are_no_problem():
+    translation = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [], "tenantId": 1, "note": None}))
+    (finding,) = translation.keys.values()
     assert finding.problems == ()
 
 
 @pytest.mark.parametrize("raw", [b"a.example.com", b'"a.example.com"', b" a.example.com\n"])
-def test_a_domain_may_be_text_or_json(raw: bytes):
+def test_a_domain_is_plain_text_or_json(raw: bytes):
     assert values(read(entry("jxt//tenants/1/domain/primary", raw))) == {
         "domain/primary": "a.example.com"
     }
 
 
 @pytest.mark.parametrize("raw", [b'""', b"", b"null", b" null\n"])
-def test_an_empty_domain_is_none(raw: bytes):
-    told = read(entry("jxt//tenants/1/domain/primary", raw))
-    assert values(told) == {}
-    assert told.keys[b"jxt//tenants/1/domain/primary"].problems == ()
-    assert not told.hides("domain/primary")
+def test_an_empty_domain_is_no_domain(raw: bytes):
+    translation = read(entry("jxt//tenants/1/domain/primary", raw))
+    assert values(translation) == {}
+    assert translation.keys[b"jxt//tenants/1/domain/primary"].problems == ()
+    assert not translation.hides("domain/primary")
 
 
 @pytest.mark.parametrize(
@@ -291,10 +299,10 @@ def test_an_empty_domain_is_none(raw: bytes):
         ("jxt//jxt/config/tenants/1/services/a/database", {"port": "x"}),
     ],
 )
-def test_what_must_not_be_written_today_is_refused(key: str, value: object):
-    told = read(entry(key, value))
-    (finding,) = told.keys.values()
-    assert values(told) == {}
+def test_values_that_are_invalid_today_are_refused(key: str, value: object):
+    translation = read(entry(key, value))
+    (finding,) = translation.keys.values()
+    assert values(translation) == {}
     assert finding.problems
     assert finding.readable
 
@@ -303,11 +311,11 @@ def test_what_must_not_be_written_today_is_refused(key: str, value: object):
     ("path", "value"),
     [("resolver", {"httpType": "nonsense"}), ("storage-directory", {"directory": 5})],
 )
-def test_common_settings_that_nobody_understands_are_refused(path: str, value: object):
-    told = read(entry(f"jxt//common/{path}", value), unit=0)
-    (finding,) = told.keys.values()
+def test_unknown_common_settings_are_refused(path: str, value: object):
+    translation = read(entry(f"jxt//common/{path}", value), unit=0)
+    (finding,) = translation.keys.values()
     assert finding.problems
-    assert values(told) == {}
+    assert values(translation) == {}
 
 
 NAME = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)*", fullmatch=True).filter(lambda name: len(name) < 30)
@@ -353,43 +361,43 @@ def tenants(draw: st.DrawFn) -> dict[str, Any]:
 NOTHING = translate(OLD, 1, [])
 
 
-def after(told: Translation, changes: dict[str, Any], ring: Keyring = RING) -> Translation:
-    raw = {**told.raw, **translate_back(OLD, told, changes, ring)}
+def after(translation: Translation, changes: dict[str, Any], ring: Keyring = RING) -> Translation:
+    raw = {**translation.raw, **translate_back(OLD, translation, changes, ring)}
     return translate(
         OLD, 1, [Entry(key, value, 1, 5, 1) for key, value in raw.items() if value is not None]
     )
 
 
 @given(tenants())
-def test_there_and_back_is_the_same(parts: dict[str, Any]):
-    there = after(NOTHING, parts)
-    assert values(there) == parts
-    assert all(not finding.problems for finding in there.keys.values())
+def test_a_round_trip_through_the_old_keys_changes_nothing(parts: dict[str, Any]):
+    translation = after(NOTHING, parts)
+    assert values(translation) == parts
+    assert all(not finding.problems for finding in translation.keys.values())
 
 
 @given(tenants(), tenants(), st.sampled_from(["list", "object", "former"]), st.booleans())
-def test_a_change_changes_what_it_should_in_whatever_form_it_is_kept(
+def test_a_change_is_applied_in_any_old_form(
     before: dict[str, Any], wanted: dict[str, Any], form: str, plain: bool
 ):
-    told = _in_form(before, form, plain)
-    assert values(told).keys() == before.keys()
+    translation = in_old_form(before, form, plain)
+    assert values(translation).keys() == before.keys()
     changes: dict[str, Any] = {
         path: wanted.get(path)
         for path in {*before, *wanted}
         if path not in wanted
         or path not in before
-        or not is_same(1, path, told.parts[path].value, wanted[path], RING)
+        or not is_same(1, path, translation.parts[path].value, wanted[path], RING)
     }
-    there = after(told, changes)
-    assert there.parts.keys() == wanted.keys()
+    changed = after(translation, changes)
+    assert changed.parts.keys() == wanted.keys()
     for path, value in wanted.items():
-        assert is_same(1, path, there.parts[path].value, value, RING), path
+        assert is_same(1, path, changed.parts[path].value, value, RING), path
     for path in before.keys() - changes.keys():
-        assert there.parts[path].value == told.parts[path].value, "what need not change did not"
+        assert changed.parts[path].value == translation.parts[path].value, "unchanged parts stay"
 
 
-def _in_form(parts: dict[str, Any], form: str, plain: bool) -> Translation:
-    """The same in the old keys, written in another way."""
+def in_old_form(parts: dict[str, Any], form: str, plain: bool) -> Translation:
+    """The same parts in the old keys, written in another form."""
     entries = []
     users = [value for path, value in parts.items() if path.startswith("ftp/")]
     if users and form == "former":
@@ -413,9 +421,11 @@ def _in_form(parts: dict[str, Any], form: str, plain: bool) -> Translation:
     return read(*entries)
 
 
-def test_whatever_is_no_user_stays_in_a_list():
-    told = read(entry("jxt//tenants/1/ftp", [{"strange": 1}, {"username": "a"}, {"username": "b"}]))
-    changed = translate_back(OLD, told, {"ftp/a": None, "ftp/c": {"username": "c"}}, NO_RING)
+def test_entries_that_are_not_users_stay_in_a_list():
+    translation = read(
+        entry("jxt//tenants/1/ftp", [{"strange": 1}, {"username": "a"}, {"username": "b"}])
+    )
+    changed = translate_back(OLD, translation, {"ftp/a": None, "ftp/c": {"username": "c"}}, NO_RING)
     assert json.loads(changed[b"jxt//tenants/1/ftp"] or b"") == [
         {"strange": 1},
         {"username": "b"},
@@ -423,35 +433,37 @@ def test_whatever_is_no_user_stays_in_a_list():
     ]
 
 
-def test_the_last_user_takes_the_key_along():
-    told = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [{"username": "a"}]}))
-    assert translate_back(OLD, told, {"ftp/a": None}, NO_RING) == {b"jxt//tenants/1/ftp": None}
+def test_the_last_user_is_deleted_with_its_key():
+    translation = read(entry("jxt//tenants/1/ftp", {"ftpConfigs": [{"username": "a"}]}))
+    assert translate_back(OLD, translation, {"ftp/a": None}, NO_RING) == {
+        b"jxt//tenants/1/ftp": None
+    }
 
 
-def test_a_deletion_takes_the_former_generation_along():
-    told = read(
+def test_a_deletion_also_removes_the_former_generation():
+    translation = read(
         entry("jxt/tenants/1/database", {"serviceCode": "a"}),
         entry("jxt//jxt/config/tenants/1/services/a/database", {}),
     )
-    assert set(translate_back(OLD, told, {"database/a": None}, NO_RING).values()) == {None}
-    assert values(after(told, {"database/a": None})) == {}
+    assert set(translate_back(OLD, translation, {"database/a": None}, NO_RING).values()) == {None}
+    assert values(after(translation, {"database/a": None})) == {}
 
 
-def test_a_password_in_the_clear_stays_so_among_the_old_keys():
+def test_a_password_in_clear_text_stays_so_in_the_old_keys():
     key = "jxt//jxt/config/tenants/1/services/a/database"
-    told = read(entry(key, {"password": "before"}))
+    translation = read(entry(key, {"password": "before"}))
     sealed, of = RING.seal("after")
     new: JSON = {"passwordEncrypted": sealed, "passwordKeyId": of}
     assert json.loads(
-        translate_back(OLD, told, {"database/a": new}, RING)[key.encode()] or b""
+        translate_back(OLD, translation, {"database/a": new}, RING)[key.encode()] or b""
     ) == {"password": "after"}
-    assert why_locked(OLD, told, "database/a", new, RING) == ""
-    assert of in why_locked(OLD, told, "database/a", new, NO_RING), "and nobody can read it"
+    assert why_locked(OLD, translation, "database/a", new, RING) == ""
+    assert of in why_locked(OLD, translation, "database/a", new, NO_RING), "and nobody can read it"
     sealed_there = read(entry(key, {"passwordEncrypted": "x"}))
     assert why_locked(OLD, sealed_there, "database/a", new, NO_RING) == ""
 
 
-def test_a_password_is_the_same_however_it_is_kept():
+def test_a_password_is_the_same_sealed_or_in_clear_text():
     sealed, of = RING.seal("s3cret")
     plain: JSON = {"password": "s3cret"}
     assert is_same(1, "database/a", plain, {"passwordEncrypted": sealed, "passwordKeyId": of}, RING)
@@ -479,7 +491,7 @@ def test_a_password_is_the_same_however_it_is_kept():
         (Side("a", 1), Side("sealed", 2), Base("a", "sealed"), MergeDecision()),
     ],
 )
-def test_which_side_counts(old: Side, new: Side, base: Base, decision: MergeDecision):
+def test_which_side_wins(old: Side, new: Side, base: Base, decision: MergeDecision):
     assert decide(old, new, base, same=old.digest == new.digest) == decision
 
 
@@ -488,9 +500,7 @@ SIDE = st.builds(Side, DIGEST, st.integers(1, 9))
 
 
 @given(SIDE, SIDE, st.builds(Base, DIGEST, DIGEST))
-def test_a_decision_makes_them_level_and_nothing_is_deleted_that_was_written(
-    old: Side, new: Side, base: Base
-):
+def test_a_decision_levels_both_sides_and_deletes_no_new_writes(old: Side, new: Side, base: Base):
     move, *_ = decide(old, new, base, same=old.digest == new.digest)
     if move == "out of new":
         assert base.old, "without a base nothing is deleted"
@@ -505,7 +515,7 @@ def test_a_decision_makes_them_level_and_nothing_is_deleted_that_was_written(
 
 
 @given(SIDE, SIDE, st.builds(Base, DIGEST, DIGEST))
-def test_after_the_cut_over_the_old_side_is_never_followed(old: Side, new: Side, base: Base):
+def test_the_old_side_never_wins_after_the_cut_over(old: Side, new: Side, base: Base):
     move, _, stray = decide_after_cutover(old, new, base, same=old.digest == new.digest)
     assert move in ("", "to old", "out of old")
     if old.digest != new.digest and old.digest != base.old:
@@ -521,7 +531,7 @@ def test_a_digest_does_not_depend_on_the_order_of_fields():
     assert digest({"a": 1}) != digest({"a": 2})
 
 
-def test_the_ledger_keeps_what_it_is_told():
+def test_the_ledger_is_read_as_it_was_written():
     ledger = LedgerKeys(KEYS)
     bases = {"meta": Base("a", "b"), "ftp/名": Base("c", "c")}
     known = SyncedState(bases, {"jxt//ftp-users/名".encode(): "ftp/名"})
@@ -535,7 +545,7 @@ def test_the_ledger_keeps_what_it_is_told():
     assert [ledger.unit(name) for name in (put.key, ledger.entry(0), ledger.marker)] == [7, 0, None]
 
 
-def test_a_marker_that_cannot_be_read_stops_everybody():
+def test_an_unreadable_cut_over_marker_is_an_error():
     marker = CutoverMarker("2026-02-03T00:00:00.000Z", "alice", 7)
     raw = json.dumps({"at": marker.at, "by": marker.by, "revision": 7}).encode()
     cutover = parse_cutover(Entry(b"jxt/_migration/jxt/cutover", raw, 1, 9, 1))
@@ -563,15 +573,15 @@ def verdicts(here: UnitState, *others: UnitState) -> dict[str, str]:
     return {step.name: step.verdict for step in steps}
 
 
-def test_who_gets_what_several_lay_claim_to():
+def test_the_owner_of_a_name_that_several_units_claim():
     def aliases(unit: int) -> UnitState:
         return seen(unit, [entry(f"jxt//tenants/{unit}/domain/aliases", ["a.b"])], [])
 
     first, second = aliases(3), aliases(20)
     assert verdicts(first, second) == {"jxt//tenants/3/domain/aliases": "missing"}
     assert verdicts(second, first) == {"jxt//tenants/20/domain/aliases": "taken"}
-    there = seen(99, [], [entry("jxt/tenants/99/domain/primary", b"a.b")])
-    assert verdicts(first, there) == {"jxt//tenants/3/domain/aliases": "taken"}, (
+    owner = seen(99, [], [entry("jxt/tenants/99/domain/primary", b"a.b")])
+    assert verdicts(first, owner) == {"jxt//tenants/3/domain/aliases": "taken"}, (
         "who has it, has it"
     )
     gives_up = seen(
@@ -582,7 +592,7 @@ def test_who_gets_what_several_lay_claim_to():
     assert verdicts(first, gives_up) == {"jxt//tenants/3/domain/aliases": "missing"}
 
 
-def test_a_host_that_stands_twice_in_a_tenant_is_lost_twice():
+def test_a_host_that_occurs_twice_in_a_tenant_is_lost_twice():
     first = seen(1, [entry("jxt//tenants/1/domain/primary", b"shop.com")], [])
     second = seen(
         2,
@@ -596,7 +606,7 @@ def test_a_host_that_stands_twice_in_a_tenant_is_lost_twice():
     assert set(verdicts(second, first).values()) == {"taken"}
 
 
-def test_a_part_that_cannot_come_lays_claim_to_nothing():
+def test_a_part_that_cannot_be_migrated_claims_nothing():
     def meta(unit: int, code: str, name: str) -> UnitState:
         return seen(unit, [entry(f"jxt//tenants/{unit}/meta", {"code": code, "name": name})], [])
 
@@ -606,7 +616,7 @@ def test_a_part_that_cannot_come_lays_claim_to_nothing():
     assert list(verdicts(four, two, three).values()) == ["missing"], "tenant 3 does not get it"
 
 
-def test_who_cannot_move_on_makes_no_room():
+def test_a_unit_that_cannot_move_frees_no_name():
     def moves(unit: int, now: bytes, wanted: bytes) -> UnitState:
         return seen(
             unit,
@@ -621,7 +631,7 @@ def test_who_cannot_move_on_makes_no_room():
     assert list(verdicts(waits, stuck).values()) == ["differs"], "without the keeper both move"
 
 
-def test_a_new_key_that_was_deleted_is_a_difference_unless_a_publisher_did_it():
+def test_a_deleted_new_key_is_a_difference_unless_a_publisher_deleted_it():
     storage: JSON = {"tenantId": 1, "uploadQuotaGb": 1}
     bases = {"storage": Base(digest(storage), digest(storage))}
     here = seen(1, [entry("jxt//tenants/1/storage", {"uploadQuotaGb": 1})], [], bases)
@@ -640,9 +650,7 @@ def test_a_new_key_that_was_deleted_is_a_difference_unless_a_publisher_did_it():
         (False, 7, "newer"),
     ],
 )
-def test_what_was_written_after_the_cut_over_never_passes_for_older(
-    bases: bool, modified: int, verdict: str
-):
+def test_writes_after_the_cut_over_never_pass_for_older(bases: bool, modified: int, verdict: str):
     new: JSON = {"tenantId": 1, "uploadQuotaGb": 1}
     here = seen(
         1,
@@ -654,7 +662,7 @@ def test_what_was_written_after_the_cut_over_never_passes_for_older(
     assert step.verdict == verdict
 
 
-def test_what_goes_with_the_last_old_key_is_forgotten_and_nothing_else():
+def test_only_the_entries_of_the_last_old_key_are_forgotten():
     base = Base("a", "a")
     here = seen(
         1,
@@ -683,8 +691,8 @@ def test_new_indexes_that_are_missing_wrong_or_astray():
     two = seen(2, [], [entry("jxt/tenants/2/ftp/u2", {}), entry("jxt/tenants/2/ftp/u", {})])
     hidden = seen(3, [], [entry("jxt/tenants/3/domain/primary", b"\xff")])
     index = {
-        each.key: each
-        for each in (
+        new_entry.key: new_entry
+        for new_entry in (
             entry("jxt/tenants/_index/by-name/A%2FB", {"id": 7}),
             entry("jxt/tenants/_index/by-name/A/B", {"id": 1}),  # as it should be, unescaped
             entry("jxt/tenants/_index/ftp-user/u", {"tenantId": 2}),
@@ -695,9 +703,9 @@ def test_new_indexes_that_are_missing_wrong_or_astray():
             entry("jxt/tenants/_index/strange/x", {"tenantId": 1}),
         )
     }
-    found = compare_new_indexes(KEYS, {1: one, 2: two, 3: hidden}, index)
+    steps = compare_new_indexes(KEYS, {1: one, 2: two, 3: hidden}, index)
     root = "jxt/tenants/_index/"
-    assert {(step.unit, step.name.removeprefix(root)): step.verdict for step in found} == {
+    assert {(step.unit, step.name.removeprefix(root)): step.verdict for step in steps} == {
         (1, "by-code/acme"): "unindexed",
         (1, "by-name/A%2FB"): "unindexed",
         (1, "ftp-user/u"): "contested",
@@ -706,7 +714,7 @@ def test_new_indexes_that_are_missing_wrong_or_astray():
     }
 
 
-def test_old_indexes_that_are_missing_are_told_of_kinds_that_somebody_keeps():
+def test_missing_old_indexes_are_reported_only_of_kinds_in_use():
     old = [entry("jxt//tenants/1/meta", META), entry("jxt//tenants/1/ftp", [{"username": "u"}])]
     here = seen(1, old, [], {"meta": Base("a", "a"), "ftp/u": Base("a", "a")})
     index = [OldIndexEntry(OldIndex("by-name", "acme"), b"jxt//tenants/by-name/acme", 5, 1)]
@@ -719,50 +727,50 @@ def test_old_indexes_that_are_missing_are_told_of_kinds_that_somebody_keeps():
     )
 
 
-def test_an_old_index_is_mislaid_where_nothing_leads_to_a_tenant():
+def test_an_old_index_is_mislaid_if_no_index_leads_to_a_tenant():
     has = old_index_claims(KEYS, OLD, 1, {"meta": META, "domain/primary": "a.b", "ftp/u": {}})
     variants = {
         name: OLD.index_variants(claim.kind, claim.name, "acme") for name, claim in has.items()
     }
-    there = {
-        each.key: each
-        for each in (
+    entries = {
+        old_entry.key: old_entry
+        for old_entry in (
             entry("jxt//tenants/by-name/A%2FB", {"id": 1}),
             entry("jxt//hosts/a.b", {"tenantId": 2}),
             entry("jxt//ftp-users/u", b"{"),
         )
     }
-    found = find_gaps(1, has, variants, there)
-    assert found == {b"jxt//tenants/by-code/acme": None, b"jxt//hosts/a.b": 2}
+    gaps = find_gaps(1, has, variants, entries)
+    assert gaps == {b"jxt//tenants/by-code/acme": None, b"jxt//hosts/a.b": 2}
 
 
-def test_old_indexes_that_are_as_they_should_be_are_not_written_again():
+def test_correct_old_indexes_are_not_written_again():
     before = old_index_claims(KEYS, OLD, 1, {"meta": {"code": "a", "name": "a"}, "ftp/u": {}})
     after = old_index_claims(KEYS, OLD, 1, {"meta": {"code": "b", "name": "b"}, "ftp/u": {}})
-    there: dict[bytes, Entry] = {name: entry(name.decode(), {"id": 1}) for name in before}
+    entries: dict[bytes, Entry] = {name: entry(name.decode(), {"id": 1}) for name in before}
     for room in (2, 2, 1):
-        found = write_index_changes(1, before, after, there)
-        assert found.gone == before.keys() - after.keys()
-        for write in found.writes[:2]:
+        changes = write_index_changes(1, before, after, entries)
+        assert changes.gone == before.keys() - after.keys()
+        for write in changes.writes[:2]:
             if isinstance(write, Put):
-                there[write.key] = Entry(write.key, write.value, 1, 6, 1)
+                entries[write.key] = Entry(write.key, write.value, 1, 6, 1)
             else:
-                del there[write.range.start]
-        assert len(found.writes[:2]) == room
-    assert write_index_changes(1, before, after, there).writes == []
-    assert there.keys() == after.keys()
+                del entries[write.range.start]
+        assert len(changes.writes[:2]) == room
+    assert write_index_changes(1, before, after, entries).writes == []
+    assert entries.keys() == after.keys()
 
 
-def test_a_part_is_level_where_both_say_the_same_or_nothing():
+def test_a_part_is_level_if_both_sides_hold_the_same_or_nothing():
     old = [entry("jxt//tenants/1/meta", META), entry("jxt//tenants/1/ftp", b"[{")]
     here = seen(1, old, [entry("jxt/tenants/1/meta", META), entry("jxt/tenants/1/storage", {})])
-    found = {
+    levels = {
         path: here.is_in_sync(path, NO_RING) for path in ("meta", "storage", "database/a", "ftp/a")
     }
-    assert found == {"meta": True, "storage": False, "database/a": True, "ftp/a": False}
+    assert levels == {"meta": True, "storage": False, "database/a": True, "ftp/a": False}
 
 
-def test_an_index_goes_with_what_it_leads_to():
+def test_an_index_is_removed_with_the_part_it_leads_to():
     index = [
         OldIndexEntry(OldIndex("by-name", name), f"jxt//tenants/by-name/{name}".encode(), 5, 1)
         for name in ("A/B", "A%2FB", "acme", "other")
@@ -770,14 +778,14 @@ def test_an_index_goes_with_what_it_leads_to():
     meta = {"id": 1, "code": "acme", "name": "A/B"}
     here = seen(1, [entry("jxt//tenants/1/meta", meta)], [])
     (step,) = compare(KEYS, here, Criteria(NO_RING, "both"))
-    assert [each.verdict for each in compare_old_indexes(KEYS, index, here, [step])] == [
-        *("index", "index", "index", "abandoned")
-    ]
+    assert [
+        comparison.verdict for comparison in compare_old_indexes(KEYS, index, here, [step])
+    ] == [*("index", "index", "index", "abandoned")]
     here = seen(1, [entry("jxt//tenants/1/meta", meta)], [entry("jxt/tenants/1/meta", meta)])
     (step,) = compare(KEYS, here, Criteria(NO_RING, "both"))
-    assert [each.verdict for each in compare_old_indexes(KEYS, index, here, [step])] == [
-        *("equal", "equal", "equal", "abandoned")
-    ]
+    assert [
+        comparison.verdict for comparison in compare_old_indexes(KEYS, index, here, [step])
+    ] == [*("equal", "equal", "equal", "abandoned")]
 
 
 def test_names_of_indexes():
@@ -796,12 +804,12 @@ def read_verified(path: Path) -> VerifiedKeys:
     return verified_file.read(path, JxtHeader, VerifiedKey, format=FORMAT)
 
 
-def test_what_was_verified_is_read_as_it_was_written(tmp_path: Path):
-    told: VerifiedKeys = Verified(
+def test_a_verified_file_is_read_as_it_was_written(tmp_path: Path):
+    verified: VerifiedKeys = Verified(
         JxtHeader("etcd://x", "jxt"), [VerifiedKey(1, "jxt//hosts/名", 5), VerifiedKey(0, "b", 6)]
     )
-    verified_file.write(tmp_path / "file", told)
-    assert read_verified(tmp_path / "file") == told
+    verified_file.write(tmp_path / "file", verified)
+    assert read_verified(tmp_path / "file") == verified
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -1,4 +1,4 @@
-"""Instances: checked as they are made, and what an operator's word does to them."""
+"""Instances: validated when they are created, and changed by operator overrides."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ UNSPECIFIED = (
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"port": 0}, "between 1 and 65535"),
         ({"port": 70000}, "between 1 and 65535"),
         ({"port": "80"}, "between 1 and 65535"),
         ({"port": True}, "between 1 and 65535"),
-        *(({"host": each}, "every address") for each in UNSPECIFIED),
+        *(({"host": host}, "every address") for host in UNSPECIFIED),
         ({"host": "fe80::1%eth0"}, "zone .%eth0., which names a network interface"),
         ({"host": "2001:db8::1%1"}, "cannot call it"),
         ({"host": "0x7f000001"}, "looks like an IP address"),
@@ -40,31 +40,31 @@ UNSPECIFIED = (
         ({"id": "a b"}, "space or a control"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, object], says: str):
-    with pytest.raises(InvalidRequest, match=says):
+def test_invalid_fields_are_refused(fields: dict[str, object], message: str):
+    with pytest.raises(InvalidRequest, match=message):
         Instance(**{"service": "a", "host": "10.0.0.1", "port": 80, **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "host", ["web", "web.1", "0x0.example", "10.0.0.1", "::1", "fe80::1", "::ffff:10.0.0.1"]
 )
-def test_a_host_that_others_can_call_is_accepted(host: str):
+def test_a_reachable_host_is_accepted(host: str):
     assert Instance("a", host, 80).host == host
 
 
-def test_the_id_is_the_address_unless_another_is_given():
+def test_the_id_defaults_to_the_address():
     assert Instance("a", "10.0.0.1", 80).id == "10.0.0.1:80"
     assert Instance("a", "::1", 80).id == "[::1]:80"
     assert Instance("a", "10.0.0.1", 80, id="x").id == "x"
 
 
-def test_callers_of_a_protocol_use_its_port_where_there_is_one():
+def test_callers_of_a_protocol_use_its_port_if_there_is_one():
     instance = Instance("a", "10.0.0.1", 80, ports={"http": 8080})
     assert instance.address_for("http") == "10.0.0.1:8080"
     assert instance.address_for("grpc") == "10.0.0.1:80"
 
 
-def test_the_operator_wins_and_the_instance_s_own_config_over_the_service_s():
+def test_operator_overrides_win_and_those_of_the_instance_over_those_of_the_service():
     own = Config(weight=3, metadata={"a": "own"}, values={"x": 1})
     service = Config(
         weight=5, enabled=False, zone="z", metadata={"a": "s", "b": "s"}, values={"x": 0, "y": [2]}
@@ -78,7 +78,7 @@ def test_the_operator_wins_and_the_instance_s_own_config_over_the_service_s():
     assert seen.config.values == {"x": 1, "y": [2]}
 
 
-def test_without_an_operator_s_word_it_is_what_it_says():
+def test_without_overrides_an_instance_is_unchanged():
     instance = Instance("a", "10.0.0.1", 80, zone="q", weight=2)
     assert applied(instance) is instance
 
@@ -93,7 +93,7 @@ def test_metadata_has_at_most_64_kib():
             msgspec.structs.replace(instance, metadata=more)
 
 
-def test_what_was_registered_with_more_metadata_is_still_read():
+def test_larger_metadata_that_was_already_registered_is_still_read():
     config = Config(metadata={"b": "x" * MAX_METADATA})
     large = RecordedMetadata({"a": "x" * (MAX_METADATA + 1)})
     instance = Instance("echo", "10.0.0.1", 80, metadata=large, config=config)

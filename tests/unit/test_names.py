@@ -38,7 +38,7 @@ def test_a_service_is_a_name_in_a_group(service: str, parts: tuple[str, str]):
     assert split_service(service) == parts
 
 
-def test_a_service_of_the_default_group_is_shown_bare():
+def test_a_service_of_the_default_group_is_shown_without_its_group():
     assert join_service(*split_service("default/echo")) == "echo"
     assert join_service(*split_service("Common/echo")) == "Common/echo"
 
@@ -63,23 +63,23 @@ def test_a_service_of_the_default_group_is_shown_bare():
         ("\n" * 60_000, "too long"),
     ],
 )
-def test_a_bad_name_is_refused_and_the_rule_named(service: str, rule: str):
+def test_the_error_for_a_bad_name_states_the_rule(service: str, rule: str):
     with pytest.raises(InvalidName, match=rule):
         split_service(service)
 
 
 @pytest.mark.parametrize("name", ["a:b", "a b", "a\u2003b"])
-def test_some_places_forbid_colons_and_spaces(name: str):
+def test_some_names_forbid_colons_and_spaces(name: str):
     with pytest.raises(InvalidName, match="colon or a space"):
         check_part("domain", name)
 
 
-def test_a_name_that_is_no_text_is_refused():
+def test_a_name_that_is_not_a_string_is_refused():
     with pytest.raises(InvalidName, match="must be text, not 5"):
         split_service(5)  # type: ignore[arg-type]
 
 
-def test_every_letter_is_one_of_a_name_or_not():
+def test_every_character_is_classified_correctly():
     for number in range(sys.maxunicode + 1):
         letter = chr(number)
         control = unicodedata.category(letter) in ("Cc", "Cs")
@@ -88,13 +88,13 @@ def test_every_letter_is_one_of_a_name_or_not():
         assert bool(names._COLON_OR_SPACE.search(letter)) == spaced, number
 
 
-def test_as_long_as_a_name_may_be():
+def test_a_name_can_be_as_long_as_the_limit():
     group, name = "\U0001f600" * LONGEST, "x" * LONGEST
     assert split_service(f"{group}/{name}") == (group, name)
     assert join_service(group, name) == f"{group}/{name}"
 
 
-def test_what_is_too_long_is_neither_told_nor_kept():
+def test_long_names_are_neither_cached_nor_quoted_in_full():
     names._split_cached.cache_clear()
     for length in (300, 600, 60_000):
         is_service("x" * length)
@@ -105,7 +105,7 @@ def test_what_is_too_long_is_neither_told_nor_kept():
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "meant"),
+    ("name", "known", "suggestion"),
     [
         ("order", ["orders", "stock"], "orders"),
         ("Common/Aut", ["orders", "Common/Auth", "Common/Audit"], "Common/Auth"),
@@ -120,11 +120,11 @@ def test_what_is_too_long_is_neither_told_nor_kept():
         ("ordrs", [*(f"other{n:05d}" for n in range(3000)), "orders"], "orders"),
     ],
 )
-def test_the_name_that_was_probably_meant(name: str, known: list[str], meant: str):
-    assert closest(name, known) == meant
+def test_the_closest_name_is_suggested(name: str, known: list[str], suggestion: str):
+    assert closest(name, known) == suggestion
 
 
-def test_few_are_compared_at_length(monkeypatch: pytest.MonkeyPatch):
+def test_few_names_are_compared_at_length(monkeypatch: pytest.MonkeyPatch):
     compared: list[int] = []
     real = difflib.get_close_matches
 
@@ -142,7 +142,7 @@ def test_few_are_compared_at_length(monkeypatch: pytest.MonkeyPatch):
 
 @given(st.text(max_size=30), st.lists(st.text(max_size=30), max_size=20))
 @example("abcd", ["bcde"])
-def test_what_was_meant_is_among_the_known(name: str, known: list[str]):
+def test_the_suggestion_is_one_of_the_known_names(name: str, known: list[str]):
     assert closest(name, known) in ("", *known)
     if name and name in known:
         assert closest(name, known) == name
@@ -161,7 +161,7 @@ def test_every_ip_address_survives(ip: object, port: int):
 
 
 @pytest.mark.parametrize(
-    ("address", "says"),
+    ("address", "message"),
     [
         ("10.0.0.1", "not an address"),
         ("::1:80", "not an address"),
@@ -178,8 +178,8 @@ def test_every_ip_address_survives(ip: object, port: int):
         (":80", "must be an IP address or a host name"),
     ],
 )
-def test_a_bad_address_is_refused(address: str, says: str):
-    with pytest.raises(InvalidRequest, match=says):
+def test_a_bad_address_is_refused(address: str, message: str):
+    with pytest.raises(InvalidRequest, match=message):
         addresses.split(address)
 
 

@@ -1,4 +1,4 @@
-"""How far a long command is, where nobody sees a progress bar."""
+"""The progress of a long command without a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mooring.cli.io import output
 from mooring.cli.io.output import progress
 
 
-def test_without_a_terminal_it_prints_a_line_now_and_then(
+def test_without_a_terminal_a_line_is_printed_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     with progress("copied") as report:

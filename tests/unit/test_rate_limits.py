@@ -1,4 +1,4 @@
-"""How much is too much."""
+"""Rate limits: token buckets per client, bounded in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clock:
     st.integers(min_value=1, max_value=50),
     st.lists(st.floats(min_value=0, max_value=10), max_size=100),
 )
-def test_no_more_come_through_than_the_rate_and_the_burst(
+def test_no_more_requests_pass_than_the_rate_and_the_burst(
     rate: float, burst: int, gaps: list[float]
 ):
     clock = Clock()
@@ -36,7 +36,7 @@ def test_no_more_come_through_than_the_rate_and_the_burst(
     assert taken <= burst + rate * clock.seconds + 1e-6
 
 
-def test_after_the_wait_there_is_one():
+def test_after_the_wait_a_request_passes():
     clock = Clock()
     buckets = TokenBuckets(0.5, 1, clock=clock)
     assert buckets.take("a") == 0
@@ -46,7 +46,7 @@ def test_after_the_wait_there_is_one():
     assert buckets.take("a") == 0
 
 
-def test_a_rate_of_zero_is_no_limit():
+def test_a_rate_of_zero_means_no_limit():
     buckets = TokenBuckets(0, 0)
     assert not any(buckets.take("a") for _ in range(1000))
     assert len(buckets._left) == 0
@@ -71,11 +71,11 @@ def test_memory_is_bounded():
         ("no:address", "no:address"),
     ],
 )
-def test_what_counts_as_one_client(client: str, counted: str):
+def test_addresses_of_one_network_count_as_one_client(client: str, counted: str):
     assert network(client) == counted
 
 
-def test_each_kind_is_counted_by_itself():
+def test_every_kind_of_request_has_its_own_limit():
     clock = Clock()
     limits = RateLimits(Rates(reads=1, writes=1, failures=60), clock=clock)
     ann, bob = Principal("ann", "viewer", token="a"), Principal("bob", "viewer", token="b")

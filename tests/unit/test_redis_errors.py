@@ -1,4 +1,4 @@
-"""What Redis says of itself is understood, from each version, within a script and without."""
+"""Error replies of Redis are recognized in every version, within a script and outside."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IN_90 = " script: on @user_script:1."
         ("unknown command 'X'", "", "final"),
     ],
 )
-def test_an_answer_is_understood_wherever_it_was_given(text: str, code: str, verdict: str):
+def test_an_error_is_recognized_within_a_script_and_outside(text: str, code: str, verdict: str):
     error = redis.ResponseError(text)
     assert code_of(error) == code
     assert judge(error) == verdict
@@ -50,7 +50,7 @@ def test_an_answer_is_understood_wherever_it_was_given(text: str, code: str, ver
         (redis.AskError("1 127.0.0.1:7001"), "again"),
     ],
 )
-def test_an_answer_whose_word_the_driver_took_off_is_understood(error: Exception, verdict: str):
+def test_an_error_whose_code_the_driver_removed_is_recognized(error: Exception, verdict: str):
     assert judge(error) == verdict
 
 
@@ -78,10 +78,10 @@ def test_an_answer_whose_word_the_driver_took_off_is_understood(error: Exception
     ],
 )
 def test_an_error_becomes_one_of_ours(error: Exception, kind: type[StoreError]):
-    said = translate(error, what="heartbeat of echo", where="here:1", writes=True)
-    assert type(said) is kind
-    assert "heartbeat of echo" in str(said)
-    assert "user_script" not in str(said)
+    translated = translate(error, what="heartbeat of echo", where="here:1", writes=True)
+    assert type(translated) is kind
+    assert "heartbeat of echo" in str(translated)
+    assert "user_script" not in str(translated)
 
 
 REFUSED = (
@@ -115,11 +115,11 @@ UNREACHED = "localhost:1 cannot be reached: Name or service not known"
         ),
     ],
 )
-def test_a_connection_that_is_not_made_is_reported_in_plain_words(text: str, words: str):
+def test_a_failed_connection_is_reported_in_plain_words(text: str, words: str):
     error = redis.ConnectionError(text)
-    said = translate(error, what="heartbeat of echo", where="here", writes=True)
-    assert type(said) is Unavailable
-    assert str(said) == f"heartbeat of echo: here is not available: {words}"
+    translated = translate(error, what="heartbeat of echo", where="here", writes=True)
+    assert type(translated) is Unavailable
+    assert str(translated) == f"heartbeat of echo: here is not available: {words}"
 
 
 def test_a_wrong_key_is_named():

@@ -1,4 +1,4 @@
-"""What an instance says of itself is equal when it is read back, whatever it is."""
+"""Metadata and metrics of an instance are read back as they were written."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ trees = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | texts, inner, max_size=4),
     max_leaves=12,
 )
-metrics = st.dictionaries(names | texts, trees, max_size=5)
+metric_maps = st.dictionaries(names | texts, trees, max_size=5)
 
 
-def instance_of(metadata: dict[str, str], told: dict[str, JSON]) -> Instance | None:
-    """None where the model does not allow it."""
+def instance_of(metadata: dict[str, str], metrics: dict[str, JSON]) -> Instance | None:
+    """The instance, or None if the model does not allow it."""
     with contextlib.suppress(InvalidRequest):
-        check_json("metrics", told)
-        return Instance("a", "10.0.0.1", 1, metadata=metadata, status=Status(metrics=told))
+        check_json("metrics", metrics)
+        return Instance("a", "10.0.0.1", 1, metadata=metadata, status=Status(metrics=metrics))
     return None
 
 
-@given(st.dictionaries(names | texts, texts, max_size=5), metrics)
-def test_what_is_written_is_what_is_read(metadata: dict[str, str], told: dict[str, JSON]):
-    instance = instance_of(metadata, told)
+@given(st.dictionaries(names | texts, texts, max_size=5), metric_maps)
+def test_metadata_and_metrics_are_read_as_written(
+    metadata: dict[str, str], metrics: dict[str, JSON]
+):
+    instance = instance_of(metadata, metrics)
     if instance is None:
         return
     read = fields.decode("a", instance.id, fields.encode(instance))
     assert read.metadata == metadata
-    assert read.status.metrics == told
+    assert read.status.metrics == metrics
     assert [type(value) for value in read.status.metrics.values()] == [
-        type(value) for value in told.values()
+        type(value) for value in metrics.values()
     ]
 
 
 def test_types_and_digits_survive():
-    told: dict[str, JSON] = {
+    metrics: dict[str, JSON] = {
         "big": 123456789012345,
         "bigger": 9007199254740993,
         "none": None,
@@ -54,9 +56,9 @@ def test_types_and_digits_survive():
         "half": 0.5,
         "nested": {"a.b": {"c_d": [1, None, {"e": "é"}]}},
     }
-    instance = Instance("a", "10.0.0.1", 1, status=Status(metrics=told))
+    instance = Instance("a", "10.0.0.1", 1, status=Status(metrics=metrics))
     written = fields.encode(instance)
-    assert fields.decode("a", instance.id, written).status.metrics == told
+    assert fields.decode("a", instance.id, written).status.metrics == metrics
     assert written["metadata_big"] == "123456789012345"
     assert written["metadata_nested_a.b_c_d"] == '[1,null,{"e":"é"}]'
     assert written["metadata_yes"] == "true"

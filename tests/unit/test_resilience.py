@@ -26,7 +26,7 @@ def fail(these: Outliers, id: str, now: float, times: int = 5) -> bool:
 
 
 class TestSettings:
-    def test_the_defaults_are_good(self):
+    def test_the_defaults_are_valid(self):
         assert Resilience().ejection == 10
 
     @pytest.mark.parametrize("name", [field.name for field in fields(Resilience)])
@@ -48,7 +48,7 @@ class TestSettings:
             ("consecutive_failures", 2.5),
         ],
     )
-    def test_a_value_out_of_range_is_told_the_range(self, name, value):
+    def test_the_error_for_a_value_out_of_range_states_the_range(self, name, value):
         with pytest.raises(InvalidRequest, match=f"{name} must be .*, not {value}"):
             Resilience(**{name: value})
 
@@ -63,7 +63,7 @@ class TestEjection:
         assert [these.record("n1", False, 0.0) for _ in range(5)] == [False] * 4 + [True]
         assert set(these.ejected) == {"n1"}
 
-    def test_a_success_begins_the_row_anew(self):
+    def test_a_success_resets_the_count(self):
         these = outliers(4)
         fail(these, "n1", 0.0, 4)
         these.record("n1", True, 0.0)
@@ -71,10 +71,10 @@ class TestEjection:
 
     def test_a_high_rate_of_failures_ejects(self):
         these = outliers(4)
-        told = [these.record("n1", number % 2 == 0, number * 0.1) for number in range(20)]
-        assert told == [False] * 19 + [True]
+        ejections = [these.record("n1", number % 2 == 0, number * 0.1) for number in range(20)]
+        assert ejections == [False] * 19 + [True]
 
-    def test_a_rate_over_too_few_requests_does_not(self):
+    def test_a_high_rate_of_too_few_requests_does_not_eject(self):
         these = outliers(4)
         for number in range(200):
             assert not these.record("n1", number % 2 == 0, number * 0.6)
@@ -83,7 +83,7 @@ class TestEjection:
         these = outliers(4, consecutive_failures=0, failure_rate=0)
         assert not fail(these, "n1", 0.0, 1000)
 
-    def test_late_answers_count_for_nothing(self):
+    def test_late_answers_are_ignored(self):
         these = outliers(4)
         fail(these, "n1", 0.0)
         assert not fail(these, "n1", 1.0)
@@ -96,13 +96,13 @@ class TestEjection:
         ("count", "share", "allowed"),
         [(1, 0.5, 0), (2, 0.5, 1), (3, 0.1, 1), (3, 0.5, 1), (10, 0.5, 5), (4, 1, 3), (9, 0, 0)],
     )
-    def test_only_so_many_are_ejected_at_once(self, count, share, allowed):
+    def test_the_number_of_ejected_nodes_is_limited(self, count, share, allowed):
         these = outliers(count, ejected_share=share)
         for number in range(count):
             fail(these, f"n{number}", 0.0)
         assert len(these.ejected) == allowed
 
-    def test_who_could_not_be_ejected_is_with_the_next_failure(self):
+    def test_a_node_over_the_limit_is_ejected_at_its_next_failure(self):
         these = outliers(2)
         fail(these, "n0", 0.0)
         assert not fail(these, "n1", 5.0)
@@ -111,7 +111,7 @@ class TestEjection:
 
 
 class TestReturn:
-    def test_each_ejection_is_longer_up_to_the_longest(self):
+    def test_ejections_grow_longer_up_to_the_maximum(self):
         these, now, lasted = outliers(2, ejection_most=35), 0.0, []
         for _ in range(5):
             fail(these, "n0", now)
@@ -123,7 +123,7 @@ class TestReturn:
             now = due
         assert lasted == [10, 20, 30, 35, 35]
 
-    def test_good_time_shortens_the_next(self):
+    def test_time_without_failures_shortens_the_next_ejection(self):
         these = outliers(2)
         for now in (0.0, 50.0, 100.0):
             fail(these, "n0", now)
@@ -134,7 +134,7 @@ class TestReturn:
         fail(these, "n0", 400.0 + 60 * 10)
         assert these.next_due() == 1000 + 10
 
-    def test_they_come_back_one_at_a_time(self):
+    def test_nodes_return_one_at_a_time(self):
         these = outliers(10)
         for number in range(5):
             fail(these, f"n{number}", number * 0.01)
@@ -143,7 +143,7 @@ class TestReturn:
         assert [now for now, _ in back] == [10, 11, 12, 13, 14]
         assert these.next_due() is None
 
-    def test_a_late_caller_gets_one_all_the_same(self):
+    def test_a_late_call_returns_a_single_node(self):
         these = outliers(10)
         for number in range(5):
             fail(these, f"n{number}", 0.0)
@@ -151,7 +151,7 @@ class TestReturn:
         assert these.due(1000.5) == []
         assert these.next_due() == 1001
 
-    def test_too_many_for_those_who_are_left_come_back_at_once(self):
+    def test_nodes_over_the_limit_of_a_smaller_fleet_return_at_once(self):
         these = outliers(6)
         for number in range(3):
             fail(these, f"n{number}", float(number))
@@ -172,7 +172,7 @@ class TestReturn:
         fail(these, "n1", 100.0)
         assert these.next_due() == 110
 
-    def test_its_garbage_is_bounded(self):
+    def test_the_garbage_of_the_schedule_is_bounded(self):
         these = outliers(4)
         for now in range(1000):
             fail(these, "n1", float(now))
@@ -182,7 +182,7 @@ class TestReturn:
 
 
 class Model:
-    """The rules again, by scanning everything."""
+    """The rules again, implemented by scanning everything."""
 
     def __init__(self, settings: Resilience) -> None:
         self.settings = settings
@@ -256,7 +256,7 @@ steps = st.lists(
 
 
 @given(steps, st.sampled_from([0.2, 0.5, 1.0]))
-def test_it_ejects_and_returns_whom_the_rules_say(steps, share):
+def test_ejection_and_return_follow_the_rules(steps, share):
     settings = Resilience(
         consecutive_failures=4,
         failure_rate_requests=6,
@@ -284,25 +284,25 @@ def test_it_ejects_and_returns_whom_the_rules_say(steps, share):
             model.forget(id)
         else:
             for _ in range(times):
-                told = these.record(id, what == "good", now)
-                assert told == model.record(id, what == "good", now)
+                ejected = these.record(id, what == "good", now)
+                assert ejected == model.record(id, what == "good", now)
         assert these.ejected.keys() == model.until.keys()
         assert len(these) == len(model.ends)
 
 
 class TestSlowStart:
     @given(st.lists(st.floats(-1, 100), min_size=2), st.floats(0.01, 60), st.floats(0.01, 1))
-    def test_it_only_rises_from_the_least_to_one(self, ages, window, least):
+    def test_the_factor_only_rises_from_the_minimum_to_one(self, ages, window, least):
         factors = [slow_start(age, window, least) for age in sorted(ages)]
         assert factors == sorted(factors)
         assert all(least <= factor <= 1 for factor in factors)
 
-    def test_it_begins_with_the_least_and_ends_with_all(self):
+    def test_slow_start_begins_with_the_minimum_and_ends_with_the_full_share(self):
         assert slow_start(0, 30, 0.1) == 0.1
         assert slow_start(15, 30, 0.1) == pytest.approx(0.55)
         assert slow_start(30, 30, 0.1) == 1
 
-    def test_without_a_window_there_is_none(self):
+    def test_without_a_window_there_is_no_slow_start(self):
         assert slow_start(0, 0) == 1
 
 
@@ -318,7 +318,7 @@ class TestSlowStart:
         (9, 10, 1.0, True),
     ],
 )
-def test_below_the_threshold_is_panic(healthy, total, threshold, panics):
+def test_too_few_healthy_instances_cause_panic(healthy, total, threshold, panics):
     sides = ZoneTallies.empty()
     for number in range(total):
         sides.remote.count(Contribution(1.0, True, True, number < healthy), +1)
@@ -327,7 +327,7 @@ def test_below_the_threshold_is_panic(healthy, total, threshold, panics):
 
 
 class TestRetryBudget:
-    def test_each_request_pays_for_a_part_of_a_retry(self):
+    def test_every_request_pays_for_a_part_of_a_retry(self):
         budget = RetryBudget(Resilience(retry_least=0))
         for _ in range(14):
             budget.request(0.0)
@@ -335,19 +335,19 @@ class TestRetryBudget:
         budget.request(0.0)
         assert [budget.try_retry(0.0) for _ in range(2)] == [True, False]
 
-    def test_a_few_are_always_allowed(self):
+    def test_a_few_retries_are_always_allowed(self):
         budget = RetryBudget(Resilience(retry_least=0.5))
         assert [budget.try_retry(0.0) for _ in range(6)] == [True] * 5 + [False]
         assert budget.try_retry(10.0)
 
-    def test_what_is_not_used_expires(self):
+    def test_unused_retries_expire(self):
         budget = RetryBudget(Resilience(retry_least=0))
         for _ in range(100):
             budget.request(0.0)
         assert budget.try_retry(9.9)
         assert not budget.try_retry(10.0)
 
-    def test_it_can_forbid_all(self):
+    def test_a_budget_can_forbid_all_retries(self):
         budget = RetryBudget(Resilience(retry_least=0, retry_ratio=0))
         budget.request(0.0)
         assert not budget.try_retry(0.0)

@@ -1,4 +1,4 @@
-"""Who stays on the list when no instance can be called any more."""
+"""Which instances stay listed when no instance is callable any more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def one(port: int, *, state: str = "up", incarnation: str = "first", **fields: o
 
 
 class Shown:
-    """A retention as a feed drives it. An instance is explained if it drained."""
+    """A retention as a feed drives it. An instance is explained if it was draining."""
 
     def __init__(self, *instances: Instance, selector: Selector | None = None, **options: object):
         self.retention = Retention(selector or Selector(), **options)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ class Shown:
         return sorted(instance.port for instance in shown)
 
 
-def test_the_last_that_leaves_is_kept_for_a_moment():
+def test_the_last_instance_that_leaves_is_held_briefly():
     shown = Shown(one(1), hold=2)
     shown.put(one(1, state="draining"), at=1)
     shown.remove(1, at=1)
@@ -61,7 +61,7 @@ def test_the_last_that_leaves_is_kept_for_a_moment():
     assert shown.retention.reason == ""
 
 
-def test_another_that_can_be_called_ends_the_moment():
+def test_another_callable_instance_ends_the_hold():
     shown = Shown(one(1, state="draining"), hold=2)
     shown.remove(1, at=1)
     shown.put(one(2, enabled=False), at=1.1)
@@ -70,13 +70,13 @@ def test_another_that_can_be_called_ends_the_moment():
     assert shown.at(1.3) == [2, 3]
 
 
-def test_a_moment_of_0_believes_it_at_once():
+def test_a_hold_of_0_empties_the_list_at_once():
     shown = Shown(one(1, state="draining"), hold=0)
     shown.remove(1, at=1)
     assert shown.at(1) == []
 
 
-def test_the_times_that_the_documentation_promises():
+def test_the_durations_are_those_in_the_documentation():
     left, vanished = Shown(one(1)), Shown(one(1))
     left.put(one(1, state="draining"), at=0)
     left.remove(1, at=0)
@@ -85,7 +85,7 @@ def test_the_times_that_the_documentation_promises():
     assert (vanished.at(9.9), vanished.at(10)) == ([1], [])
 
 
-def test_keeping_needs_no_moment():
+def test_keep_needs_no_hold():
     shown = Shown(one(1), hold=0, empty="keep")
     shown.put(one(1, state="draining"), at=1)
     shown.remove(1, at=2)
@@ -93,20 +93,20 @@ def test_keeping_needs_no_moment():
     assert "the last list is kept" in shown.retention.reason
 
 
-def test_one_that_leaves_others_behind_is_gone_at_once():
+def test_an_instance_that_leaves_others_behind_is_removed_at_once():
     shown = Shown(one(1), one(2))
     shown.remove(1, at=1)
     assert shown.at(1) == [2]
 
 
 @pytest.mark.parametrize("left", [one(2, enabled=False), one(2, version="1"), one(2, state="down")])
-def test_others_that_cannot_be_called_do_not_count(left: Instance):
+def test_instances_that_are_not_callable_do_not_count(left: Instance):
     shown = Shown(one(1, state="draining", version="2"), left, selector=Selector(version="2"))
     shown.remove(1, at=1)
     assert shown.at(1.5) == [1, 2]
 
 
-def test_all_that_vanish_are_kept_in_doubt_until_each_is_back():
+def test_a_vanished_fleet_is_kept_in_doubt_until_every_instance_is_back():
     shown = Shown(*(one(port) for port in range(1, 6)), grace=10)
     shown.remove(*range(1, 6), at=1)
     assert shown.at(2) == [1, 2, 3, 4, 5]
@@ -121,14 +121,14 @@ def test_all_that_vanish_are_kept_in_doubt_until_each_is_back():
     assert not shown.retention.doubtful
 
 
-def test_those_that_vanish_one_after_another_are_kept_all_together():
+def test_instances_that_vanish_one_after_another_are_kept_together():
     shown = Shown(*(one(port) for port in range(1, 6)), grace=10)
     for port in range(1, 6):
         shown.remove(port, at=port)
     assert shown.at(6) == [1, 2, 3, 4, 5]
 
 
-def test_those_that_vanished_long_ago_stay_away():
+def test_instances_that_vanished_long_ago_stay_removed():
     shown = Shown(one(1), one(2), grace=10)
     shown.remove(1, at=1)
     shown.remove(2, at=20)
@@ -136,7 +136,7 @@ def test_those_that_vanished_long_ago_stay_away():
     assert shown.at(30) == []
 
 
-def test_one_that_drains_is_kept_rather_than_one_that_crashed_before_it():
+def test_a_draining_instance_is_kept_rather_than_one_that_crashed_before():
     shown = Shown(one(1), one(2))
     shown.remove(1, at=1)
     shown.put(one(2, state="draining"), at=2)
@@ -156,7 +156,7 @@ def test_a_successor_ends_the_doubt():
     assert again.at(2) == [1]
 
 
-def test_keeping_lasts_until_there_is_one_to_call():
+def test_keep_lasts_until_an_instance_is_callable():
     shown = Shown(one(1), empty="keep")
     shown.put(one(1, state="draining"), at=1)
     shown.remove(1, at=1)
@@ -166,7 +166,7 @@ def test_keeping_lasts_until_there_is_one_to_call():
     assert shown.at(1001) == [2]
 
 
-def test_keeping_goes_on_after_the_doubt():
+def test_keep_continues_after_the_doubt():
     shown = Shown(one(1), empty="keep", grace=10)
     shown.remove(1, at=1)
     assert shown.retention.doubtful
@@ -176,7 +176,7 @@ def test_keeping_goes_on_after_the_doubt():
 
 
 class SilentFeed:
-    """Its only instance says goodbye and leaves; after that nothing is heard."""
+    """Its only instance drains and leaves; then the feed is silent."""
 
     name, doubt, kept = "echo", "", ()
 
@@ -200,7 +200,7 @@ class SilentFeed:
         await asyncio.Event().wait()
 
 
-async def test_time_that_passes_is_no_sign_of_the_registry():
+async def test_elapsed_time_is_no_sign_of_the_registry():
     async with Mirror(RetainedFeed(SilentFeed(), hold=0.5)) as mirror:
         await eventually(lambda: mirror.mark == 2)
         assert mirror.items, "it is held"

@@ -1,4 +1,4 @@
-"""Where the store is: one question for all who ask together, and nobody pays for another."""
+"""The current revision of the store: concurrent callers share one read, and no error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import eventually
 
 
 class Reads:
-    """Counts the reads of a store, and fails those that shall fail."""
+    """Counts the reads of a store, and fails those that the test selects."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[bytes] = []
@@ -34,7 +34,7 @@ class Reads:
         return await self._read(range, **options)
 
 
-async def test_those_who_ask_together_share_one_answer(monkeypatch: pytest.MonkeyPatch):
+async def test_concurrent_callers_share_one_read(monkeypatch: pytest.MonkeyPatch):
     async with open_store("memory://") as store:
         here = (await store.commit(Put(b"/a", b""))).revision
         reads, revisions = Reads(store, monkeypatch), Revisions(store)
@@ -45,17 +45,17 @@ async def test_those_who_ask_together_share_one_answer(monkeypatch: pytest.Monke
         assert await revisions.current(b"/0") == here + 1
 
 
-async def test_a_store_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+async def test_an_unavailable_store_is_read_once(monkeypatch: pytest.MonkeyPatch):
     async with open_store("memory://") as store:
         reads, revisions = Reads(store, monkeypatch), Revisions(store)
         reads.errors[b"/0"] = Unavailable("away")
         names = [b"/0", b"/1", b"/2"]
-        told = await asyncio.gather(*map(revisions.current, names), return_exceptions=True)
-        assert [type(each) for each in told] == [Unavailable] * 3
+        errors = await asyncio.gather(*map(revisions.current, names), return_exceptions=True)
+        assert [type(error) for error in errors] == [Unavailable] * 3
         assert reads.asked == [b"/0"]
 
 
-async def test_what_one_may_not_read_or_gives_up_is_asked_by_the_next(
+async def test_a_read_that_is_denied_or_cancelled_is_repeated_by_the_next_caller(
     monkeypatch: pytest.MonkeyPatch,
 ):
     async with open_store("memory://") as store:

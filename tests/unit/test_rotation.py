@@ -1,4 +1,4 @@
-"""Who is in rotation: objections, panic, zones, ejection, slow start; against a plain model."""
+"""Rotation: exclusion, panic, zones, ejection and slow start, against a plain model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def called(rotation: Rotation) -> list[int]:
     return sorted(member.instance.port for member in rotation if member.in_rotation)
 
 
-def test_a_successor_is_not_blamed_for_calls_to_who_was_there_before():
+def test_a_successor_is_not_blamed_for_calls_to_its_predecessor():
     for leaves in (True, False):
         rotation = rotation_of(one(1, incarnation="a"), one(2), one(3))
         before = next(member.node for member in rotation if member.instance.port == 1)
@@ -48,7 +48,7 @@ def test_a_successor_is_not_blamed_for_calls_to_who_was_there_before():
         assert called(rotation) == [2, 3]
 
 
-def test_those_who_are_never_called_do_not_widen_the_share_that_may_be_ejected():
+def test_excluded_instances_do_not_raise_the_limit_of_ejections():
     rotation = Rotation("echo", selector=Selector("2"), resilience=Resilience(panic_threshold=0))
     for port in range(1, 11):
         rotation.put(one(port, version="1" if port < 9 else "2"), 0.0, first=True)
@@ -58,7 +58,7 @@ def test_those_who_are_never_called_do_not_widen_the_share_that_may_be_ejected()
     assert len(called(rotation)) == 1
 
 
-def test_who_may_be_called_again_starts_with_a_clean_sheet():
+def test_an_instance_that_is_enabled_again_has_no_failures():
     rotation = rotation_of(one(1), one(2), one(3))
     node = next(member.node for member in rotation if member.instance.port == 1)
     for _ in range(5):
@@ -71,7 +71,7 @@ def test_who_may_be_called_again_starts_with_a_clean_sheet():
 
 
 @pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e308])
-def test_no_weight_is_too_small_or_too_large_for_a_slow_start(weight: float):
+def test_slow_start_works_with_any_weight(weight: float):
     rotation = Rotation("echo")
     rotation.put(one(1, weight=weight), 0.0)
     rotation.put(one(2, weight=weight), 0.0)
@@ -81,7 +81,7 @@ def test_no_weight_is_too_small_or_too_large_for_a_slow_start(weight: float):
 
 
 @pytest.mark.parametrize(
-    ("instance", "wanted", "says"),
+    ("instance", "wanted", "reason"),
     [
         (one(1), Selector(), ""),
         (one(1, enabled=False), Selector(), "disabled"),
@@ -94,17 +94,17 @@ def test_no_weight_is_too_small_or_too_large_for_a_slow_start(weight: float):
         (one(1, healthy=False), Selector(), ""),
     ],
 )
-def test_objections(instance: Instance, wanted: Selector, says: str):
-    found = exclusion(instance, wanted)
-    assert says in str(found or "")
-    assert bool(found) == bool(says)
+def test_why_an_instance_is_excluded(instance: Instance, wanted: Selector, reason: str):
+    explanation = exclusion(instance, wanted)
+    assert reason in str(explanation or "")
+    assert bool(explanation) == bool(reason)
 
 
-def test_the_unhealthy_are_left_out_while_enough_are_well():
+def test_unhealthy_instances_are_excluded_while_enough_are_healthy():
     assert called(rotation_of(one(1), one(2), one(3, healthy=False))) == [1, 2]
 
 
-def test_below_the_panic_threshold_a_bad_instance_is_better_than_none():
+def test_below_the_panic_threshold_unhealthy_instances_are_called():
     rotation = rotation_of(one(1), one(2, healthy=False), one(3, healthy=False))
     assert rotation.mode == "panic"
     assert called(rotation) == [1, 2, 3]
@@ -112,7 +112,7 @@ def test_below_the_panic_threshold_a_bad_instance_is_better_than_none():
     assert called(rotation) == [1, 2]
 
 
-def test_a_zone_is_preferred_and_left_when_nobody_is_there():
+def test_a_zone_is_preferred_until_it_is_empty():
     rotation = rotation_of(
         one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), selector=Selector(zone="a")
     )
@@ -121,7 +121,7 @@ def test_a_zone_is_preferred_and_left_when_nobody_is_there():
     assert called(rotation) == [2, 3]
 
 
-def test_who_fails_is_ejected_and_comes_back():
+def test_a_failing_instance_is_ejected_and_returns():
     rotation = rotation_of(one(1), one(2), one(3))
     for _ in range(5):
         node = next(member.node for member in rotation if member.instance.port == 1)
@@ -137,7 +137,7 @@ def test_who_fails_is_ejected_and_comes_back():
 
 
 @pytest.mark.parametrize("how", ["it leaves", "it is disabled"])
-def test_the_last_one_left_comes_back_as_the_other_goes(how: str):
+def test_the_last_ejected_instance_returns_when_the_other_leaves(how: str):
     rotation = Rotation("echo", resilience=Resilience(consecutive_failures=1, panic_threshold=0))
     rotation.put(one(1), 0.0, first=True)
     rotation.put(one(2), 0.0, first=True)
@@ -150,7 +150,7 @@ def test_the_last_one_left_comes_back_as_the_other_goes(how: str):
     assert called(rotation) == [1]
 
 
-def test_calls_spill_over_when_few_of_a_zone_are_healthy():
+def test_calls_spill_over_if_few_instances_of_a_zone_are_healthy():
     rotation = rotation_of(
         *(one(port, zone="a", healthy=port == 1) for port in range(1, 11)),
         *(one(port, zone="b") for port in range(11, 31)),
@@ -159,8 +159,10 @@ def test_calls_spill_over_when_few_of_a_zone_are_healthy():
     assert rotation.mode == "spill-over"
     assert called(rotation) == [1, *range(11, 31)]
     assert rotation.local_share == pytest.approx(1 / 7)
-    told = next(str(each) for each in rotation.explain() if each.instance.port == 11)
-    assert told.endswith(
+    explanation = next(
+        str(candidate) for candidate in rotation.explain() if candidate.instance.port == 11
+    )
+    assert explanation.endswith(
         "called: only 10% of the capacity of a is usable, so 86% of the calls spill over to other "
         "zones"
     )
@@ -196,7 +198,7 @@ def test_a_key_keeps_its_zone_while_calls_spill_over():
     assert not any(before[key] not in local and after[key] in local for key in keys)
 
 
-def test_those_that_drain_are_called_if_no_other_is_usable():
+def test_draining_instances_are_called_if_no_other_is_usable():
     rotation = rotation_of(one(1, state="draining"))
     assert called(rotation) == [1]
     assert rotation.available == 1
@@ -215,7 +217,7 @@ def test_those_that_drain_are_called_if_no_other_is_usable():
     assert called(rotation) == [1]
 
 
-def test_one_that_drains_does_not_carry_the_load_of_many_that_are_unhealthy():
+def test_a_draining_instance_does_not_carry_the_load_of_many_unhealthy_ones():
     rotation = rotation_of(
         one(1, state="draining"), *(one(port, healthy=False) for port in range(2, 6))
     )
@@ -223,21 +225,21 @@ def test_one_that_drains_does_not_carry_the_load_of_many_that_are_unhealthy():
     assert called(rotation) == [1, 2, 3, 4, 5]
 
 
-def test_those_that_drain_are_tried_last():
+def test_draining_instances_are_tried_last():
     rotation = rotation_of(one(1), one(2, state="draining"), one(3, healthy=False), one(4))
     ids = [f"10.0.0.1:{port}" for port in (1, 4, 3, 2)]
     for number in range(2, 4):
         assert rotation.pick(exclude=ids[:number]).id == ids[number]
 
 
-def test_those_that_may_be_called_without_a_rotation():
+def test_which_instances_are_callable_without_a_rotation():
     up, leaving, off = one(1), one(2, state="draining"), one(3, enabled=False)
     assert callable_now([up, leaving, off]) == [up]
     assert callable_now([leaving, off]) == [leaving]
     assert callable_now([off, one(4, state="down")]) == []
 
 
-def test_those_of_other_zones_are_available_too():
+def test_instances_of_other_zones_are_available():
     rotation = rotation_of(
         one(1, zone="a"), one(2, zone="b"), one(3, healthy=False), selector=Selector(zone="a")
     )
@@ -251,7 +253,7 @@ def test_those_of_other_zones_are_available_too():
     assert rotation.available == 3
 
 
-def test_a_new_instance_starts_slowly_and_one_that_was_there_does_not():
+def test_a_new_instance_starts_slowly_but_not_the_first_ones():
     rotation = Rotation("echo", policy="weighted", resilience=Resilience(slow_start=10))
     rotation.put(one(1), 0.0, first=True)
     rotation.put(one(2), 0.0)
@@ -264,7 +266,7 @@ def test_a_new_instance_starts_slowly_and_one_that_was_there_does_not():
     assert next(s.node.weight for s in rotation if s.instance.port == 2) == 1.0
 
 
-def test_another_process_at_the_same_address_is_cold_again():
+def test_another_process_at_the_same_address_starts_slowly():
     rotation = Rotation("echo", policy="weighted", resilience=Resilience(slow_start=10))
     rotation.put(one(1, incarnation="a"), 0.0, first=True)
     rotation.put(one(1, incarnation="b"), 100.0)
@@ -272,7 +274,7 @@ def test_another_process_at_the_same_address_is_cold_again():
     assert member.node.weight == pytest.approx(0.1)
 
 
-def test_nobody_to_call_is_told_with_the_reasons():
+def test_no_instance_is_an_error_with_the_reasons():
     with pytest.raises(NoInstance, match=r"^echo: no instance is registered"):
         rotation_of().pick()
     with pytest.raises(NoInstance, match="2 × disabled by an operator"):
@@ -285,7 +287,7 @@ def test_nobody_to_call_is_told_with_the_reasons():
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "consistent_hash", "p2c"])
-def test_those_who_were_tried_are_not_tried_again_while_there_is_another(policy: str):
+def test_instances_that_were_tried_are_not_tried_again_while_there_is_another(policy: str):
     rotation = Rotation("echo", policy=policy, resilience=CALM)
     for port in range(1, 5):
         rotation.put(one(port), 0.0, first=True)
@@ -296,14 +298,14 @@ def test_those_who_were_tried_are_not_tried_again_while_there_is_another(policy:
     assert rotation.pick("key", tried).id in tried
 
 
-def test_a_caller_leaves_its_zone_where_all_in_it_were_tried():
+def test_a_caller_leaves_its_zone_if_all_instances_in_it_were_tried():
     rotation = rotation_of(
         one(1, zone="a"), one(2, zone="b"), one(3, zone="b"), selector=Selector(zone="a")
     )
     assert rotation.pick(exclude=["10.0.0.1:1"]).id in ("10.0.0.1:2", "10.0.0.1:3")
 
 
-def test_keys_of_one_who_is_left_out_go_to_many():
+def test_keys_of_an_excluded_instance_are_spread_over_many():
     rotation = Rotation("echo", policy="consistent_hash", resilience=CALM)
     for port in range(1, 11):
         rotation.put(one(port), 0.0, first=True)
@@ -325,10 +327,10 @@ def test_a_new_process_does_not_pay_for_its_predecessor():
     assert called(rotation) == [1, 2, 3]
 
 
-def test_who_has_no_connection_is_not_called_however_few_are_left():
+def test_an_unreachable_instance_is_never_called():
     rotation = rotation_of(one(1), one(2), one(3, healthy=False))
     rotation.set_reachable("10.0.0.1:1", False)
-    assert called(rotation) == [2, 3]  # in panic, and without the one
+    assert called(rotation) == [2, 3]  # in panic, without the unreachable instance
     assert rotation.available == 2
     assert {rotation.pick(exclude=["10.0.0.1:2", "10.0.0.1:3"]).id} <= {"10.0.0.1:2", "10.0.0.1:3"}
     assert str(rotation.explain()[0]) == "10.0.0.1:1: not called: no connection"
@@ -338,11 +340,11 @@ def test_who_has_no_connection_is_not_called_however_few_are_left():
         rotation.pick()
     rotation.set_reachable("10.0.0.1:1", True)
     assert called(rotation) == [1]
-    rotation.set_reachable("10.0.0.1:9", False)  # nobody
+    rotation.set_reachable("10.0.0.1:9", False)  # not registered
     assert rotation.member("10.0.0.1:9") is None
 
 
-def test_a_condition_that_raises_leaves_out_that_one_alone():
+def test_a_condition_that_raises_excludes_only_that_instance():
     selector = Selector(where=lambda i: 1 // (i.port - 1) >= 0)
     rotation = rotation_of(one(1), one(2), selector=selector)
     assert called(rotation) == [2]
@@ -360,13 +362,13 @@ def test_explanations():
         one(5, state="draining"),
         selector=Selector(zone="a"),
     )
-    told = [str(explanation) for explanation in rotation.explain()]
-    assert told[0] == "10.0.0.1:1: called: in rotation"
-    assert "not called: it reports itself unhealthy" in told[1]
-    assert "it is in b, and there are instances in a" in told[2]
-    assert "disabled by an operator" in told[3]
+    explanations = [str(explanation) for explanation in rotation.explain()]
+    assert explanations[0] == "10.0.0.1:1: called: in rotation"
+    assert "not called: it reports itself unhealthy" in explanations[1]
+    assert "it is in b, and there are instances in a" in explanations[2]
+    assert "disabled by an operator" in explanations[3]
     assert (
-        told[4]
+        explanations[4]
         == "10.0.0.1:5: not called: it is draining; it is in no zone, and there are instances in a"
     )
 
@@ -384,7 +386,7 @@ fields = st.fixed_dictionaries(
 
 
 class AgainstTheModel(RuleBasedStateMachine):
-    """After any sequence of changes the picker holds exactly who should be called."""
+    """After any sequence of changes the picker contains exactly the instances in rotation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -420,8 +422,8 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.rotation.tick(self.now)
 
     def spills(self, well: dict[int, Instance], all: dict[int, Instance]) -> bool:
-        """Whether calls leave the zone: less of it is usable than it takes, and less than there.
-        Those that drain count to their zone."""
+        """Whether calls leave the zone: its usable share is below the threshold and below that of
+        the others. Draining instances count for their zone."""
         shares = []
         for local in (True, False):
             side = [(p, i.weight) for p, i in all.items() if (i.zone == "a") is local]
@@ -430,7 +432,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         return shares[0] < min(shares[1], self.rotation.resilience.zone_threshold)
 
     def panics(self, well: dict[int, Instance], may: dict[int, Instance]) -> bool:
-        """Whether neither the zone nor the others have enough."""
+        """Whether neither the zone nor the others have enough usable instances."""
         sides = [{p for p, i in may.items() if (i.zone == "a") is local} for local in (True, False)]
         healthy = [side & set(well) for side in sides]
         return bool(may) and not any(
@@ -467,8 +469,8 @@ TestAgainstTheModel = AgainstTheModel.TestCase
 
 
 @given(st.lists(fields, min_size=1, max_size=8))
-def test_an_instance_s_effective_weight_is_what_counts(many: list[dict[str, object]]):
-    instances = [one(n + 1, **each) for n, each in enumerate(many)]
+def test_the_effective_weight_of_an_instance_counts(many: list[dict[str, object]]):
+    instances = [one(n + 1, **fields) for n, fields in enumerate(many)]
     rotation = rotation_of(*instances)
     for member in rotation:
         if member.in_rotation:

@@ -1,4 +1,4 @@
-"""Who may do what, and for how long: principals, tokens, sessions, the folder."""
+"""Access control: roles, scopes, tokens, sessions and the data folder."""
 
 from __future__ import annotations
 
@@ -92,16 +92,16 @@ async def tokens(
 
 
 def request(**headers: str) -> Request:
-    told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request({"type": "http", "method": "GET", "path": "/", "headers": told})
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": pairs})
 
 
 def ids(tokens: Tokens) -> set[str]:
-    return {each.id for each in tokens.listed()}
+    return {token.id for token in tokens.listed()}
 
 
 class Unanswered(SignedRecords[Login]):
-    """What it writes arrives, and the reply is lost."""
+    """A store of records whose writes arrive, but whose replies are lost."""
 
     async def create(self, id: str, content: Login, *, ttl: float | None = None) -> None:
         await super().create(id, content, ttl=ttl)
@@ -124,15 +124,15 @@ class TestPrincipals:
             (OPEN, set(ROLES)),
         ],
     )
-    def test_a_role_suffices_or_not(self, wanted, may: set[str]):
+    def test_which_roles_suffice(self, wanted, may: set[str]):
         assert {r for r in ROLES if not objection(Principal("p", r), wanted)} == may
 
-    def test_who_may_not_is_told_as_people_say_it(self):
+    def test_a_refusal_names_the_role_in_plain_words(self):
         assert objection(Principal("p", "viewer"), need("admin")).startswith("p is a viewer:")
         assert objection(Principal("p", "operator"), need("admin")).startswith("p is an operator:")
 
     @given(st.sampled_from(ROLES), st.sets(st.sampled_from("abc")), st.sampled_from("abcd"))
-    def test_a_group_outside_of_the_scope_is_out_of_reach(
+    def test_a_group_outside_the_scope_is_out_of_reach(
         self, role: Role, groups: set[str], group: str
     ):
         principal = Principal("p", role, *scope(groups, ()))
@@ -148,13 +148,13 @@ class TestPrincipals:
         assert objection(Principal("p", "admin"), need("viewer", "group"))
 
     @pytest.mark.parametrize("tenant", [None, 2])
-    def test_a_tenant_outside_of_the_scope_is_out_of_reach(self, tenant: int | None):
+    def test_a_tenant_outside_the_scope_is_out_of_reach(self, tenant: int | None):
         principal = Principal("p", "admin", *scope((), [1]))
         assert objection(principal, need("viewer", "tenant"), tenant=tenant)
         assert not objection(principal, need("viewer", "tenant"), tenant=1)
 
     @pytest.mark.parametrize(("groups", "tenants"), [(["a"], []), ([], [1]), (["a"], [1])])
-    def test_who_is_scoped_to_some_may_not_do_what_is_about_all(self, groups, tenants):
+    def test_a_scoped_principal_cannot_do_what_concerns_everything(self, groups, tenants):
         principal = Principal("p", "admin", *scope(groups, tenants))
         assert objection(principal, need("admin", "everything"))
         assert not objection(Principal("p", "admin"), need("admin", "everything"))
@@ -166,7 +166,7 @@ class TestPrincipals:
 
 
 class TestFolder:
-    def test_it_and_its_files_are_for_the_user_alone(self, folder: DataDir):
+    def test_the_folder_and_its_files_are_private(self, folder: DataDir):
         folder.server_key()
         folder.server_id()
         folder.announce("http://127.0.0.1:1")
@@ -179,30 +179,30 @@ class TestFolder:
             "server.json": 0o600,
         }
 
-    def test_the_admin_token_is_made_once(self, folder: DataDir):
+    def test_the_admin_token_is_created_once(self, folder: DataDir):
         token = folder.read_admin_token()
         folder.prepare()
         assert folder.read_admin_token() == token
         assert len(token) > 40
 
-    def test_many_that_start_at_once_agree_on_it(self, tmp_path: Path):
-        found: list[str] = []
+    def test_concurrent_servers_agree_on_the_admin_token(self, tmp_path: Path):
+        tokens: list[str] = []
 
         def start() -> None:
             folder = DataDir(tmp_path / "shared")
             folder.prepare()
-            found.append(folder.read_admin_token())
+            tokens.append(folder.read_admin_token())
 
         threads = [threading.Thread(target=start) for _ in range(16)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(found) == 16
-        assert len(set(found)) == 1
+        assert len(tokens) == 16
+        assert len(set(tokens)) == 1
 
     @pytest.mark.parametrize("writable", [0o777, 0o770, 0o720, 0o702, 0o2775, 0o1777])
-    def test_one_that_others_may_write_to_is_refused(self, folder: DataDir, writable: int):
+    def test_a_folder_that_others_can_write_to_is_refused(self, folder: DataDir, writable: int):
         folder.path.chmod(writable)
         with pytest.raises(InvalidRequest, match="chmod 700"):
             folder.prepare()
@@ -225,10 +225,10 @@ class TestFolder:
             (1001, 0, 0, False),
         ],
     )
-    def test_whose_files_are_good(self, owner: int, me: int, of_folder: int, trusted: bool):
+    def test_whose_files_are_trusted(self, owner: int, me: int, of_folder: int, trusted: bool):
         assert is_trusted(owner, me=me, of_folder=of_folder) is trusted
 
-    def test_what_belongs_to_somebody_else_is_refused(
+    def test_files_of_another_user_are_refused(
         self, folder: DataDir, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(folder_module, "is_trusted", lambda owner, **_: False)
@@ -240,7 +240,7 @@ class TestFolder:
             with pytest.raises(InvalidRequest, match=f"{file.name} belongs to another user"):
                 folder.read(file, closed=0o022)
 
-    def test_what_is_no_file_of_ours_is_refused(self, folder: DataDir):
+    def test_links_and_special_files_are_refused(self, folder: DataDir):
         file, elsewhere = folder.admin_token, folder.path / "elsewhere"
         file.rename(elsewhere)
         file.symlink_to(elsewhere)
@@ -252,7 +252,7 @@ class TestFolder:
             Tokens(folder)
 
     @pytest.mark.parametrize("writable", [0o620, 0o602, 0o666])
-    def test_an_address_that_others_may_write_is_refused(self, folder: DataDir, writable: int):
+    def test_an_announcement_that_others_can_write_is_refused(self, folder: DataDir, writable: int):
         folder.announce("http://127.0.0.1:7480")
         file = folder.path / "server.json"
         file.chmod(0o644)  # as a copy has it
@@ -261,7 +261,7 @@ class TestFolder:
         with pytest.raises(InvalidRequest, match=r"server.json is not private"):
             folder.running()
 
-    def test_the_server_key_is_made_once_and_for_the_user_alone(
+    def test_the_server_key_is_created_once_and_private(
         self, folder: DataDir, monkeypatch: pytest.MonkeyPatch
     ):
         made = folder.server_key()
@@ -279,7 +279,7 @@ class TestFolder:
             folder.server_key()
 
     @pytest.mark.parametrize("readable", [0o644, 0o640, 0o604])
-    def test_an_admin_token_that_others_may_read_is_refused(
+    def test_an_admin_token_that_others_can_read_is_refused(
         self, folder: DataDir, tokens: Tokens, readable: int
     ):
         text = folder.read_admin_token()
@@ -290,23 +290,23 @@ class TestFolder:
         assert tokens.bearer(text) is None
 
     @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"two words " * 10])
-    def test_an_admin_token_that_is_none_is_refused(self, folder: DataDir, content: bytes):
+    def test_an_invalid_admin_token_is_refused(self, folder: DataDir, content: bytes):
         folder.admin_token.write_bytes(content)
         with pytest.raises(InvalidRequest, match="remove it"):
             folder.prepare()
 
-    def test_one_that_cannot_be_made_says_what_to_do(self, tmp_path: Path):
+    def test_the_error_for_a_folder_that_cannot_be_created_says_what_to_do(self, tmp_path: Path):
         (tmp_path / "file").write_text("")
         with pytest.raises(InvalidRequest, match="--data"):
             DataDir(tmp_path / "file" / "data").prepare()
 
-    def test_where_the_server_is_nobody_else_says(self, folder: DataDir):
+    def test_an_announcement_that_others_could_forge_is_refused(self, folder: DataDir):
         folder.announce("http://127.0.0.1:1")
         (folder.path / "server.json").chmod(0o666)
         with pytest.raises(InvalidRequest, match="other users can write to it"):
             folder.running()
 
-    def test_only_our_own_word_is_retracted(self, folder: DataDir):
+    def test_a_server_retracts_only_its_own_announcement(self, folder: DataDir):
         folder.announce("http://127.0.0.1:1")
         folder.retract("http://127.0.0.1:2")
         running = folder.running()
@@ -317,7 +317,7 @@ class TestFolder:
 
 
 class TestTokens:
-    async def test_who_shows_one_is_who_it_says(self, tokens: Tokens):
+    async def test_a_token_authenticates_its_principal(self, tokens: Tokens):
         made, text = await tokens.create("ann", "operator", groups=["b", "a", "a"], tenants=[7])
         assert tokens.bearer(text) == Principal(
             "ann", "operator", frozenset("ab"), frozenset([7]), token=made.id
@@ -334,7 +334,7 @@ class TestTokens:
         assert tokens.bearer(text) is None
         assert tokens.bearer(folder.read_admin_token()) is not None
 
-    async def test_nothing_that_opens_the_door_is_kept_or_shown(self, tokens: Tokens, store: Store):
+    async def test_no_usable_secret_is_stored_or_shown(self, tokens: Tokens, store: Store):
         made, text = await tokens.create("ann", "viewer")
         kept = repr([entry.value for entry in (await store.read(everything())).entries])
         assert made.sha256 in kept
@@ -343,31 +343,31 @@ class TestTokens:
         assert made.sha256 not in repr(made)
         assert text not in repr(tokens.listed())
 
-    async def test_it_expires(self, tokens: Tokens, clock: Clock):
+    async def test_a_token_expires(self, tokens: Tokens, clock: Clock):
         _, text = await tokens.create("ann", "viewer", lasts=60)
         clock.seconds = 59.9
         assert tokens.bearer(text) is not None
         clock.seconds = 60
         assert tokens.bearer(text) is None
 
-    async def test_it_is_revoked_at_once_and_stays_listed_for_a_while(
+    async def test_a_token_is_revoked_at_once_and_stays_listed_for_a_while(
         self, tokens: Tokens, clock: Clock
     ):
         made, text = await tokens.create("ann", "viewer")
         assert tokens.bearer(text) is not None
         assert await tokens.revoke(made.id) is not None
         assert tokens.bearer(text) is None
-        assert [each.id for each in tokens.listed()] == [ADMIN, made.id]
+        assert [token.id for token in tokens.listed()] == [ADMIN, made.id]
         clock.seconds = 91 * 86400
         await tokens.create("bob", "viewer")
-        assert made.id not in [each.id for each in tokens.listed()]
+        assert made.id not in [token.id for token in tokens.listed()]
 
-    async def test_revoking_what_is_not_there(self, tokens: Tokens):
+    async def test_an_unknown_token_and_the_admin_token_cannot_be_revoked(self, tokens: Tokens):
         assert await tokens.revoke("nothing") is None
         with pytest.raises(InvalidRequest, match="admin-token"):
             await tokens.revoke(ADMIN)
 
-    async def test_another_server_of_the_store_knows_it_and_its_end(
+    async def test_another_server_of_the_store_knows_a_token_and_its_revocation(
         self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock
     ):
         async with opened(folder, store, clock) as other:
@@ -377,7 +377,7 @@ class TestTokens:
             assert tokens.bearer(text) is None
             await eventually(lambda: other.bearer(text) is None)
 
-    async def test_servers_that_write_at_once_lose_nothing(
+    async def test_concurrent_writes_of_two_servers_are_all_kept(
         self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock
     ):
         async with opened(folder, store, clock) as other:
@@ -400,7 +400,7 @@ class TestTokens:
             await tokens.share_admin("one")
             await eventually(lambda: other.bearer(text) is not None)
             assert other.listed()[-1].id == "admin-one"
-            assert [each.id for each in tokens.listed()] == [ADMIN]
+            assert [token.id for token in tokens.listed()] == [ADMIN]
             with pytest.raises(InvalidRequest, match="admin-token"):
                 await tokens.revoke("admin-one")
             folder.admin_token.unlink()
@@ -467,7 +467,7 @@ class TestTokens:
             await tokens.share_admin("one")
             await eventually(lambda: other.bearer(text) is not None)
 
-    async def test_the_revocation_of_an_admin_token_is_kept_for_ever(
+    async def test_the_revocation_of_an_admin_token_is_kept_forever(
         self, tokens: Tokens, folder: DataDir, store: Store, clock: Clock, tmp_path: Path
     ):
         elsewhere = DataDir(tmp_path / "elsewhere")
@@ -478,17 +478,17 @@ class TestTokens:
             await other.revoke("admin-one")
             made, _ = await other.create("ann", "viewer")
             await other.revoke(made.id)
-            await eventually(lambda: all(each.revoked for each in other.listed()[1:]))
+            await eventually(lambda: all(token.revoked for token in other.listed()[1:]))
             clock.seconds = 100 * 86400.0
             await other.create("bob", "viewer")
             await eventually(lambda: made.id not in ids(other))
             assert "admin-one" in ids(other)
 
     @pytest.mark.parametrize("value", [b"{}", b"junk"])
-    async def test_what_is_not_authentic_does_not_keep_an_admin_token_from_being_shared(
+    async def test_a_forged_record_does_not_keep_an_admin_token_from_being_shared(
         self, tokens: Tokens, store: Store, value: bytes, caplog: pytest.LogCaptureFixture
     ):
-        """`{}` is what a server leaves that was killed while it shared its token."""
+        """`{}` is left by a server that was killed while it shared its token."""
         name = b"/mooring/tokens/admin-one"
         await store.commit(Put(name, value))
         await tokens.share_admin("one")
@@ -497,7 +497,7 @@ class TestTokens:
         assert b"sha256" in entry.value
         assert "deleted /mooring/tokens/admin-one" in caplog.text
 
-    async def test_a_token_is_revoked_also_if_the_store_is_full(
+    async def test_a_token_can_be_revoked_if_the_store_is_full(
         self, folder: DataDir, clock: Clock, caplog: pytest.LogCaptureFixture
     ):
         async with (
@@ -519,17 +519,19 @@ class TestTokens:
             assert await all.revoke(made.id) is None
 
     @pytest.mark.parametrize("lasts", [0.0, -1.0, 1e300])
-    async def test_a_time_that_makes_no_sense_is_refused(self, tokens: Tokens, lasts: float):
+    async def test_an_invalid_lifetime_is_refused(self, tokens: Tokens, lasts: float):
         with pytest.raises(InvalidRequest):
             await tokens.create("ann", "viewer", lasts=lasts)
 
-    async def test_a_group_that_cannot_be_is_refused(self, tokens: Tokens):
+    async def test_an_invalid_group_is_refused(self, tokens: Tokens):
         with pytest.raises(InvalidRequest):
             await tokens.create("ann", "viewer", groups=["a/b"])
 
 
 class TestPatience:
-    async def test_a_store_that_is_away_is_asked_again(self, caplog: pytest.LogCaptureFixture):
+    async def test_a_call_is_retried_while_the_store_is_unavailable(
+        self, caplog: pytest.LogCaptureFixture
+    ):
         answers: list[Exception | str] = [Unavailable("gone"), Unavailable("still gone"), "back"]
 
         async def ask() -> str:
@@ -571,7 +573,7 @@ class TestSessions:
         assert begun is not None
         return begun[1].partition(";")[0]
 
-    async def test_a_code_is_good_once(self, sessions: Sessions):
+    async def test_a_code_is_valid_once(self, sessions: Sessions):
         code = await sessions.issue(ADMIN)
         begun = await sessions.redeem(code)
         assert begun is not None
@@ -580,26 +582,26 @@ class TestSessions:
         assert await sessions.redeem(code) is None
         assert await sessions.redeem("") is None
 
-    async def test_a_code_is_good_for_ten_minutes(self, sessions: Sessions, clock: Clock):
+    async def test_a_code_is_valid_for_ten_minutes(self, sessions: Sessions, clock: Clock):
         code, later = await sessions.issue(ADMIN), await sessions.issue(ADMIN)
         clock.seconds = CODE_LASTS - 1
         assert await sessions.redeem(code) is not None
         clock.seconds = CODE_LASTS
         assert await sessions.redeem(later) is None
 
-    async def test_a_session_is_that_of_the_cookie(self, sessions: Sessions, clock: Clock):
+    async def test_the_cookie_identifies_the_session(self, sessions: Sessions, clock: Clock):
         cookie = await self.cookie(sessions)
-        found = sessions.principal(request(cookie=cookie))
-        assert found is not None
-        assert (found.role, bool(found.session)) == ("admin", True)
+        principal = sessions.principal(request(cookie=cookie))
+        assert principal is not None
+        assert (principal.role, bool(principal.session)) == ("admin", True)
         name = sessions.cookie
         for other in ("", f"{name}=", f"{name}=x", f"x{cookie}", cookie.upper()):
             assert sessions.principal(request(cookie=other)) is None
-        assert sessions.principal(request(cookie=f"{name}=other; a=b; {cookie}")) == found
+        assert sessions.principal(request(cookie=f"{name}=other; a=b; {cookie}")) == principal
         clock.seconds = SESSION_LASTS
         assert sessions.principal(request(cookie=cookie)) is None
 
-    async def test_the_cookie_is_for_the_browser_alone(self, sessions: Sessions, tokens: Tokens):
+    async def test_the_cookie_has_flags_that_protect_it(self, sessions: Sessions, tokens: Tokens):
         begun = await sessions.redeem(await sessions.issue(ADMIN))
         assert begun is not None
         flags = begun[1].split("; ")[1:]
@@ -612,7 +614,9 @@ class TestSessions:
         }
         assert "Secure" not in Sessions(tokens, secure=False).removal_cookie
 
-    async def test_with_tls_no_other_host_can_set_it(self, sessions: Sessions, tokens: Tokens):
+    async def test_with_tls_no_other_host_can_set_the_cookie(
+        self, sessions: Sessions, tokens: Tokens
+    ):
         assert sessions.cookie == f"__Host-{COOKIE}"
         assert sessions.removal_cookie.startswith(f"__Host-{COOKIE}=;")
         cookie = await self.cookie(sessions)
@@ -620,7 +624,7 @@ class TestSessions:
         assert sessions.principal(request(cookie=cookie.removeprefix("__Host-"))) is None
         assert Sessions(tokens, secure=False).cookie == COOKIE
 
-    async def test_of_two_sessions_in_one_request_neither_counts(
+    async def test_two_sessions_in_one_request_are_both_ignored(
         self, sessions: Sessions, tokens: Tokens
     ):
         mine = await self.cookie(sessions)
@@ -633,14 +637,16 @@ class TestSessions:
         await sessions.end(request(cookie=theirs))
         assert sessions.principal(request(cookie=f"{theirs}; {mine}")) == again
 
-    async def test_junk_beside_it_does_no_harm(self, sessions: Sessions):
+    async def test_junk_cookies_are_ignored(self, sessions: Sessions):
         mine, name = await self.cookie(sessions), sessions.cookie
         junk = [f"{name}={'j' * length}" for length in range(1, 150)] + [f"{name}={'x' * 43}"] * 150
         assert sessions.principal(request(cookie="; ".join([*junk, mine]))) is not None
         endless = [f"{name}={n:043d}" for n in range(10_000)]
         assert sessions.principal(request(cookie="; ".join([*endless, mine]))) is None
 
-    async def test_it_ends_with_its_token(self, sessions: Sessions, tokens: Tokens, clock: Clock):
+    async def test_a_session_ends_with_its_token(
+        self, sessions: Sessions, tokens: Tokens, clock: Clock
+    ):
         made, text = await tokens.create("ann", "viewer", lasts=60)
         expiring = await self.cookie(sessions, made.id)
         other, _ = await tokens.create("bob", "viewer")
@@ -656,7 +662,7 @@ class TestSessions:
         assert sessions.principal(request(cookie=expiring)) is None
         assert await sessions.start(text) is None
 
-    async def test_it_ends_when_the_admin_token_is_another(
+    async def test_a_session_ends_when_the_admin_token_changes(
         self, sessions: Sessions, folder: DataDir
     ):
         cookie = await self.cookie(sessions)
@@ -664,7 +670,7 @@ class TestSessions:
         folder.prepare()
         assert sessions.principal(request(cookie=cookie)) is None
 
-    async def test_it_ends_by_logging_out(self, sessions: Sessions):
+    async def test_logging_out_ends_the_session(self, sessions: Sessions):
         cookie = await self.cookie(sessions)
         await sessions.end(request(cookie=cookie))
         assert sessions.principal(request(cookie=cookie)) is None
@@ -677,7 +683,7 @@ class TestSessions:
         assert sessions.principal(request(cookie=cookies[0])) is None
         assert sessions.principal(request(cookie=cookies[-1])) is not None
 
-    async def test_neither_codes_nor_cookies_are_kept(self, sessions: Sessions, store: Store):
+    async def test_neither_codes_nor_cookies_are_stored(self, sessions: Sessions, store: Store):
         code = await sessions.issue(ADMIN)
         cookie = (await self.cookie(sessions)).partition("=")[2]
         kept = repr([vars(sessions), vars(sessions._codes), vars(sessions._sessions)])
@@ -687,7 +693,7 @@ class TestSessions:
         assert cookie not in kept
         assert digest(code) in kept
 
-    async def test_a_code_is_good_once_and_a_logout_counts_if_the_reply_was_lost(
+    async def test_a_code_is_valid_once_and_a_logout_counts_even_if_the_reply_was_lost(
         self, tokens: Tokens, clock: Clock, store: Store
     ):
         made = Sessions(tokens, secure=True, clock=clock)

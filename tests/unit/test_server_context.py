@@ -1,4 +1,4 @@
-"""Whether the server is ready: told to everybody, and why not to the log alone."""
+"""Readiness: public without details; the reason is only logged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mooring.server.context import Readiness, ReadinessProbe
 URL = "etcd://10.0.0.1:2379"
 
 
-async def test_which_does_not_answer_is_told_and_where_it_is_logged_once(
+async def test_readiness_names_the_failed_check_and_logs_its_reason_once(
     caplog: pytest.LogCaptureFixture,
 ):
     away = True

@@ -1,4 +1,4 @@
-"""Requests and answers: what a query says, what is refused, how errors and lists are written."""
+"""Requests and responses: query parsing, refusals, and the format of errors and lists."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from mooring.server.http.response import (
 )
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     most: Annotated[int, msgspec.Meta(ge=1)] = 5
     all: bool = False
 
 
-def test_a_query_is_filled_in():
-    assert parse_query(Asked, b"") == Asked()
-    assert parse_query(Asked, b"name=a%2Fb&most=7&all=true") == Asked(name="a/b", most=7, all=True)
+def test_a_query_is_parsed():
+    assert parse_query(Parameters, b"") == Parameters()
+    assert parse_query(Parameters, b"name=a%2Fb&most=7&all=true") == Parameters(
+        name="a/b", most=7, all=True
+    )
     assert parse_query(None, b"") is None
 
 
@@ -50,16 +52,16 @@ def test_a_query_is_filled_in():
         b"&".join(b"x=1" for _ in range(60)),
     ],
 )
-def test_a_query_that_is_not_asked_for_is_refused(query: bytes):
+def test_an_unknown_query_parameter_is_refused(query: bytes):
     with pytest.raises(HTTPError) as refused:
-        parse_query(Asked, query)
+        parse_query(Parameters, query)
     assert refused.value.status == 400
 
 
 @given(st.binary())
-def test_any_query_is_read_or_refused(query: bytes):
+def test_any_query_is_parsed_or_refused(query: bytes):
     try:
-        parse_query(Asked, query)
+        parse_query(Parameters, query)
     except HTTPError as refused:
         status = refused.status
     else:
@@ -68,20 +70,20 @@ def test_any_query_is_read_or_refused(query: bytes):
 
 
 @pytest.mark.parametrize("text", ["", "-1", "x", "1.0", "²", "１", "9" * 19])
-def test_what_is_no_tenant_is_refused(text: str):
+def test_an_invalid_tenant_id_is_refused(text: str):
     with pytest.raises(HTTPError):
         tenant_id(text)
 
 
 def every_error() -> list[type[errors.MooringError]]:
-    found = [errors.MooringError]
-    for kind in found:
-        found += kind.__subclasses__()
-    return found
+    kinds = [errors.MooringError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return kinds
 
 
 @pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
-def test_every_error_of_ours_has_its_status(kind: type[errors.MooringError]):
+def test_every_error_of_ours_has_a_status(kind: type[errors.MooringError]):
     error = kind.__new__(kind)
     Exception.__init__(error, "what happened")
     refused = http_error(error)
@@ -93,7 +95,7 @@ def test_every_error_of_ours_has_its_status(kind: type[errors.MooringError]):
 
 
 @given(st.lists(st.text(min_size=1), unique=True), st.integers(min_value=1, max_value=7))
-def test_pages_hold_everything_once_and_in_order(names: list[str], limit: int):
+def test_pages_contain_everything_once_and_in_order(names: list[str], limit: int):
     names.sort()
     seen: list[str] = []
     page = PageQuery(limit=limit)
@@ -126,7 +128,7 @@ def test_an_etag_is_compared_weakly(header: str, same: bool):
     assert etag_matches(header, 'W/"abc"') is same
 
 
-def test_other_bytes_have_another_tag():
+def test_other_bytes_have_another_etag():
     assert digest(b"a") == digest(b"a") != digest(b"b")
 
 
@@ -150,7 +152,7 @@ anything = st.recursive(
 
 
 @given(anything, st.integers(min_value=0, max_value=2 * MAX_DEPTH))
-def test_it_is_known_how_deep_a_body_nests(value: object, around: int):
+def test_the_depth_of_a_body_is_measured(value: object, around: int):
     for _ in range(around):
         value = [[], value]
     assert (depth(msgspec.json.encode(value)) > MAX_DEPTH) is (nested(value) > MAX_DEPTH)
@@ -158,5 +160,5 @@ def test_it_is_known_how_deep_a_body_nests(value: object, around: int):
 
 @given(st.binary())
 @example(b'"""["]')
-def test_any_body_nests_somehow(body: bytes):
+def test_the_depth_of_any_body_is_known(body: bytes):
     assert depth(body * 100) >= 0

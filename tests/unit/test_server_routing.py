@@ -1,4 +1,4 @@
-"""Routing by the raw path: what is not in the table does not exist, however it is written."""
+"""Routing by the raw path: only the exact spelling of a path matches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def endpoint(method: str, path: str) -> ApiEndpoint:
 
 
 def router(endpoints: Iterable[ApiEndpoint]) -> Router[ApiEndpoint]:
-    return Router((each.method, each.path, each) for each in endpoints)
+    return Router((route.method, route.path, route) for route in endpoints)
 
 
 TABLE = (
@@ -37,7 +37,7 @@ TABLE = (
 )
 ROUTER = router(TABLE)
 
-# What `mooring.names` forbids in names, and no more: what has a name can be asked for.
+# The characters that `mooring.names` forbids, and no more: every valid name must be routable.
 printable = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1)
 
 
@@ -48,24 +48,24 @@ def quoted(text: str) -> str:
 @given(printable, printable)
 def test_a_parameter_is_one_segment_decoded_once(service: str, instance: str):
     path = f"/admin/services/{quoted(service)}/instances/{quoted(instance)}"
-    found, parameters = ROUTER.match("GET", path.encode())
-    assert found.path == "/admin/services/{service}/instances/{instance}"
+    matched, parameters = ROUTER.match("GET", path.encode())
+    assert matched.path == "/admin/services/{service}/instances/{instance}"
     assert parameters == {"service": service, "instance": instance}
 
 
 @given(st.binary().map(lambda path: b"/" + path))
 def test_any_bytes_are_matched_or_refused(path: bytes):
-    found, status = None, 200
+    matched, status = None, 200
     parameters: dict[str, str] = {}
     try:
-        found, parameters = ROUTER.match("GET", path)
+        matched, parameters = ROUTER.match("GET", path)
     except HTTPError as refused:
         status = refused.status
     assert status in (200, 400, 404, 405)
-    if found is not None:
-        again = found.path.format(**{k: quoted(v) for k, v in parameters.items()})
+    if matched is not None:
+        again = matched.path.format(**{k: quoted(v) for k, v in parameters.items()})
         assert urllib.parse.unquote_to_bytes(path) == urllib.parse.unquote_to_bytes(again)
-        assert path.count(b"/") == found.path.count("/")
+        assert path.count(b"/") == matched.path.count("/")
 
 
 @pytest.mark.parametrize(
@@ -89,21 +89,21 @@ def test_any_bytes_are_matched_or_refused(path: bytes):
         b"*",
     ],
 )
-def test_no_other_way_of_writing_it_is_it(path: bytes):
+def test_no_other_spelling_of_a_path_matches(path: bytes):
     with pytest.raises(HTTPError) as refused:
         ROUTER.match("GET", path)
     assert refused.value.status == 404
 
 
 @pytest.mark.parametrize("segment", [b"%", b"%4", b"%zz", b"%ff", b"%00", b"a%0Ab", b"%C2%85"])
-def test_what_is_no_text_is_refused(segment: bytes):
+def test_a_segment_that_is_not_utf_8_is_refused(segment: bytes):
     with pytest.raises(HTTPError) as refused:
         ROUTER.match("GET", b"/admin/services/" + segment)
     assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("letter", [b"x", b"%41", b"%F0%9F%98%80"])
-def test_what_is_too_long_for_a_name_is_refused(letter: bytes):
+def test_a_segment_longer_than_a_name_is_refused(letter: bytes):
     assert len(decode_segment(letter * LONGEST)) == LONGEST
     for more in (1, 100_000):
         with pytest.raises(HTTPError) as refused:
@@ -115,7 +115,7 @@ def test_a_percent_is_decoded_once():
     assert decode_segment(b"a%252Fb") == "a%2Fb"
 
 
-def test_a_method_that_is_not_there_says_which_are():
+def test_an_unknown_method_is_refused_with_the_allowed_ones():
     with pytest.raises(HTTPError) as refused:
         ROUTER.match("PATCH", b"/admin/services/a")
     assert refused.value.status == 405
@@ -123,16 +123,16 @@ def test_a_method_that_is_not_there_says_which_are():
     assert ROUTER.match("HEAD", b"/")[0].method == "GET"
 
 
-def test_the_same_twice_is_refused():
+def test_a_duplicate_route_is_refused():
     with pytest.raises(ValueError, match="twice"):
         router([*TABLE, endpoint("GET", "/")])
 
 
-def test_every_endpoint_is_found_by_its_path():
+def test_every_endpoint_is_matched_by_its_path():
     endpoints = all_endpoints()
     table = router(endpoints)
-    for each in endpoints:
-        given = {name: f"a/{name}" for name in each.parameters}
-        path = each.path.format(**{name: quoted(value) for name, value in given.items()})
-        found = table.match(each.method, path.encode())
-        assert found == (each, given)
+    for endpoint_ in endpoints:
+        given = {name: f"a/{name}" for name in endpoint_.parameters}
+        path = endpoint_.path.format(**{name: quoted(value) for name, value in given.items()})
+        matched = table.match(endpoint_.method, path.encode())
+        assert matched == (endpoint_, given)

@@ -1,4 +1,4 @@
-"""The settings of `mooring serve`: flags over a file, checked whole."""
+"""The settings of `mooring serve`: flags override a file, and everything is validated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_off_without_quotes_is_off(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"http: \xff\xfe", "UTF-8"),
         (b"1: 2", "unknown setting 1"),
@@ -61,19 +61,19 @@ def test_off_without_quotes_is_off(tmp_path: Path):
         (b"store: memory://\nconsole: sometimes", r"console"),
     ],
 )
-def test_what_cannot_be_is_told_in_words(tmp_path: Path, content: bytes, says: str):
+def test_an_invalid_setting_is_explained(tmp_path: Path, content: bytes, message: str):
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(InvalidRequest, match=says):
+    with pytest.raises(InvalidRequest, match=message):
         load(tmp_path / "file")
 
 
 @pytest.mark.parametrize("quota", ["1000000", "'1000000'"])
-def test_a_quota_may_be_a_number(tmp_path: Path, quota: str):
+def test_a_quota_can_be_a_number(tmp_path: Path, quota: str):
     (tmp_path / "file").write_text(f"store: memory://\nquota: {quota}\n")
     assert load(tmp_path / "file").url().option("quota", 0) == 1_000_000
 
 
-def test_a_namespace_is_fine_without_the_api_of_etcd(tmp_path: Path):
+def test_a_namespace_is_allowed_without_the_etcd_api(tmp_path: Path):
     (tmp_path / "file").write_text("store: memory://?namespace=/a\netcd: off\n")
     assert load(tmp_path / "file").url().options["namespace"] == "/a"
 
@@ -104,7 +104,7 @@ def test_a_registry_on_redis_is_cleaned_up(tmp_path: Path, content: str, etcd: s
         ("registry: {url: 'redis://h', cleanup: {interval: 7s}}", "redis://i", "redis://i"),
     ],
 )
-def test_the_registry_may_be_a_section_of_its_settings(
+def test_the_registry_can_be_a_section_of_its_settings(
     tmp_path: Path, content: str, flag: str, url: str
 ):
     (tmp_path / "file").write_text(f"store: memory://\n{content}\n")
@@ -120,14 +120,14 @@ def test_no_password_is_shown():
 
 
 @pytest.mark.parametrize("name", ["mia@home", "100%41", "what?", "#1", "a b", "服务"])
-def test_the_data_folder_may_have_any_name(
+def test_the_data_folder_can_have_any_name(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / name))
     assert ServerSettings().url().file == tmp_path / name / "mooring" / "store"
 
 
-def test_the_store_is_in_the_data_folder_that_is_named(
+def test_the_store_is_in_the_configured_data_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -136,13 +136,13 @@ def test_the_store_is_in_the_data_folder_that_is_named(
     assert settings.url().file == tmp_path / "mooring" / "store"
 
 
-@pytest.mark.parametrize(("told", "on"), [("on", True), ("off", False), ("'off'", False)])
-def test_the_console_is_on_unless_it_is_off(tmp_path: Path, told: str, on: bool):
-    (tmp_path / "file").write_text(f"store: memory://\nconsole: {told}\n")
+@pytest.mark.parametrize(("setting", "on"), [("on", True), ("off", False), ("'off'", False)])
+def test_the_console_is_on_by_default(tmp_path: Path, setting: str, on: bool):
+    (tmp_path / "file").write_text(f"store: memory://\nconsole: {setting}\n")
     assert load(tmp_path / "file").console is on
 
 
-def test_who_has_no_home_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_the_error_for_a_user_without_a_home_names_the_option(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_DATA_HOME", "~nobody-of-this-name")
     with pytest.raises(InvalidRequest, match="--store"):
         ServerSettings().url()

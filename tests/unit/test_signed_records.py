@@ -1,4 +1,4 @@
-"""What ended stays ended for a server that saw it, in the store where that was."""
+"""A record that a server has seen end stays ended, in the store where it ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of(ended: EndedRecords, store: str = "s") -> set[str]:
     return {mac for mac in "abcde" if ended.has(store, mac)}
 
 
-async def test_what_was_deleted_or_replaced_has_ended_also_after_a_restart(folder: DataDir):
+async def test_deleted_and_replaced_records_stay_ended_after_a_restart(folder: DataDir):
     ended = EndedRecords(folder)
     for id, mac in (("1", "a"), ("2", "b"), ("3", "c")):
         ended.add_valid("s", id, record(mac))
@@ -61,7 +61,7 @@ async def test_an_older_record_ends_nothing(folder: DataDir):
     await ended.aclose()
 
 
-async def test_another_store_ends_nothing(folder: DataDir):
+async def test_records_of_another_store_are_separate(folder: DataDir):
     ended = EndedRecords(folder)
     ended.add_valid("s", "1", record("a"))
     ended.add_valid("other", "1", record("b"))
@@ -70,7 +70,9 @@ async def test_another_store_ends_nothing(folder: DataDir):
     await ended.aclose()
 
 
-async def test_the_oldest_are_forgotten(folder: DataDir, monkeypatch: pytest.MonkeyPatch):
+async def test_the_oldest_ended_records_are_forgotten(
+    folder: DataDir, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(ended_module, "MAX_ENDED", 2)
     ended = EndedRecords(folder)
     for version, mac in enumerate("abcd"):
@@ -79,7 +81,7 @@ async def test_the_oldest_are_forgotten(folder: DataDir, monkeypatch: pytest.Mon
     await ended.aclose()
 
 
-async def test_what_expired_long_ago_is_forgotten(folder: DataDir):
+async def test_records_that_expired_long_ago_are_forgotten(folder: DataDir):
     now = time.time()
     ended = EndedRecords(folder)
     times = (now - 30 * 86400, now - 60, now + 60, None)
@@ -95,7 +97,7 @@ async def test_what_expired_long_ago_is_forgotten(folder: DataDir):
     await again.aclose()
 
 
-async def test_many_are_written_without_holding_up_the_loop(
+async def test_many_records_are_written_without_blocking_the_loop(
     folder: DataDir, monkeypatch: pytest.MonkeyPatch
 ):
     threads = []
@@ -120,7 +122,7 @@ def test_a_damaged_file_is_refused(folder: DataDir, content: bytes):
         EndedRecords(folder)
 
 
-async def test_a_folder_that_is_full_is_reported_and_what_is_known_counts(
+async def test_a_full_folder_is_reported_and_known_ends_still_count(
     folder: DataDir, caplog: pytest.LogCaptureFixture
 ):
     ended = EndedRecords(folder)

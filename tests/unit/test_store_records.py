@@ -1,4 +1,4 @@
-"""What stores take and give: it ends up in logs and in tracebacks."""
+"""Values in requests and results of a store do not appear in logs and tracebacks."""
 
 from __future__ import annotations
 

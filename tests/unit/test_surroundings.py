@@ -1,4 +1,4 @@
-"""What a shell, a user's settings or a script around the tests bring does not reach them."""
+"""Tests are isolated from the shell, the user's settings and scripts around them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ignore_and_block_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
 
 
-def test_nothing_of_the_surroundings_is_left():
+def test_a_test_run_is_isolated_from_its_surroundings():
     foreign = {
         "MOORING_STORE": "etcd://elsewhere:2379",
         "ENCRYPTION_KEY": "k" * 32,

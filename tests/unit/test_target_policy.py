@@ -1,4 +1,4 @@
-"""What may be probed: no address of those that are never, in whatever form, by whatever name."""
+"""Which targets may be probed: forbidden addresses are refused in every form and by every name."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_some_addresses_are_never_probed(address: str):
 
 
 @given(FORBIDDEN_V4)
-def test_what_is_forbidden_is_so_in_every_form(address: IPv4Address):
+def test_a_forbidden_address_is_refused_in_every_form(address: IPv4Address):
     assert WIDE.objection(str(address), 80)
     for disguised in disguises(address):
         assert WIDE.objection(str(disguised), 80), disguised
@@ -85,17 +85,15 @@ def test_what_is_forbidden_is_so_in_every_form(address: IPv4Address):
 
 
 @given(st.ip_addresses(v=4, network="127.0.0.0/8"))
-def test_loopback_is_loopback_in_every_form(address: IPv4Address):
+def test_loopback_is_recognized_in_every_form(address: IPv4Address):
     on_a_laptop = TargetPolicy(loopback=True)
     assert on_a_laptop.objection(str(address), 80) == ""
-    for each in (address, *disguises(address)):
-        assert "loopback" in TargetPolicy().objection(str(each), 80)
+    for form in (address, *disguises(address)):
+        assert "loopback" in TargetPolicy().objection(str(form), 80)
 
 
 @given(st.ip_addresses(v=4), st.integers(1, 65535))
-def test_a_form_of_an_address_is_never_allowed_where_the_address_is_not(
-    address: IPv4Address, port: int
-):
+def test_no_form_of_a_refused_address_is_allowed(address: IPv4Address, port: int):
     for one in (TargetPolicy(), TargetPolicy(loopback=True), policy(["10.0.0.0/8", "::/0"], [])):
         if one.objection(str(address), port):
             for disguised in disguises(address):
@@ -103,16 +101,18 @@ def test_a_form_of_an_address_is_never_allowed_where_the_address_is_not(
 
 
 @given(st.ip_addresses())
-def test_what_is_allowed_is_an_address_that_one_may_call(address: IPv4Address | IPv6Address):
+def test_an_allowed_address_is_an_ordinary_one(address: IPv4Address | IPv6Address):
     if WIDE.objection(str(address), 80) == "":
-        for meant in effective_addresses(address):
-            kinds = [meant.is_unspecified, meant.is_multicast, meant.is_link_local]
+        for effective in effective_addresses(address):
+            kinds = [effective.is_unspecified, effective.is_multicast, effective.is_link_local]
             assert not any(kinds)
-            assert not isinstance(meant, IPv4Address) or not meant.is_reserved
+            assert not isinstance(effective, IPv4Address) or not effective.is_reserved
 
 
 @given(st.ip_addresses(v=4), st.ip_addresses(v=4), st.integers(0, 32))
-def test_networks_narrow(address: IPv4Address, other: IPv4Address, bits: int):
+def test_configured_networks_restrict_the_targets(
+    address: IPv4Address, other: IPv4Address, bits: int
+):
     network = IPv4Network((other, bits), strict=False)
     narrow = TargetPolicy(networks=(network,))
     if narrow.objection(str(address), 80) == "":
@@ -158,9 +158,7 @@ def test_networks_beyond_loopback(networks: list[str], address: str, allowed: bo
         (["mooring.internal"], False),
     ],
 )
-def test_loopback_is_probed_by_a_server_that_listens_on_nothing_else(
-    hosts: list[str], allowed: bool
-):
+def test_a_server_that_listens_only_on_loopback_probes_loopback(hosts: list[str], allowed: bool):
     one = policy([], [(host, 7480) for host in hosts])
     assert (one.objection("127.0.0.1", 80) == "") is allowed
 
@@ -180,12 +178,12 @@ def test_the_addresses_of_this_machine_are_known():
     assert IPv4Address("127.0.0.1") in own_addresses()
 
 
-def resolver(*found: str):
+def resolver(*addresses: str):
     asked: list[str] = []
 
     async def resolve(host: str) -> Sequence[str]:
         asked.append(host)
-        return found
+        return addresses
 
     return resolve, asked
 
@@ -193,53 +191,55 @@ def resolver(*found: str):
 SETTINGS = CheckSettings(enabled=True)
 
 
-async def test_a_name_is_looked_up_once_and_its_addresses_are_the_targets():
+async def test_a_name_is_resolved_once_and_its_addresses_are_the_targets():
     resolve, asked = resolver("10.0.0.1", "fd12::1")
     instance = Instance("orders", "orders.internal", 80, "http")
-    found = await targets(instance, SETTINGS, TargetPolicy(), resolve)
-    assert [(each.host, each.address, each.port) for each in found] == [
+    probes = await targets(instance, SETTINGS, TargetPolicy(), resolve)
+    assert [(probe.host, probe.address, probe.port) for probe in probes] == [
         ("orders.internal", "10.0.0.1", 80),
         ("orders.internal", "fd12::1", 80),
     ]
-    assert found[0].authority == "orders.internal:80"
+    assert probes[0].authority == "orders.internal:80"
     assert asked == ["orders.internal"]
 
 
-async def test_an_address_is_not_looked_up():
+async def test_an_address_is_not_resolved():
     resolve, asked = resolver("10.0.0.1")
     instance = Instance("orders", "10.9.9.9", 80)
-    (found,) = await targets(instance, SETTINGS, TargetPolicy(), resolve)
-    assert (found.address, asked) == ("10.9.9.9", [])
+    (target,) = await targets(instance, SETTINGS, TargetPolicy(), resolve)
+    assert (target.address, asked) == ("10.9.9.9", [])
 
 
 @pytest.mark.parametrize(
-    "found", [["169.254.169.254"], ["10.0.0.1", "127.0.0.1"], ["10.0.0.1", "::ffff:127.0.0.1"]]
+    "addresses", [["169.254.169.254"], ["10.0.0.1", "127.0.0.1"], ["10.0.0.1", "::ffff:127.0.0.1"]]
 )
-async def test_a_name_of_which_one_address_is_forbidden_is_not_probed(found: list[str]):
-    resolve, _ = resolver(*found)
+async def test_a_name_with_one_forbidden_address_is_not_probed(addresses: list[str]):
+    resolve, _ = resolver(*addresses)
     instance = Instance("orders", "orders.internal", 80)
     with pytest.raises(CheckSkipped) as refused:
         await targets(instance, SETTINGS, TargetPolicy(), resolve)
-    assert not any(address in str(refused.value) for address in found), "a lookup is not revealed"
+    assert not any(address in str(refused.value) for address in addresses), (
+        "a lookup is not revealed"
+    )
 
 
-async def test_a_name_of_loopback_is_seen_through():
+async def test_a_name_that_resolves_to_loopback_is_refused():
     with pytest.raises(CheckSkipped, match="loopback"):
         await targets(Instance("orders", "localhost", 80), SETTINGS, TargetPolicy(), HostLookups())
 
 
-async def test_a_name_that_is_none_is_an_error_of_the_lookup():
+async def test_an_invalid_name_is_a_lookup_error():
     with pytest.raises(OSError, match=r"."):
         await HostLookups()("nobody.invalid")
 
 
-async def test_a_port_named_health_is_probed_in_place_of_the_main_one():
+async def test_a_port_named_health_is_probed_instead_of_the_main_port():
     instance = Instance("orders", "10.0.0.1", 80, ports={"health": 81, "admin": 82})
-    (found,) = await targets(instance, SETTINGS, TargetPolicy(), HostLookups())
-    assert found.port == 81
+    (target,) = await targets(instance, SETTINGS, TargetPolicy(), HostLookups())
+    assert target.port == 81
 
 
-async def test_the_path_is_the_servers_unless_it_lets_instances_choose():
+async def test_an_instance_chooses_its_path_only_if_the_server_allows_it():
     instance = Instance("orders", "10.0.0.1", 80, metadata={"healthPath": "/up?deep=1"})
     for settings, path in (
         (CheckSettings(path="/a"), "/a"),
@@ -247,15 +247,15 @@ async def test_the_path_is_the_servers_unless_it_lets_instances_choose():
         (CheckSettings(paths={"shop/*": "/c", "*": "/d"}), "/d"),
         (CheckSettings(metadata_path=True), "/up?deep=1"),
     ):
-        (found,) = await targets(instance, settings, TargetPolicy(), HostLookups())
-        assert found.path == path
+        (target,) = await targets(instance, settings, TargetPolicy(), HostLookups())
+        assert target.path == path
 
 
 @pytest.mark.parametrize(
     "path",
     ["", "up", "//elsewhere/", "/a b", "/a\r\nHost: b", "/a\n", "/ü", "/" + "a" * 200, "http://a/"],
 )
-async def test_a_path_that_is_none_is_not_asked_for(path: str):
+async def test_an_invalid_path_is_not_requested(path: str):
     instance = Instance("orders", "10.0.0.1", 80, metadata={"healthPath": path})
     with pytest.raises(CheckSkipped, match="healthPath"):
         await targets(instance, CheckSettings(metadata_path=True), TargetPolicy(), HostLookups())

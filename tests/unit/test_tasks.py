@@ -1,4 +1,4 @@
-"""Tasks end with their owner, crashes are seen, cleanup is bounded and not cut short."""
+"""Tasks end with their owner, crashes are logged, and cleanup is bounded and not interrupted."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ async def test_closing_cancels_and_waits():
     assert ended == [1]
 
 
-async def test_a_cancellation_that_is_lost_is_repeated(monkeypatch: pytest.MonkeyPatch):
-    """In Python 3.11 `asyncio.wait_for` loses one that comes in the moment of its answer."""
+async def test_a_lost_cancellation_is_repeated(monkeypatch: pytest.MonkeyPatch):
+    """In Python 3.11 `asyncio.wait_for` loses a cancellation that arrives with its result."""
     monkeypatch.setattr("mooring.tasks._CANCEL_AGAIN_AFTER", 0.05)
     lost = 0
 

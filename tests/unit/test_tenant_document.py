@@ -1,4 +1,4 @@
-"""A tenant in one file."""
+"""A tenant in one file: parsing, editing, exporting."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refused(text: str, *, as_json: bool = False) -> str:
     return str(error.value)
 
 
-def test_yaml_and_json_say_the_same(tmp_path: Path):
+def test_yaml_and_json_are_equivalent(tmp_path: Path):
     one, other = tmp_path / "tenant.yaml", tmp_path / "tenant.json"
     one.write_text(WHOLE, encoding="utf-8")
     other.write_text("\ufeff" + json.dumps(yaml.safe_load(WHOLE)), encoding="utf-8")
@@ -83,12 +83,12 @@ def test_a_file_with_two_tenants_is_not_the_file_of_one(tmp_path: Path):
 
 
 def applied(text: str) -> set[str]:
-    """What is left of a whole tenant."""
+    """The parts that remain of a complete tenant after this document was applied."""
     there = parse(yaml.safe_load(WHOLE)).applied({}, RING)
     return set(read(text, of="file").applied(there, RING))
 
 
-def test_a_section_left_out_stays():
+def test_an_omitted_section_is_kept():
     assert applied("id: 1") == PATHS
 
 
@@ -99,20 +99,20 @@ def test_an_empty_section_is_removed(section: str, empty: str):
     assert applied(f"id: 1\n{section}:{empty}") == left
 
 
-def test_a_section_is_all_there_is_of_it():
+def test_a_section_replaces_all_its_parts():
     left = applied("id: 1\nftp: {bob: {}}\ndomain: {primary: a.example, aliases: [], internal: ''}")
     assert left == PATHS - {"ftp/default_ftp", "ftp/meta", "domain/aliases", "domain/internal"} | {
         "ftp/bob"
     }
 
 
-def test_meta_is_not_removed():
+def test_meta_cannot_be_removed():
     assert "meta cannot be removed" in refused("id: 1\nmeta: {}")
     assert "meta cannot be removed" in refused("id: 1\nmeta:")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("", "a tenant's file is a map"),
         ("[1, 2]", "a tenant's file is a map"),
@@ -157,28 +157,28 @@ def test_meta_is_not_removed():
         ("id: 1\ndatabase: {a: {driver: x, database: x, password: ••••••}}", ""),
     ],
 )
-def test_what_is_wrong_is_said_without_a_secret(text: str, told: str):
-    if not told:
+def test_the_error_for_an_invalid_document_shows_no_secret(text: str, problem: str):
+    if not problem:
         document = read(text, of="file")
         with pytest.raises(InvalidRequest, match="password is masked"):
             document.applied({}, RING)
         return
-    assert told in refused(text)
+    assert problem in refused(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("id: 1\nid: 2", "duplicate name 'id'"),
         ("id: 1\nstorage:\n  extra: {a: 1}\n  extra: {a: 2}", "duplicate name 'extra', line 4"),
         ("id: 1\ndatabase: {a: {password: hunter2, password: hunter2}}", "name 'password'"),
     ],
 )
-def test_a_key_that_stands_twice_is_a_mistake(text: str, told: str):
-    assert told in refused(text)
+def test_a_duplicate_key_is_refused(text: str, problem: str):
+    assert problem in refused(text)
 
 
-def test_in_json_too():
+def test_a_duplicate_key_is_refused_in_json():
     assert "duplicate name 'id'" in refused('{"id": 1, "id": 2}', as_json=True)
     assert "not JSON" in refused('{"id": 1, "x": "hunter2', as_json=True)
     assert "too many" in refused("[" * 100_000, as_json=True)
@@ -195,13 +195,13 @@ def test_in_json_too():
         ('\n {"id": 1}\n\n\n{"id": 2,\n"storage": {"uploadQuotaGb": 1}}', True),
     ],
 )
-def test_a_file_may_hold_many_tenants(text: str, as_json: bool):
+def test_a_file_can_contain_many_tenants(text: str, as_json: bool):
     documents = read_all(text, of="file", as_json=as_json)
-    assert [each.tenant for each in documents] == [1, 2]
+    assert [document.tenant for document in documents] == [1, 2]
     assert documents[1].sections == {"storage": {"storage": {"uploadQuotaGb": 1}}}
 
 
-def test_an_error_in_one_of_many_names_it():
+def test_an_error_names_the_document_of_the_file():
     with pytest.raises(InvalidRequest, match="file, document 2: id is missing"):
         read_all('{"id": 1}\n{"storage": {}}\n', of="file")
     with pytest.raises(InvalidRequest, match=r"not JSON: .* line 2 column") as error:
@@ -210,8 +210,10 @@ def test_an_error_in_one_of_many_names_it():
 
 
 def test_dates_and_times_are_text():
-    told = read("id: 1\nmeta: {code: a, name: 2024-01-01, billingPlan: 2024-01-01 10:00:00}", of="")
-    assert told.sections["meta"]["meta"] == {
+    document = read(
+        "id: 1\nmeta: {code: a, name: 2024-01-01, billingPlan: 2024-01-01 10:00:00}", of=""
+    )
+    assert document.sections["meta"]["meta"] == {
         "code": "a",
         "name": "2024-01-01",
         "billingPlan": "2024-01-01 10:00:00",
@@ -226,21 +228,26 @@ def test_anchors_and_merges_work():
       b: {<<: *mysql, database: b}
       c: {<<: [*mysql, {port: 3306}], database: c}
     """
-    found = read(text, of="file").sections["database"]
-    assert found["database/b"] == {"driver": "mysql", "host": "db", "database": "b"}
-    assert found["database/c"] == {"driver": "mysql", "host": "db", "port": 3306, "database": "c"}
+    databases = read(text, of="file").sections["database"]
+    assert databases["database/b"] == {"driver": "mysql", "host": "db", "database": "b"}
+    assert databases["database/c"] == {
+        "driver": "mysql",
+        "host": "db",
+        "port": 3306,
+        "database": "c",
+    }
 
 
-def test_a_merge_of_a_merge_is_no_key_twice():
+def test_a_nested_merge_is_no_duplicate_key():
     text = """
     id: 1
     storage: {extra: {a: &a {x: 1, y: 1}, b: &b {<<: *a, y: 2}, c: {<<: *b, y: 3}}}
     """
-    found = cast(Any, read(text, of="file").sections["storage"]["storage"])
-    assert found["extra"]["c"] == {"x": 1, "y": 3}
+    storage = cast(Any, read(text, of="file").sections["storage"]["storage"])
+    assert storage["extra"]["c"] == {"x": 1, "y": 3}
 
 
-def test_a_few_lines_that_stand_for_billions_are_refused():
+def test_a_yaml_bomb_is_refused():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     body = "\n    ".join(lines)
@@ -252,31 +259,31 @@ def test_a_few_lines_that_stand_for_billions_are_refused():
     assert "too large" in refused(f"id: 1\nstorage:\n  extra:\n    {body}")
 
 
-def test_a_map_may_be_large_by_itself():
+def test_a_large_map_is_accepted():
     users = "".join(f"  user{n}: {{}}\n" for n in range(10_001))
     assert len(read(f"id: 1\nftp:\n{users}", of="x").sections["ftp"]) == 10_001
 
 
 @pytest.mark.parametrize("id", ["010", "1:30", "0b11", "08", "1:30.5"])
-def test_a_number_is_decimal_or_none(id: str):
+def test_numbers_are_decimal(id: str):
     assert "must be a positive integer" in refused(f"id: {id}")
     database = f"{{driver: x, database: x, password: {id}}}"
-    told = read(f"id: 1_0\ndatabase: {{a: {database}}}", of="x")
-    assert told.tenant == 10
-    assert told.sections["database"]["database/a"] == {
+    document = read(f"id: 1_0\ndatabase: {{a: {database}}}", of="x")
+    assert document.tenant == 10
+    assert document.sections["database"]["database/a"] == {
         "driver": "x",
         "database": "x",
         "password": id,
     }
 
 
-def test_what_mooring_does_not_know_goes_under_extra():
-    told = read("id: 1\nstorage: {extra: {region: eu}}", of="file")
-    assert told.applied({}, RING) == {"storage": {"tenantId": 1, "region": "eu"}}
+def test_unknown_fields_are_below_extra():
+    document = read("id: 1\nstorage: {extra: {region: eu}}", of="file")
+    assert document.applied({}, RING) == {"storage": {"tenantId": 1, "region": "eu"}}
     assert "unknown field 'region'" in refused("id: 1\nstorage: {region: eu}")
 
 
-def test_secrets_left_out_are_kept():
+def test_omitted_secrets_are_kept():
     first = read(
         "id: 1\nftp: {bob: {passwordHash: h}}\n"
         "database: {a: {driver: x, database: x, password: pw, extra: {apiToken: t}}}",
@@ -287,17 +294,17 @@ def test_secrets_left_out_are_kept():
     ).applied(first, RING)
     assert again["ftp/bob"] == first["ftp/bob"]
     assert diff_parts(first, again)[0].path == "database/a"
-    before, after = (cast(dict[str, JSON], each["database/a"]) for each in (first, again))
+    before, after = (cast(dict[str, JSON], parts["database/a"]) for parts in (first, again))
     assert after == {**before, "database": "y"}
 
 
 def test_a_document_does_not_show_its_secrets():
-    told = read("id: 1\ndatabase: {a: {driver: x, database: x, password: hunter2}}", of="file")
-    assert "hunter2" not in repr(told)
+    document = read("id: 1\ndatabase: {a: {driver: x, database: x, password: hunter2}}", of="file")
+    assert "hunter2" not in repr(document)
 
 
-def test_what_is_shown_to_be_edited_has_no_secrets_and_loses_none():
-    there: dict[str, JSON | UnreadablePart] = {
+def test_a_document_for_editing_has_no_secrets_and_loses_none():
+    parts: dict[str, JSON | UnreadablePart] = {
         "database/a": {
             "tenantId": 1,
             "serviceCode": "a",
@@ -315,7 +322,7 @@ def test_what_is_shown_to_be_edited_has_no_secrets_and_loses_none():
         "domain/primary": "a.example",
         "storage": UnreadablePart(b"{"),
     }
-    shown = to_document(1, there)
+    shown = to_document(1, parts)
     assert "hunter2" not in json.dumps(shown)
     assert shown == {
         "id": 1,
@@ -331,7 +338,7 @@ def test_what_is_shown_to_be_edited_has_no_secrets_and_loses_none():
         },
         "ftp": {"bob": {}},
     }
-    assert diff_parts(there, parse(shown).applied(there, Keyring())) == []
+    assert diff_parts(parts, parse(shown).applied(parts, Keyring())) == []
 
 
 texts = st.text(
@@ -380,27 +387,27 @@ tenants = st.fixed_dictionaries(
 
 @settings(max_examples=50)
 @given(tenants, st.booleans())
-def test_what_is_shown_can_be_published_again_and_changes_nothing(told: Any, as_json: bool):
-    there: Parts = {path: merged(1, path, None, value, RING) for path, value in told.items()}
-    shown = to_document(1, there)
+def test_publishing_a_shown_document_again_changes_nothing(original: Any, as_json: bool):
+    parts: Parts = {path: merged(1, path, None, value, RING) for path, value in original.items()}
+    shown = to_document(1, parts)
     text = json.dumps(shown) if as_json else yaml.safe_dump(shown, allow_unicode=True)
-    again = read(text, of="file", as_json=as_json).applied(there, RING)
-    assert diff_parts(there, again) == []
+    again = read(text, of="file", as_json=as_json).applied(parts, RING)
+    assert diff_parts(parts, again) == []
 
 
 @settings(max_examples=50)
 @given(tenants, st.booleans())
-def test_what_is_exported_makes_the_same_tenant_elsewhere(told: Any, as_json: bool):
-    there: Parts = {path: merged(1, path, None, value, RING) for path, value in told.items()}
-    exported = to_document(1, there, secrets=True)
+def test_an_export_creates_the_same_tenant_elsewhere(original: Any, as_json: bool):
+    parts: Parts = {path: merged(1, path, None, value, RING) for path, value in original.items()}
+    exported = to_document(1, parts, secrets=True)
     text = json.dumps(exported) if as_json else yaml.safe_dump(exported, allow_unicode=True)
     document = read(text, of="file", as_json=as_json)
     for known in (Keyring(), RING):
-        assert diff_parts(there, document.applied({}, known)) == []
-        assert diff_parts(there, document.applied(there, known)) == []
+        assert diff_parts(parts, document.applied({}, known)) == []
+        assert diff_parts(parts, document.applied(parts, known)) == []
 
 
-def test_a_section_without_fields_is_not_removed_by_its_own_export():
+def test_the_export_of_a_section_without_fields_keeps_the_section():
     there: Parts = {"storage": {"tenantId": 1}, "ftp/bob": {"tenantId": 1, "username": "bob"}}
     for secrets in (False, True):
         document = parse(to_document(1, there, secrets=secrets))

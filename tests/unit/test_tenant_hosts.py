@@ -25,19 +25,19 @@ KNOWN = {
 
 
 @pytest.mark.parametrize(("host", "written"), KNOWN.items())
-def test_a_name_outside_ascii_has_the_punycode_that_browsers_send(host: str, written: str):
+def test_a_unicode_host_has_the_punycode_that_browsers_send(host: str, written: str):
     assert punycode(host) == written
     assert host_of(host) == host_of(f"{host}.:8080") == normal_host(host) == written
 
 
 @pytest.mark.parametrize("host", ["☃.example", "a b.example", "ü..example", "ü" * 64, "ü\u202e.de"])
-def test_a_name_that_no_request_carries_has_none(host: str):
+def test_a_host_that_no_request_can_carry_has_no_punycode(host: str):
     assert punycode(host) == ""
     assert host_of(host) is None
 
 
 @given(st.text("àéîõüçñåæøþščžłęąőűğışабвгдежα", min_size=1, max_size=30))
-def test_it_agrees_with_the_older_standard_on_ordinary_letters(label: str):
+def test_punycode_agrees_with_the_older_standard_on_ordinary_letters(label: str):
     assert punycode(f"{label}.example") == f"{label}.example".encode("idna").decode()
 
 
@@ -48,7 +48,7 @@ def test_it_agrees_with_the_older_standard_on_ordinary_letters(label: str):
     "asked",
     ["shop.example", "Shop.Example", "shop.example.", "shop.example:8443", " SHOP.EXAMPLE.:1"],
 )
-def test_a_lookup_takes_a_host_as_it_stands_in_a_request(stored: str, asked: str):
+def test_a_lookup_accepts_a_host_as_requests_carry_it(stored: str, asked: str):
     """`stored` may come from another program: a publisher rejects a port and a trailing dot."""
     snapshot, _ = run_now(TenantSnapshot().changing({7: Tenant(7, domain=Domain(primary=stored))}))
     tenants = Tenants(snapshot)
@@ -57,7 +57,7 @@ def test_a_lookup_takes_a_host_as_it_stands_in_a_request(stored: str, asked: str
         assert tenants.by_host(other) is None
 
 
-def test_a_host_that_another_program_stored_in_unicode_is_found_by_requests():
+def test_a_host_stored_in_unicode_by_another_program_matches_requests():
     snapshot, _ = run_now(
         TenantSnapshot().changing({7: Tenant(7, domain=Domain(aliases=("Bücher.example",)))})
     )

@@ -1,4 +1,4 @@
-"""Every key of tenants, made and understood."""
+"""Keys of tenants, built and parsed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ kinds: st.SearchStrategy[IndexKind] = st.sampled_from(["by-code", "by-name", "ft
         ("storage", "jxt/tenants/1/storage"),
     ],
 )
-def test_the_parts_of_a_tenant(path: str, key: str):
+def test_the_keys_of_parts(path: str, key: str):
     assert KEYS.part(1, path) == key.encode()
     assert KEYS.understand(key.encode()) == PartOf(1, path)
     assert key.encode() in KEYS.parts(1)
@@ -69,7 +69,7 @@ def test_the_parts_of_a_tenant(path: str, key: str):
         ("host", "API.example.com", "jxt/tenants/_index/host/api.example.com"),
     ],
 )
-def test_the_indexes(kind: IndexKind, name: str, key: str):
+def test_the_keys_of_indexes(kind: IndexKind, name: str, key: str):
     assert KEYS.index(kind, name) == key.encode()
     assert KEYS.understand(key.encode()) == IndexEntry(kind, key.rpartition("/")[2])
     assert key.encode() in KEYS.indexes
@@ -79,12 +79,12 @@ def test_the_indexes(kind: IndexKind, name: str, key: str):
 @pytest.mark.parametrize(
     "path", ["common/resolver", "common/storage-directory", "platform/configs/mail"]
 )
-def test_what_concerns_all_tenants(path: str):
+def test_the_keys_of_common_parts(path: str):
     assert KEYS.common_part(path) == f"jxt/{path}".encode()
     assert KEYS.understand(f"jxt/{path}".encode()) == CommonPart(path)
 
 
-def test_the_sentinel_and_the_history():
+def test_the_keys_of_the_sentinel_and_the_history():
     assert KEYS.sentinel == b"jxt/_health/sentinel"
     assert KEYS.understand(KEYS.sentinel) == CommonPart("_health/sentinel")
     assert KEYS.history(1, 7) == b"jxt/_history/1/000000000007"
@@ -99,7 +99,7 @@ def test_the_sentinel_and_the_history():
 
 @pytest.mark.parametrize("namespace", ["jxt", "/jxt", "jxt/", "//jxt//", "a/b", "//a///b/"])
 @pytest.mark.parametrize("path", ["ftp/bob", "/ftp/bob", "ftp//bob", "//ftp///bob//"])
-def test_no_slashes_double_whatever_the_parts_carry(namespace: str, path: str):
+def test_no_key_has_a_double_slash(namespace: str, path: str):
     keys = TenantKeys(namespace)
     made = [
         keys.part(1, path),
@@ -133,7 +133,7 @@ def test_the_environment_sets_the_namespace(monkeypatch: pytest.MonkeyPatch):
 
 
 @given(ids, paths)
-def test_a_part_is_understood_as_it_was_made(tenant: int, path: str):
+def test_a_part_key_is_parsed_as_it_was_built(tenant: int, path: str):
     assert is_path(path)
     key = KEYS.part(tenant, path)
     assert KEYS.understand(key) == PartOf(tenant, path)
@@ -143,24 +143,24 @@ def test_a_part_is_understood_as_it_was_made(tenant: int, path: str):
 
 
 @given(kinds, names)
-def test_an_index_is_understood_as_it_was_made(kind: IndexKind, name: str):
+def test_an_index_key_is_parsed_as_it_was_built(kind: IndexKind, name: str):
     key = KEYS.index(kind, name)
-    found = KEYS.understand(key)
-    assert isinstance(found, IndexEntry)
-    assert found.kind == kind
+    index = KEYS.understand(key)
+    assert isinstance(index, IndexEntry)
+    assert index.kind == kind
     assert b"//" not in key
-    assert f"jxt/tenants/_index/{kind}/{found.name}".encode() == key
+    assert f"jxt/tenants/_index/{kind}/{index.name}".encode() == key
 
 
 @given(ids, ids)
-def test_a_tenant_has_no_part_of_another(one: int, other: int):
+def test_a_tenants_range_excludes_other_tenants(one: int, other: int):
     assert (KEYS.part(one, "meta") in KEYS.parts(other)) is (one == other)
     assert KEYS.part(10, "meta") not in KEYS.parts(1)
     assert KEYS.history(10, 1) not in KEYS.history_of(1)
 
 
 @pytest.mark.parametrize("name", ["meta", "primary", "storage", "aliases", "_index", "database"])
-def test_a_user_or_service_is_what_its_path_says(name: str):
+def test_any_user_or_service_name_is_kept_in_its_key(name: str):
     assert KEYS.understand(KEYS.part(1, f"ftp/{name}")) == PartOf(1, f"ftp/{name}")
     assert KEYS.understand(KEYS.part(1, f"database/{name}")) == PartOf(1, f"database/{name}")
 
@@ -196,7 +196,7 @@ def test_a_user_or_service_is_what_its_path_says(name: str):
         b"jxt/tenants/1/ftp/\xff",
     ],
 )
-def test_what_is_foreign_or_older_is_none_of_ours(key: bytes):
+def test_foreign_and_older_keys_are_not_parsed(key: bytes):
     assert KEYS.understand(key) is None
 
 
@@ -214,7 +214,7 @@ def test_only_known_parts_concern_all_tenants(path: str):
         KEYS.common_part(path)
 
 
-def test_what_others_write_in_capitals_is_found_by_its_first_letter():
+def test_keys_that_others_write_in_capitals_are_in_the_range_of_capitals():
     for kind, name in (("by-code", "ACME"), ("host", "Shop.example.com"), ("host", "Z/x")):
         written = KEYS.as_written(kind, name)  # type: ignore[arg-type]
         assert written in KEYS.capitals(kind)  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_what_others_write_in_capitals_is_found_by_its_first_letter():
     assert normalized_key(KEYS, bob) == bob == KEYS.as_written("ftp-user", "Bob")
 
 
-def test_names_are_escaped_as_go_does():
+def test_names_are_escaped_as_in_go():
     """Go's `shouldEscape` with `encodePathSegment`: of the reserved, `$ & + : = @` stay."""
     stays = string.ascii_letters + string.digits + "-_.~" + "$&+:=@"
     for code in range(128):

@@ -1,4 +1,4 @@
-"""A tenant's document for people, and what they send back."""
+"""A tenant's document with masked secrets, and the edited document that comes back."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ FILE = {
 }
 
 
-def made(file: object, there: Parts | None = None, ring: Keyring = RING) -> Parts:
-    return parse(file).applied(there or {}, ring)
+def parts_of(file: object, current: Parts | None = None, ring: Keyring = RING) -> Parts:
+    return parse(file).applied(current or {}, ring)
 
 
-def test_all_secrets_are_masked_and_open_with_the_key():
-    parts = made(FILE)
-    told = masked_document(7, parts).document
-    assert told["database"]["orders"]["password"] == MASK  # type: ignore[index,call-overload]
-    assert told["ftp"]["user"]["passwordHash"] == MASK  # type: ignore[index,call-overload]
-    assert told["meta"]["extra"] == {"note": "hi", "apiToken": MASK}  # type: ignore[index,call-overload]
+def test_all_secrets_are_masked_without_the_key():
+    parts = parts_of(FILE)
+    masked = masked_document(7, parts).document
+    assert masked["database"]["orders"]["password"] == MASK  # type: ignore[index,call-overload]
+    assert masked["ftp"]["user"]["passwordHash"] == MASK  # type: ignore[index,call-overload]
+    assert masked["meta"]["extra"] == {"note": "hi", "apiToken": MASK}  # type: ignore[index,call-overload]
     clear = masked_document(7, parts, RING).document
     assert clear["database"]["orders"]["password"] == "pass"  # type: ignore[index,call-overload]
-    assert diff_parts(parts, made(clear, parts)) == []
+    assert diff_parts(parts, parts_of(clear, parts)) == []
 
 
-def test_a_password_without_its_key_stays_masked_and_is_told():
-    told, problems = masked_document(7, made(FILE), Keyring([b"j" * 32]))
-    assert told["database"]["orders"]["password"] == MASK  # type: ignore[index,call-overload]
+def test_a_password_whose_key_is_unknown_stays_masked_and_is_reported():
+    masked, problems = masked_document(7, parts_of(FILE), Keyring([b"j" * 32]))
+    assert masked["database"]["orders"]["password"] == MASK  # type: ignore[index,call-overload]
     assert len(problems) == 1
     assert "pass" not in problems[0].split()
 
 
-def test_what_cannot_be_understood_is_told_and_left_out():
-    told, problems = masked_document(7, {**made(FILE), "storage": UnreadablePart(b"{")})
-    assert "storage" not in told
+def test_an_unreadable_part_is_reported_and_omitted():
+    masked, problems = masked_document(7, {**parts_of(FILE), "storage": UnreadablePart(b"{")})
+    assert "storage" not in masked
     assert problems == ["storage cannot be understood and is left out: publishing may remove it"]
 
 
-def test_a_mask_of_which_nothing_is_there_stays():
+def test_a_mask_without_a_stored_secret_stays():
     document = parse({"id": 7, "meta": {"code": "a", "name": "a", "extra": {"token": MASK}}})
     assert holds_mask(dict(unmask_document(document, {}).sections["meta"]))
 
 
-def test_masks_in_a_list_that_was_edited_are_not_guessed():
+def test_masks_in_an_edited_list_are_not_guessed():
     there: Parts = {"meta": {"users": [{"token": "a"}, {"token": "b"}]}}
     extra = {"users": [{"token": MASK}]}
     document = parse({"id": 7, "meta": {"code": "a", "name": "a", "extra": extra}})
@@ -80,25 +80,25 @@ trees: st.SearchStrategy[JSON] = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["secret", "plain", "smtp", "dsn"]), trees, max_size=3))
-def test_what_is_shown_and_sent_back_changes_nothing(extra: dict[str, JSON]):
+def test_sending_a_masked_document_back_changes_nothing(extra: dict[str, JSON]):
     file = {**FILE, "meta": {"code": "acme", "name": "Acme", "extra": extra}}
-    parts = made(file)
-    told = masked_document(7, parts).document
-    assert diff_parts(parts, unmask_document(parse(told), parts).applied(parts, RING)) == []
+    parts = parts_of(file)
+    masked = masked_document(7, parts).document
+    assert diff_parts(parts, unmask_document(parse(masked), parts).applied(parts, RING)) == []
 
 
-def test_a_password_in_an_address_is_masked_and_kept():
+def test_a_password_in_a_url_is_masked_and_kept():
     database: dict[str, JSON] = {
         "driver": "mysql",
         "host": "mysql://u:hunter2@h",
         "database": "d",
         "extra": {"dsn": "u:hunter2@tcp(h)/d", "url": "https://u:hunter2@h", "auth": "hunter2"},
     }
-    parts = made({"id": 7, "database": {"orders": database}})
-    told = masked_document(7, parts).document
-    assert "hunter2" not in str(told)
-    assert diff_parts(parts, unmask_document(parse(told), parts).applied(parts, RING)) == []
-    # Elsewhere it is another's password, or nobody's.
+    parts = parts_of({"id": 7, "database": {"orders": database}})
+    masked = masked_document(7, parts).document
+    assert "hunter2" not in str(masked)
+    assert diff_parts(parts, unmask_document(parse(masked), parts).applied(parts, RING)) == []
+    # In another tenant it is another password, or none.
     orders: JSON = {**database, "host": f"mysql://u:{MASK}@evil", "extra": {}}
     sent = unmask_document(parse({"id": 7, "database": {"orders": orders}}), parts)
     with pytest.raises(InvalidRequest, match="masked"):
@@ -116,15 +116,15 @@ BY_NUMBER: dict[str, JSON] = {f"line{n}": line for n, line in enumerate(LINES)}
 )
 def test_the_lines_of_a_private_key_are_masked_and_kept(extra: dict[str, JSON]):
     meta = {"code": "acme", "name": "Acme"}
-    parts = made({**FILE, "meta": {**meta, "extra": extra}})
-    told = masked_document(7, parts).document
-    assert "MIIEvQ" not in str(told)
-    assert "Acme" in str(told)
-    assert diff_parts(parts, unmask_document(parse(told), parts).applied(parts, RING)) == []
+    parts = parts_of({**FILE, "meta": {**meta, "extra": extra}})
+    masked = masked_document(7, parts).document
+    assert "MIIEvQ" not in str(masked)
+    assert "Acme" in str(masked)
+    assert diff_parts(parts, unmask_document(parse(masked), parts).applied(parts, RING)) == []
     with pytest.raises(InvalidRequest, match="masked"):
-        unmask_document(parse(told), {}).applied({}, RING)
+        unmask_document(parse(masked), {}).applied({}, RING)
     assert "MIIEvQ" not in str(to_document(7, parts)), "what a publish keeps is left out"
-    after = made({**FILE, "meta": {**meta, "extra": {"a": "b", "line1": "guess"}}})
+    after = parts_of({**FILE, "meta": {**meta, "extra": {"a": "b", "line1": "guess"}}})
     for one, other in ((parts, after), (after, parts), ({}, parts)):
         for difference in diff_parts(one, other):
             assert "MIIEvQ" not in str([change_to_json(difference), *lines(difference)])

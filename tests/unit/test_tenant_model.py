@@ -1,4 +1,4 @@
-"""What the parts of a tenant hold, read leniently."""
+"""The parts of a tenant, parsed leniently."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(path: str, raw: bytes | JSON, tenant: int = 1) -> Part:
     return parse_part(tenant, path, decode(path, raw), RING)
 
 
-def test_a_meta_as_the_document_has_it():
+def test_a_meta_is_parsed_as_documented():
     raw: JSON = {
         "id": 1,
         "code": "default",
@@ -53,13 +53,13 @@ def test_a_meta_as_the_document_has_it():
     ("status", "active"),
     [("active", True), ("inactive", False), ("suspended", False), ("gone", False), (None, True)],
 )
-def test_whatever_else_was_written_means_inactive(status: str | None, active: bool):
+def test_any_other_status_means_inactive(status: str | None, active: bool):
     meta = read("meta", {"status": status})
     assert isinstance(meta, Meta)
     assert meta.active is active
 
 
-def test_a_database_as_the_document_has_it():
+def test_a_database_is_parsed_as_documented():
     raw: JSON = {
         "tenantId": 1,
         "serviceCode": "evidence-command",
@@ -88,7 +88,7 @@ def test_a_database_as_the_document_has_it():
     )
 
 
-def test_an_ftp_user_and_a_storage_as_the_document_has_them():
+def test_an_ftp_user_and_a_storage_are_parsed_as_documented():
     ftp = read(
         "ftp/default_ftp",
         {
@@ -141,7 +141,7 @@ def test_aliases_are_a_list():
     assert hosts == ("example.com", "www.example.com", "in.ternal")
 
 
-def test_the_older_generation_counted_storage_in_bytes():
+def test_storage_in_bytes_of_the_older_generation_is_converted():
     storage = read("storage", {"quotaBytes": 5 * 2**30, "maxFileSizeBytes": 3 * 2**19})
     assert storage == Storage(tenant_id=1, upload_quota_gb=5, max_file_size_mb=1.5)
     both = read("storage", {"quotaBytes": 5 * 2**30, "uploadQuotaGb": 7})
@@ -150,24 +150,24 @@ def test_the_older_generation_counted_storage_in_bytes():
     assert newer_is_null == Storage(tenant_id=1, upload_quota_gb=1)
 
 
-def test_a_number_of_bytes_beyond_all_measure_is_unreadable_at_worst():
+def test_a_huge_number_of_bytes_is_at_worst_unreadable():
     with pytest.raises(UnreadableValue):
         read("storage", {"quotaBytes": 10**400})
 
 
 @pytest.mark.parametrize("path", ["meta", "database/a", "ftp/bob", "storage"])
-def test_a_field_without_a_value_is_as_one_that_is_not_there(path: str):
+def test_null_equals_a_missing_field(path: str):
     names = ["id", "code", "status", "port", "enabled", "password", "passwordHash", "quotaBytes"]
     assert read(path, dict.fromkeys(names)) == read(path, {})
 
 
 def test_unknown_fields_are_kept():
-    found = read("meta", {"code": "a", "region": "eu", "extra": {"deep": [1]}})
-    assert isinstance(found, Meta)
-    assert found.extra == {"region": "eu", "extra": {"deep": [1]}}
+    meta = read("meta", {"code": "a", "region": "eu", "extra": {"deep": [1]}})
+    assert isinstance(meta, Meta)
+    assert meta.extra == {"region": "eu", "extra": {"deep": [1]}}
 
 
-def test_what_the_key_says_wins():
+def test_the_key_overrides_the_value():
     assert read("meta", {"id": 7}, tenant=1) == Meta(id=1)
     database = read("database/a", {"tenantId": 7, "serviceCode": "b"})
     assert database == Database(tenant_id=1, service_code="a")
@@ -176,7 +176,7 @@ def test_what_the_key_says_wins():
     assert read("meta", {"id": "no number"}) == Meta(id=1)
 
 
-def test_a_database_is_enabled_unless_it_says_otherwise():
+def test_a_database_is_enabled_by_default():
     said: list[tuple[JSON, bool]] = [
         ({}, True),
         ({"enabled": None}, True),
@@ -188,12 +188,12 @@ def test_a_database_is_enabled_unless_it_says_otherwise():
         assert database.enabled is enabled
 
 
-def test_numbers_and_flags_may_be_written_as_text():
+def test_numbers_and_flags_can_be_strings():
     database = read("database/a", {"port": "3306", "enabled": "false"})
     assert database == Database(tenant_id=1, service_code="a", port=3306, enabled=False)
 
 
-def test_a_password_may_be_sealed_or_plain():
+def test_a_password_can_be_sealed_or_plain():
     sealed, of = RING.seal("hunter2")
     written: list[JSON] = [
         {"passwordEncrypted": sealed, "passwordKeyId": of},
@@ -232,7 +232,7 @@ def test_broken_json_is_unreadable_and_not_shown(path: str, raw: bytes):
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
 @pytest.mark.parametrize("path", ["meta", "database/a", "platform/configs/a"])
-def test_what_is_deep_beyond_sense_is_unreadable(path: str, opening: bytes, closing: bytes):
+def test_deeply_nested_json_is_unreadable(path: str, opening: bytes, closing: bytes):
     def nested(depth: int) -> bytes:
         return b'{"x":%s1%s}' % (opening * depth, closing * depth)
 
@@ -244,7 +244,7 @@ def test_what_is_deep_beyond_sense_is_unreadable(path: str, opening: bytes, clos
 
 
 @pytest.mark.parametrize("path", ["domain/primary", "domain/internal", "domain/aliases"])
-def test_a_domain_that_is_null_is_none(path: str):
+def test_a_null_domain_is_no_domain(path: str):
     assert not decode(path, b" null\n")
 
 
@@ -259,7 +259,7 @@ def test_a_domain_that_is_null_is_none(path: str):
         ("domain/primary", b"\xff\xfe"),
     ],
 )
-def test_the_wrong_kind_of_value_is_unreadable(path: str, raw: bytes):
+def test_a_value_of_the_wrong_type_is_unreadable(path: str, raw: bytes):
     with pytest.raises(UnreadableValue):
         decode(path, raw)
 
@@ -273,7 +273,7 @@ def test_the_wrong_kind_of_value_is_unreadable(path: str, raw: bytes):
         ("meta", {"code": ["hunter2"]}),
     ],
 )
-def test_a_field_that_makes_no_sense_is_unreadable_and_not_shown(path: str, raw: JSON):
+def test_an_invalid_field_is_unreadable_and_not_shown(path: str, raw: JSON):
     with pytest.raises(UnreadableValue) as error:
         read(path, raw)
     assert "hunter2" not in str(error.value)
@@ -287,7 +287,7 @@ def test_a_field_that_makes_no_sense_is_unreadable_and_not_shown(path: str, raw:
         ("meta", {"code": "a", "name": "默认"}),
     ],
 )
-def test_what_is_written_is_read(path: str, value: JSON):
+def test_a_value_is_read_as_it_was_written(path: str, value: JSON):
     assert decode(path, encode(path, value)) == value
     assert kind_of(path) in ("domain", "meta")
 
@@ -296,6 +296,6 @@ def test_what_is_written_is_read(path: str, value: JSON):
     ("path", "value"),
     [("domain/primary", 5), ("meta", {"name": "\ud800"}), ("meta", {"x": object()})],
 )
-def test_what_cannot_be_written_is_the_callers_mistake(path: str, value: JSON):
+def test_an_invalid_value_is_refused_before_it_is_written(path: str, value: JSON):
     with pytest.raises(InvalidRequest):
         encode(path, value)

@@ -1,4 +1,4 @@
-"""What must be written for a tenant to be what it is to be, on a model of a store."""
+"""Which writes lead from the stored to the wanted parts of a tenant, on a model of a store."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Model:
     def publish(
         self, tenant: int, wanted: Parts, *, room: int = COMMIT_OPERATIONS, alone: bool = True
     ) -> list[list[Unit]]:
-        """As the committer does it; nothing where it would be refused."""
+        """Publish as the committer does; return nothing if the publish is refused."""
         there = self.stored(tenant)
         now, former = claims(KEYS, tenant, wanted), claims(KEYS, tenant, there.parts)
         read = {*now, *former, *unnormalized_keys(KEYS, there.parts, wanted)}
@@ -107,7 +107,7 @@ class Model:
         there = {name: (holder(e.value), e.value) for name, e in self.index().items()}
         if exactly:
             assert there == wanted
-        # Between two commits of one publish, what an index tells may be older, not where it leads.
+        # Between two commits of a publish, fields of an index may be older, but not its target.
         assert {k: v[0] for k, v in there.items()} == {k: v[0] for k, v in wanted.items()}
 
 
@@ -138,7 +138,7 @@ whole = st.tuples(parts, ftps).map(lambda both: {**both[0], **both[1]})
     st.lists(st.tuples(st.integers(1, 4), whole), max_size=12),
     st.sampled_from([20, 30, COMMIT_OPERATIONS]),
 )
-def test_the_indexes_are_what_the_data_says(steps: list[tuple[int, Parts]], room: int):
+def test_the_indexes_agree_with_the_data(steps: list[tuple[int, Parts]], room: int):
     model = Model()
     for tenant, wanted in steps:
         made = model.publish(tenant, wanted, room=room)
@@ -147,7 +147,7 @@ def test_the_indexes_are_what_the_data_says(steps: list[tuple[int, Parts]], room
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), whole), min_size=1, max_size=6))
-def test_a_publish_repeated_writes_nothing(steps: list[tuple[int, Parts]]):
+def test_a_repeated_publish_writes_nothing(steps: list[tuple[int, Parts]]):
     model = Model()
     for tenant, wanted in steps:
         if model.publish(tenant, wanted):
@@ -157,7 +157,7 @@ def test_a_publish_repeated_writes_nothing(steps: list[tuple[int, Parts]]):
 
 
 @given(whole, st.sets(names))
-def test_the_raw_names_of_older_publishers_go_with_their_names(wanted: Parts, raw: set[str]):
+def test_raw_names_of_older_publishers_are_removed_with_their_names(wanted: Parts, raw: set[str]):
     model = Model()
     model.publish(1, {"meta": {"code": "one", "name": "a%20b"}})
     for name in raw:
@@ -178,7 +178,7 @@ def full(code: str) -> dict[str, JSON]:
     return {"meta": {"code": code, "name": code}, "domain/primary": f"{code}.example", **many}
 
 
-def test_what_is_too_much_for_one_commit_is_split_by_object():
+def test_a_publish_that_exceeds_one_commit_is_split_by_object():
     model = Model()
     made = model.publish(1, full("one"))
     assert len(made) > 1
@@ -195,7 +195,7 @@ def test_what_is_too_much_for_one_commit_is_split_by_object():
     assert KEYS.index("host", "two.example") in first
 
 
-def test_a_tenant_of_many_hosts_is_renamed_in_several_commits():
+def test_a_tenant_with_many_hosts_is_renamed_in_several_commits():
     model = Model()
     aliases: list[JSON] = [f"h{n}.example" for n in range(100)]
     more: list[JSON] = [*aliases, *(f"i{n}.example" for n in range(100))]
@@ -205,7 +205,7 @@ def test_a_tenant_of_many_hosts_is_renamed_in_several_commits():
     assert len(model.publish(1, {"meta": {**meta, "code": "two"}, "domain/aliases": more})) == 2
 
 
-def test_a_host_that_moves_from_one_part_to_another_is_never_without_its_index():
+def test_a_host_that_moves_between_parts_always_has_its_index():
     model = Model()
     first: dict[str, JSON] = {f"database/s{n}": {"n": n} for n in range(5)}
     domains: list[dict[str, JSON]] = [
@@ -218,7 +218,7 @@ def test_a_host_that_moves_from_one_part_to_another_is_never_without_its_index()
         assert model.publish(1, {**first, **domain}, room=9)
 
 
-def test_an_object_that_no_commit_takes_is_refused_before_anything_is_written():
+def test_an_object_too_large_for_any_commit_is_refused_before_any_write():
     model = Model()
     with pytest.raises(TooLarge, match="storage"):
         model.publish(1, {**full("one"), "storage": {"x": "a" * COMMIT_BYTES}})
@@ -233,7 +233,7 @@ def entry(name: bytes, raw: bytes) -> Entry:
     return Entry(name, raw, 1, 5, 1)
 
 
-class TestWhatCannotBeUnderstood:
+class TestUnreadableParts:
     HAD = stored_parts(
         KEYS,
         2,
@@ -245,8 +245,8 @@ class TestWhatCannotBeUnderstood:
         ],
     )
     LEADING: ClassVar = {
-        each: entry(each, b'{"tenantId":2,"code":"two"}')
-        for each in (
+        name: entry(name, b'{"tenantId":2,"code":"two"}')
+        for name in (
             KEYS.index("by-code", "two"),
             KEYS.index("by-name", "Two"),
             KEYS.index("host", "two.example"),
@@ -263,11 +263,11 @@ class TestWhatCannotBeUnderstood:
             for write in unit.writes
         }
 
-    def test_it_keeps_what_leads_to_it(self):
+    def test_an_unreadable_part_keeps_its_indexes(self):
         wanted: Parts = {**self.HAD.parts, "storage": {"uploadQuotaGb": 1}}
         assert self.written(wanted) == {KEYS.part(2, "storage")}
 
-    def test_only_what_a_part_that_is_replaced_may_have_laid_claim_to_goes(self):
+    def test_replacing_a_part_removes_only_indexes_that_it_may_have_claimed(self):
         wanted: Parts = {**self.HAD.parts, "domain/primary": "new.example"}
         assert self.written(wanted) == {
             KEYS.part(2, "domain/primary"),
@@ -281,14 +281,14 @@ class TestWhatCannotBeUnderstood:
             KEYS.index("host", "a.example"),
         }
 
-    def test_nobody_else_gets_its_names(self):
+    def test_no_other_tenant_gets_its_names(self):
         wanted = claims(KEYS, 1, {"meta": {"code": "TWO", "name": "x"}, "ftp/al": {}})
         code, name, user = sorted(wanted.values(), key=lambda claim: claim.kind)
         assert self.HAD.may_claim(KEYS, 2, code)
         assert self.HAD.may_claim(KEYS, 2, name)
         assert not self.HAD.may_claim(KEYS, 2, user)
 
-    def test_what_led_to_it_goes_in_as_many_commits_as_it_takes(self):
+    def test_indexes_are_removed_in_as_many_commits_as_necessary(self):
         names = [KEYS.index("host", f"h{n}.example") for n in range(2 * COMMIT_OPERATIONS)]
         index = {name: entry(name, b'{"tenantId":2}') for name in names}
         wanted: Parts = {**self.HAD.parts, "domain/aliases": ["h0.example"]}
@@ -304,33 +304,33 @@ class TestWhatCannotBeUnderstood:
         assert gone == set(names[1:])
 
 
-class TestTheCaseOfOthers:
+class TestNamesInCapitals:
     def test_a_code_or_a_host_is_taken_in_any_case(self):
         wanted = claims(KEYS, 2, {"meta": {"code": "acme", "name": "A"}, "domain/primary": "a.B"})
         for name in (KEYS.as_written("by-code", "ACME"), KEYS.as_written("host", "A.b")):
             index = {name: entry(name, b'{"tenantId":1}')}
-            assert [each[1:] for each in conflicting_claims(2, wanted, KEYS, index)] == [
+            assert [conflict[1:] for conflict in conflicting_claims(2, wanted, KEYS, index)] == [
                 (index[name], 1)
             ]
         other = KEYS.as_written("by-name", "a")
         assert conflicting_claims(2, wanted, KEYS, {other: entry(other, b'{"id":1}')}) == []
 
-    def test_it_stays_while_it_is_right_and_goes_with_the_name(self):
+    def test_a_name_in_capitals_stays_while_correct_and_is_removed_with_the_name(self):
         meta: JSON = {"code": "ACME", "name": "A"}
-        there = stored_parts(KEYS, 1, [entry(KEYS.part(1, "meta"), b'{"code":"ACME","name":"A"}')])
+        stored = stored_parts(KEYS, 1, [entry(KEYS.part(1, "meta"), b'{"code":"ACME","name":"A"}')])
         index = {
             claim.key: entry(claim.key, claim.value)
             for claim in claims(KEYS, 1, {"meta": meta}).values()
         }
         name = KEYS.as_written("by-code", "ACME")
         index[name] = entry(name, b'{"id":1}')
-        assert plan_units(KEYS, 1, there, {"meta": meta}, index) == []
-        made = plan_units(KEYS, 1, there, {"meta": {"code": "b", "name": "A"}}, index)
+        assert plan_units(KEYS, 1, stored, {"meta": meta}, index) == []
+        made = plan_units(KEYS, 1, stored, {"meta": {"code": "b", "name": "A"}}, index)
         gone = {w.range.start for unit in made for w in unit.writes if not isinstance(w, Put)}
         assert gone == {name, KEYS.index("by-code", "acme")}
 
 
-def test_a_claim_is_guarded_in_the_commit_that_lays_it():
+def test_a_claim_is_guarded_in_the_commit_that_writes_it():
     wanted: Parts = {f"ftp/u{n}": {} for n in range(200)}
     now = claims(KEYS, 1, wanted)
     guards = {name: [unchanged(name + b"!", 7)] for name in now}
@@ -345,7 +345,7 @@ def test_a_claim_is_guarded_in_the_commit_that_lays_it():
                 assert write.key not in now or guards[write.key][0] in checks
 
 
-def test_stages_that_end_in_more_than_a_commit_takes_are_refused_at_their_begin():
+def test_steps_that_would_exceed_a_commit_are_refused_at_the_start():
     def hosts(count: int, size: int = 240) -> list[JSON]:
         return [f"{'a' * size}.h{n}" for n in range(count)]
 
@@ -375,8 +375,8 @@ def test_differences_name_both_sides_and_hide_secrets():
         "storage": UnreadablePart(b"hunter2"),
     }
     after: dict[str, JSON] = {"meta": {"code": "b"}, "database/x": {"password": "hunter2"}}
-    found = diff_parts(before, after)
-    assert found == [
+    diffs = diff_parts(before, after)
+    assert diffs == [
         PartDiff("meta", {"code": "a"}, {"code": "b"}),
         PartDiff("database/x", None, {"password": "hunter2"}),
         PartDiff("storage", UnreadablePart(b"hunter2"), None),
@@ -384,12 +384,12 @@ def test_differences_name_both_sides_and_hide_secrets():
     there = stored_parts(
         KEYS, 1, [Entry(KEYS.part(1, "database/x"), b'{"password":"hunter2"}', 1, 1, 1)]
     )
-    for shown in (found, there, plan_units(KEYS, 1, there, after, {})):
+    for shown in (diffs, there, plan_units(KEYS, 1, there, after, {})):
         assert "hunter2" not in repr(shown)
 
 
-def test_keys_below_a_tenant_that_are_no_parts_are_told_apart():
-    there = stored_parts(
+def test_keys_below_a_tenant_that_are_not_parts_are_separate():
+    stored = stored_parts(
         KEYS,
         1,
         [
@@ -397,10 +397,10 @@ def test_keys_below_a_tenant_that_are_no_parts_are_told_apart():
             Entry(b"jxt/tenants/1/database", b"{}", 1, 6, 1),
         ],
     )
-    assert there.parts == {"meta": UnreadablePart(b"{")}
-    assert there.revisions == {"meta": 5}
-    assert there.unknown_keys == (b"jxt/tenants/1/database",)
-    assert unclear_kinds(there.parts)
+    assert stored.parts == {"meta": UnreadablePart(b"{")}
+    assert stored.revisions == {"meta": 5}
+    assert stored.unknown_keys == (b"jxt/tenants/1/database",)
+    assert unclear_kinds(stored.parts)
 
 
 @pytest.mark.parametrize(
@@ -420,12 +420,12 @@ def test_keys_below_a_tenant_that_are_no_parts_are_told_apart():
         (b"[" * 100_000, 0),
     ],
 )
-def test_to_whom_an_index_leads(raw: bytes, tenant: int):
+def test_the_holder_of_an_index(raw: bytes, tenant: int):
     assert holder(raw) == tenant
 
 
-def test_index_values_are_those_of_the_document():
-    found = claims(
+def test_index_values_are_those_in_the_documentation():
+    claimed = claims(
         KEYS,
         1,
         {
@@ -436,11 +436,11 @@ def test_index_values_are_those_of_the_document():
             "ftp/bob": {},
         },
     )
-    told = {
-        claim.key.decode().removeprefix("jxt/tenants/_index/"): claim for claim in found.values()
+    by_name = {
+        claim.key.decode().removeprefix("jxt/tenants/_index/"): claim for claim in claimed.values()
     }
     frontend = b'{"tenantId":1,"code":"default","hostType":"frontend"}'
-    assert {name: claim.value for name, claim in told.items()} == {
+    assert {name: claim.value for name, claim in by_name.items()} == {
         "ftp-user/bob": '{"tenantId":1,"code":"default","name":"默认租户"}'.encode(),
         "host/example.com": frontend,
         "host/www.example.com": frontend,
@@ -456,7 +456,7 @@ def test_index_values_are_those_of_the_document():
     assert b'{"id":1,"code":"a","primaryDomain":""}' in without
 
 
-def test_parts_that_cannot_be_understood_lay_claim_to_nothing_else():
+def test_unreadable_parts_claim_only_their_own_names():
     strange: Mapping[str, object] = {
         "meta": UnreadablePart(b"{"),
         "domain/primary": UnreadablePart(b"\xff"),

@@ -1,4 +1,4 @@
-"""A value that holds a kept secret changes only in the fields of an allow-list."""
+"""A part that contains a kept secret changes only in the fields of an allow-list."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def redirect(parts: Parts, database: dict[str, Any]) -> Redirect | None:
         ("extra", {"anything": "evil"}),
     ],
 )
-def test_a_password_that_is_not_restated_stays_where_it_is(
+def test_a_password_that_is_not_restated_is_not_sent_elsewhere(
     sealed: bool, password: dict[str, Any], field: str, value: JSON
 ):
     parts = stored(DATABASE, sealed=sealed)
@@ -73,7 +73,7 @@ def test_a_password_that_is_not_restated_stays_where_it_is(
         assert redirect(parts, {**rest, field: value, "password": restated}) is None
 
 
-def test_a_document_that_is_sent_back_as_shown_is_no_change():
+def test_a_document_sent_back_as_shown_is_no_change():
     extra = {"smtp": SMTP, "dsn": "mysql://u:hunter2@h", "tier": "a"}
     parts = stored({**DATABASE, "extra": extra})
     document = masked_document(7, parts).document
@@ -132,7 +132,7 @@ def test_every_secret_of_a_part_must_be_restated():
         ({"token": "a"}, {"token": MASK, "limit": {"login": {"host": "evil"}}}),
     ],
 )
-def test_a_value_that_holds_a_kept_secret_does_not_change(old: JSON, sent: JSON):
+def test_a_value_with_a_kept_secret_does_not_change(old: JSON, sent: JSON):
     assert redirect_in_value("x", old, sent) is not None
 
 
@@ -159,7 +159,7 @@ def test_other_changes_are_allowed(old: JSON, sent: JSON):
 
 
 @pytest.mark.parametrize("field", sorted(ALLOWED))
-def test_allowed_fields_change_beside_a_kept_secret(field: str):
+def test_allowed_fields_can_change_beside_a_kept_secret(field: str):
     old: dict[str, JSON] = {"token": "a", field: 1}
     shown = masked(old)
     assert isinstance(shown, dict)
@@ -176,7 +176,7 @@ def test_the_documentation_lists_the_allowed_fields():
 
 
 @pytest.mark.parametrize("guess", ["mysql://u:right@h/x", "mysql://u:wrong@h/x"])
-def test_a_guess_of_a_hidden_value_gets_the_same_answer_whether_right_or_wrong(guess: str):
+def test_right_and_wrong_guesses_of_a_hidden_value_get_the_same_answer(guess: str):
     for field in ("dsn", "url"):
         old: JSON = {field: "mysql://u:right@h/x", "password": "hunter2"}
         refused = redirect_in_value("database/a", old, {field: guess, "password": MASK})

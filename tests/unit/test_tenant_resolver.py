@@ -1,4 +1,4 @@
-"""Which tenant a request is for: every way to name one, and everything that names none."""
+"""Which tenant a request is for: every way to name one, and every malformed request."""
 
 from __future__ import annotations
 
@@ -110,24 +110,24 @@ MISSING, AMBIGUOUS, MALFORMED, UNKNOWN = (
         (header("-7"), UNKNOWN),
         (header("07"), UNKNOWN),
         (header("٧"), UNKNOWN),
-        (header("123"), UNKNOWN),  # digits are an id, though there is such a code
+        (header("123"), UNKNOWN),  # digits are an id, although there is such a code
         (header("9" * 30), UNKNOWN),
         (header("9" * 100_000), MALFORMED),
         (header("a" * 256), MALFORMED),
         (header("a\x00b"), MALFORMED),
         (header("\ud800"), MALFORMED),
         (header("\ufffd"), UNKNOWN),
-        (header("12"), UNKNOWN),  # it has a domain and no meta yet
+        (header("12"), UNKNOWN),  # it has a domain but no meta yet
         (header("8"), (403, "tenant_inactive")),
         (header("broke"), (403, "tenant_suspended")),
         (header("odd"), (403, "tenant_inactive")),
     ],
 )
-def test_by_header(request_: Request, expected: object):
+def test_tenant_from_a_header(request_: Request, expected: object):
     assert decide(HEADER, request_) == expected
 
 
-def test_a_header_of_another_name():
+def test_the_name_of_the_header_is_configurable():
     resolver = Resolver(http_header_name="X-Org")
     assert decide(resolver, Request(headers={"x-org": ["7"]})) == 7
     assert decide(resolver, header("7")) == MISSING
@@ -157,11 +157,11 @@ def test_a_header_of_another_name():
         ("who=" + "x" * 300, MALFORMED),
     ],
 )
-def test_by_query(query: str, expected: object):
+def test_tenant_from_a_query_parameter(query: str, expected: object):
     assert decide(QUERY, Request(query=query)) == expected
 
 
-def test_a_query_parameter_without_a_name_is_the_default_one():
+def test_the_query_parameter_has_a_default_name():
     assert decide(Resolver(http_type="query", http_query_param=""), Request(query="tenant=7")) == 7
 
 
@@ -181,11 +181,11 @@ def test_a_query_parameter_without_a_name_is_the_default_one():
         ("/api/" + "7" * 1000, MALFORMED),
     ],
 )
-def test_by_path(path: str, expected: object):
+def test_tenant_from_a_path_segment(path: str, expected: object):
     assert decide(PATH, Request(path)) == expected
 
 
-def test_the_path_is_counted_from_0_and_never_from_its_end():
+def test_path_segments_are_counted_from_0_and_never_from_the_end():
     assert decide(Resolver(http_type="path", http_path_index=0), Request("/7/x")) == 7
     assert decide(Resolver(http_type="path", http_path_index=-1), Request("/x/7")) == MISSING
     assert decide(Resolver(http_type="path", http_path_index=2**70), Request("/x/7")) == MISSING
@@ -222,7 +222,7 @@ def test_the_path_is_counted_from_0_and_never_from_its_end():
         ("acme.example.com\x00", MALFORMED),
     ],
 )
-def test_by_domain(value: str, expected: object):
+def test_tenant_from_a_domain(value: str, expected: object):
     assert decide(DOMAIN, host(value)) == expected
 
 
@@ -240,7 +240,7 @@ def test_by_domain(value: str, expected: object):
         ("[7::1]", MISSING),
     ],
 )
-def test_by_the_number_in_a_host(value: str, expected: object):
+def test_tenant_from_the_number_in_a_host(value: str, expected: object):
     assert decide(NUMERIC, host(value)) == expected
 
 
@@ -251,23 +251,23 @@ def test_by_the_number_in_a_host(value: str, expected: object):
         ("ACME.anything.test:1", 7),
         ("acme", 7),
         ("123.example.com", 11),
-        ("7.example.com", UNKNOWN),  # no code, though there is such an id
+        ("7.example.com", UNKNOWN),  # not a code, although there is such an id
         ("123.0.0.1", MISSING),
         ("[::1]", MISSING),
         ("www.example.com", UNKNOWN),
     ],
 )
-def test_by_the_code_in_a_host(value: str, expected: object):
+def test_tenant_from_the_code_in_a_host(value: str, expected: object):
     assert decide(BY_CODE, host(value)) == expected
 
 
 @pytest.mark.parametrize("resolver", [NUMERIC, DOMAIN, BY_CODE])
-def test_a_host_is_given_once(resolver: Resolver):
+def test_a_repeated_host_header_is_malformed(resolver: Resolver):
     assert decide(resolver, Request()) == MISSING
     assert decide(resolver, host("acme.example.com", "acme.example.com")) == AMBIGUOUS
 
 
-def test_a_forwarded_host_is_believed_only_when_told_so():
+def test_a_forwarded_host_is_used_only_if_configured():
     request = Request(
         headers={"host": ["broke.example.com"], "x-forwarded-host": ["acme.example.com"]}
     )
@@ -297,13 +297,13 @@ def test_a_forwarded_host_is_believed_only_when_told_so():
         (NUMERIC, host("70.example.com"), UNKNOWN),
     ],
 )
-def test_where_no_tenant_is_required_who_names_one_must_name_a_good_one(
+def test_an_optional_tenant_must_be_valid_if_named(
     resolver: Resolver, request_: Request, expected: object
 ):
     assert decide(resolver, request_, required=False) == expected
 
 
-def test_who_is_refused_can_be_set():
+def test_the_refused_states_are_configurable():
     assert decide(HEADER, header("8"), refuse=["suspended"]) == 8
     assert decide(HEADER, header("odd"), refuse=["suspended"]) == 10
     assert decide(HEADER, header("9"), refuse=["suspended"]) == (403, "tenant_suspended")
@@ -311,7 +311,7 @@ def test_who_is_refused_can_be_set():
     assert decide(HEADER, header("12"), refuse=()) == UNKNOWN
 
 
-def test_exempt_paths_need_no_tenant_and_their_namesakes_do():
+def test_exempt_paths_need_no_tenant_but_similar_paths_do():
     exempt = ["/health", "/static/"]
     for path in ("/health", "/health/", "/health/deep", "/static", "/static/a.css"):
         assert decide(HEADER, Request(path), exempt=exempt) is None
@@ -320,7 +320,7 @@ def test_exempt_paths_need_no_tenant_and_their_namesakes_do():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"refuse": ["supended"]}, "did you mean 'suspended'"),
         ({"refuse": "suspended"}, "a collection"),
@@ -330,8 +330,8 @@ def test_exempt_paths_need_no_tenant_and_their_namesakes_do():
         ({"exempt": [""]}, "'' cannot be exempt"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: Mapping[str, object], says: str):
-    with pytest.raises(InvalidRequest, match=says):
+def test_invalid_settings_are_refused(settings: Mapping[str, object], message: str):
+    with pytest.raises(InvalidRequest, match=message):
         Admission(**settings)  # type: ignore[arg-type]
 
 
@@ -340,7 +340,7 @@ def unreachable() -> Tenants:
 
 
 @pytest.mark.parametrize("source", [None, lambda: None, unreachable])
-def test_before_anything_was_loaded_everybody_is_told_to_come_again(
+def test_every_request_is_unavailable_before_tenants_are_loaded(
     source: Callable[[], Tenants | None] | None,
 ):
     for required in (True, False):
@@ -350,7 +350,7 @@ def test_before_anything_was_loaded_everybody_is_told_to_come_again(
     assert (UNAVAILABLE.status, UNAVAILABLE.code) == (503, "tenants_unavailable")
 
 
-def test_how_a_tenant_is_named_is_what_the_tenants_say_at_that_moment():
+def test_the_resolver_settings_are_those_of_the_current_snapshot():
     admission = Admission()
     now = all_of(TENANTS, HEADER)
     assert admission.decide(lambda: now, header("7")) == ACME
@@ -358,8 +358,8 @@ def test_how_a_tenant_is_named_is_what_the_tenants_say_at_that_moment():
     assert admission.decide(lambda: now, host("acme.example.com")) == ACME
 
 
-def test_a_refusal_says_what_was_missing_and_whom_the_request_named():
-    def told(resolver: Resolver, request: Request) -> object:
+def test_a_rejection_says_what_was_missing_and_which_tenant_was_named():
+    def rejection(resolver: Resolver, request: Request) -> object:
         decided = Admission(resolver=resolver).decide(all_of(TENANTS), request)
         assert isinstance(decided, TenantRejection)
         assert dict(decided.headers)["content-type"] == "application/json"
@@ -368,27 +368,30 @@ def test_a_refusal_says_what_was_missing_and_whom_the_request_named():
         assert set(error) == {"code", "message", "tenant"}
         return error["message"], error["tenant"]
 
-    assert told(HEADER, header()) == (
+    assert rejection(HEADER, header()) == (
         "the header X-Tenant-ID is missing: it names the tenant",
         None,
     )
-    assert told(QUERY, Request()) == (
+    assert rejection(QUERY, Request()) == (
         "the query parameter who is missing: it names the tenant",
         None,
     )
-    assert told(PATH, Request()) == (
+    assert rejection(PATH, Request()) == (
         "segment 1 of the path, counted from 0, is missing: it names the tenant",
         None,
     )
-    assert told(DOMAIN, Request()) == ("the header host is missing: it names the tenant", None)
-    assert told(NUMERIC, host("www.example.com")) == (
+    assert rejection(DOMAIN, Request()) == ("the header host is missing: it names the tenant", None)
+    assert rejection(NUMERIC, host("www.example.com")) == (
         "the host www.example.com does not begin with the id of a tenant",
         None,
     )
-    assert told(HEADER, header("70")) == ("no tenant has this id", 70)
-    assert told(HEADER, header('<b>"')) == ("no tenant has this code", '<b>"')
-    assert told(DOMAIN, host("x.example.com:80")) == ("no tenant has this host", "x.example.com")
-    assert told(HEADER, header("Broke")) == ("the tenant is suspended", "Broke")
+    assert rejection(HEADER, header("70")) == ("no tenant has this id", 70)
+    assert rejection(HEADER, header('<b>"')) == ("no tenant has this code", '<b>"')
+    assert rejection(DOMAIN, host("x.example.com:80")) == (
+        "no tenant has this host",
+        "x.example.com",
+    )
+    assert rejection(HEADER, header("Broke")) == ("the tenant is suspended", "Broke")
 
 
 TEXT = st.text(max_size=400) | st.text("7acme.:[]%&=,/ \x00\ufffd", max_size=40)
@@ -409,7 +412,7 @@ NAMES = st.sampled_from(["", "X-Tenant-ID", "tenant", "7"]) | st.text(max_size=2
     values=st.lists(TEXT, max_size=3),
     required=st.booleans(),
 )
-def test_whatever_comes_there_is_a_decision(
+def test_any_request_gets_a_decision(
     resolver: Resolver, path: str, query: str, values: list[str], required: bool
 ):
     class Any(Request):
@@ -440,12 +443,12 @@ def test_every_id_can_be_named_in_every_way(id: int):
 
 
 @given(st.from_regex(r"([a-z0-9-]{1,63}\.){0,3}[a-z]{1,63}", fullmatch=True), st.integers(0, 65535))
-def test_a_host_is_the_same_in_every_spelling(name: str, port: int):
+def test_a_host_matches_in_every_spelling(name: str, port: int):
     for spelt in (name, name.upper(), f"{name}.", f"{name}:{port}", f" {name}.:{port} "):
         assert host_of(spelt) == name
 
 
-def test_code_outside_of_a_request_says_for_whom_it_works():
+def test_code_outside_a_request_selects_its_tenant():
     assert current_or_none() is None
     with pytest.raises(NotConfigured, match="no current tenant"):
         current()
@@ -457,7 +460,7 @@ def test_code_outside_of_a_request_says_for_whom_it_works():
     assert current_or_none() is None
 
 
-def test_a_resolver_that_cannot_be_understood_lets_nobody_in(caplog: pytest.LogCaptureFixture):
+def test_an_unreadable_resolver_rejects_every_request(caplog: pytest.LogCaptureFixture):
     snapshot, _ = run_now(TenantSnapshot(resolver=None).changing({7: ACME}))
     tenants = Tenants(snapshot)
     admission = Admission(required=False, exempt=["/health"])
@@ -475,7 +478,7 @@ def test_a_resolver_that_cannot_be_understood_lets_nobody_in(caplog: pytest.LogC
     assert caplog.text.count("are rejected") == 2
 
 
-def test_that_there_are_no_tenants_is_told_once(caplog: pytest.LogCaptureFixture):
+def test_missing_tenants_are_logged_once(caplog: pytest.LogCaptureFixture):
     def source() -> Tenants:
         raise Unavailable("the store is away")
 

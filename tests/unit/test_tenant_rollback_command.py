@@ -1,4 +1,4 @@
-"""The command that `mooring tenant delete` prints to undo it."""
+"""The undo command that `mooring tenant delete` prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passwords: sealed as the original does, shown only to who asks."""
+"""Passwords: encrypted like in the original application, revealed only on request."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def sealed_by_hand(text: str, key: bytes = KEY) -> str:
     return base64.b64encode(nonce + AESGCM(key).encrypt(nonce, text.encode(), None)).decode()
 
 
-def test_the_originals_format_is_read():
+def test_passwords_of_the_original_can_be_decrypted():
     assert Keyring([KEY]).unseal(sealed_by_hand("p@ss 默认")) == "p@ss 默认"
     assert Keyring([KEY]).unseal(sealed_by_hand("")) == ""
 
 
-def test_the_original_reads_ours():
+def test_the_original_can_decrypt_ours():
     sealed, of = Keyring([KEY]).seal("p@ss 默认")
     raw = base64.b64decode(sealed)
     assert AESGCM(KEY).decrypt(raw[:12], raw[12:], None).decode() == "p@ss 默认"
@@ -40,7 +40,7 @@ def test_the_original_reads_ours():
 
 
 @given(st.text(st.characters(codec="utf-8")))
-def test_what_is_sealed_is_unsealed(text: str):
+def test_a_sealed_text_can_be_unsealed(text: str):
     ring = Keyring([KEY])
     assert ring.unseal(*ring.seal(text)) == text
 
@@ -58,11 +58,11 @@ def test_what_is_sealed_is_unsealed(text: str):
         ("\n0123456789abcdef0123456789abcdef\n", b"0123456789abcdef0123456789abcdef"),
     ],
 )
-def test_a_key_is_32_bytes_as_text_in_hexadecimal_or_in_base64(name: str, text: str, key: bytes):
+def test_a_key_is_32_bytes_as_text_hexadecimal_or_base64(name: str, text: str, key: bytes):
     assert Keyring.from_environment({name: text}).current == key_id(key)
 
 
-def test_the_first_variable_counts_and_former_keys_are_read_with():
+def test_the_first_variable_wins_and_former_keys_decrypt():
     environ = {
         "MOORING_ENCRYPTION_KEY": KEY.hex(),
         "ENCRYPTION_KEY": OTHER.hex(),
@@ -79,7 +79,7 @@ def test_the_first_variable_counts_and_former_keys_are_read_with():
 
 
 @pytest.mark.parametrize("text", ["short", "z" * 64, base64.b64encode(b"x" * 31).decode(), " "])
-def test_another_key_is_refused_and_not_shown(text: str):
+def test_an_invalid_key_is_refused_and_not_shown(text: str):
     with pytest.raises(InvalidRequest, match="ENCRYPTION_KEY is not a key of 32 bytes") as error:
         Keyring.from_environment({"MOORING_ENCRYPTION_KEY": text})
     assert text.strip() == "" or text not in str(error.value)
@@ -87,7 +87,7 @@ def test_another_key_is_refused_and_not_shown(text: str):
         Keyring([b"x" * 31])
 
 
-def test_what_does_not_open_says_why():
+def test_the_reason_of_a_failed_decryption_is_stated():
     sealed = sealed_by_hand("pw")
     raw = bytearray(base64.b64decode(sealed))
     raw[-1] ^= 1
@@ -110,7 +110,7 @@ def test_what_does_not_open_says_why():
         Keyring([KEY]).unseal(bytes_inside.decode())
 
 
-def test_a_secret_shows_itself_only_to_who_asks():
+def test_a_secret_is_shown_only_by_reveal():
     ring = Keyring([KEY])
     for secret in (Secret("hunter2"), Secret.sealed(*ring.seal("hunter2"), ring)):
         assert secret.reveal() == "hunter2"
@@ -141,7 +141,7 @@ def test_a_sealed_secret_is_compared_without_its_key():
         one.reveal()
 
 
-def test_an_id_that_others_left_beside_their_password_hides_no_key():
+def test_a_wrong_key_id_hides_no_known_key():
     ring = Keyring([KEY, OTHER])
     for key in (KEY, OTHER):
         sealed = Keyring([key]).seal("pw")[0]
@@ -155,9 +155,7 @@ def test_an_id_that_others_left_beside_their_password_hides_no_key():
 
 class TestAKeyOfAnotherApplication:
     @pytest.mark.parametrize("text", ["not-a-key", "deadbeef", "a" * 33, "{}"])
-    def test_what_is_no_key_in_the_common_variable_only_fails_where_a_key_is_needed(
-        self, text: str
-    ):
+    def test_an_invalid_common_variable_fails_only_when_a_key_is_needed(self, text: str):
         ring = Keyring.from_environment({"ENCRYPTION_KEY": text})
         assert ring.current == ""
         sealed, of = Keyring([b"k" * 32]).seal("hunter2")
@@ -165,7 +163,7 @@ class TestAKeyOfAnotherApplication:
         with pytest.raises(Undecipherable, match=r"set MOORING_ENCRYPTION_KEY \(ENCRYPTION_KEY is"):
             secret.reveal()
 
-    def test_another_key_in_it_is_named_when_a_password_is_read(self):
+    def test_the_key_of_a_password_is_named_if_it_is_missing(self):
         ring = Keyring.from_environment({"ENCRYPTION_KEY": "o" * 32})
         sealed, of = Keyring([b"k" * 32]).seal("hunter2")
         with pytest.raises(Undecipherable, match=f"encrypted with the key {of}"):

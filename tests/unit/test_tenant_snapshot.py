@@ -1,4 +1,4 @@
-"""Snapshots of tenants: what is there at the end counts, and not how it came about."""
+"""Snapshots of tenants depend on the current keys, not on their history."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def entry(key: bytes, value: bytes, revision: int = 1) -> Entry:
     return Entry(key, value, revision, revision, 1)
 
 
-def built(there: Mapping[bytes, bytes]) -> TenantSnapshot:
-    """From nothing, at once."""
-    return READING.apply(TenantSnapshot(), [(k, entry(k, v)) for k, v in there.items()]).snapshot
+def built(values_by_key: Mapping[bytes, bytes]) -> TenantSnapshot:
+    """A snapshot built from these keys at once."""
+    return READING.apply(
+        TenantSnapshot(), [(k, entry(k, v)) for k, v in values_by_key.items()]
+    ).snapshot
 
 
 def applied(snapshot: TenantSnapshot, changes: Mapping[bytes, bytes | None]) -> SnapshotUpdate:
@@ -41,7 +43,7 @@ def applied(snapshot: TenantSnapshot, changes: Mapping[bytes, bytes | None]) -> 
 
 
 def unkept(snapshot: TenantSnapshot) -> TenantSnapshot:
-    """Without what is kept of values that were good once, as far as they are not now."""
+    """The snapshot without the last good values that it keeps for broken keys."""
     fields = {field: None for key, field, _, _ in SETTINGS if key.decode() in snapshot.problems}
     good = {
         key: kept for key, kept in snapshot.good.items() if key.decode() not in snapshot.problems
@@ -94,26 +96,26 @@ revisions = st.lists(st.lists(part_changes(), max_size=4).map(dict), max_size=25
 
 
 @given(revisions)
-def test_changes_in_any_order_lead_where_a_fresh_start_leads(
+def test_changes_in_any_order_lead_to_the_snapshot_of_a_fresh_start(
     history: list[dict[bytes, bytes | None]],
 ):
     snapshot = TenantSnapshot()
-    there: dict[bytes, bytes] = {}
+    current: dict[bytes, bytes] = {}
     for changes in history:
         snapshot = applied(snapshot, changes).snapshot
         for key, value in changes.items():
-            there.pop(key, None)
+            current.pop(key, None)
             if value is not None:
-                there[key] = value
-    assert unkept(snapshot) == unkept(built(there))
+                current[key] = value
+    assert unkept(snapshot) == unkept(built(current))
     backwards = TenantSnapshot()
-    for key in reversed(there):
-        backwards = applied(backwards, {key: there[key]}).snapshot
+    for key in reversed(current):
+        backwards = applied(backwards, {key: current[key]}).snapshot
     assert unkept(snapshot) == unkept(backwards)
 
 
 @given(revisions)
-def test_what_is_told_is_what_differs(history: list[dict[bytes, bytes | None]]):
+def test_exactly_the_differences_are_reported(history: list[dict[bytes, bytes | None]]):
     snapshot = TenantSnapshot()
     for changes in history:
         outcome = applied(snapshot, changes)
@@ -131,13 +133,13 @@ def test_what_is_told_is_what_differs(history: list[dict[bytes, bytes | None]]):
 
 
 @given(revisions)
-def test_indexes_and_problems_follow_from_the_data(history: list[dict[bytes, bytes | None]]):
+def test_indexes_and_problems_depend_only_on_the_data(history: list[dict[bytes, bytes | None]]):
     there: dict[bytes, bytes] = {}
     for changes in history:
         there.update({key: value for key, value in changes.items() if value is not None})
     snapshot = built(there)
     tenants = snapshot.tenants
-    assert {*snapshot.enabled} == {id for id, each in tenants.items() if each.active}
+    assert {*snapshot.enabled} == {id for id, tenant_ in tenants.items() if tenant_.active}
     assert all(not tenant.empty for tenant in tenants.values())
     kinds: list[tuple[ClaimIndex, Callable[[Tenant], set[str]]]] = [
         (snapshot.hosts, lambda tenant: set(tenant.domain.hosts)),
@@ -162,7 +164,7 @@ claims_of = st.dictionaries(st.integers(1, 6), st.sets(st.sampled_from("abc"), m
 
 
 @given(st.lists(claims_of, max_size=8))
-def test_the_lowest_id_wins_whatever_came_before(history: list[dict[int, set[str]]]):
+def test_the_lowest_id_wins_after_any_history(history: list[dict[int, set[str]]]):
     claims = ClaimIndex("letter")
     before: dict[int, set[str]] = {}
     for after in history:
@@ -173,10 +175,10 @@ def test_the_lowest_id_wins_whatever_came_before(history: list[dict[int, set[str
         for name in "abc":
             claimants = {id for id, names in after.items() if name in names}
             assert claims.holders.get(name) == min(claimants, default=None)
-            told = {contest for contest in contests if contest.name == name}
-            assert bool(told) <= (len(claimants) > 1)
-            assert all(contest.holder == min(claimants) for contest in told)
-            assert all(contest.claimant in claimants - {contest.holder} for contest in told)
+            conflicts = {contest for contest in contests if contest.name == name}
+            assert bool(conflicts) <= (len(claimants) > 1)
+            assert all(contest.holder == min(claimants) for contest in conflicts)
+            assert all(contest.claimant in claimants - {contest.holder} for contest in conflicts)
         before = after
     gone = [(n, i) for i, names in before.items() for n in names]
     assert run_now(claims.changing(gone, []))[0] == ClaimIndex("letter")
@@ -186,7 +188,7 @@ def tenant(id: int, *names: str) -> Tenant:
     return Tenant(id, Meta(id=id, code=f"c{id}", name=f"n{id}"), Domain(aliases=names))
 
 
-def test_a_change_touches_no_other_tenant():
+def test_a_change_does_not_affect_other_tenants():
     before, _ = run_now(
         TenantSnapshot().changing({id: tenant(id, f"h{id}") for id in range(1, 200)})
     )
@@ -201,7 +203,7 @@ def test_a_change_touches_no_other_tenant():
     assert after.ftp_users is before.ftp_users
 
 
-def test_a_host_that_moves_is_no_contest():
+def test_a_moved_host_is_no_conflict():
     before, contests = run_now(TenantSnapshot().changing({1: tenant(1, "h"), 2: tenant(2)}))
     assert contests == ()
     after, contests = run_now(before.changing({2: tenant(2, "h"), 1: tenant(1)}))
@@ -209,7 +211,7 @@ def test_a_host_that_moves_is_no_contest():
     assert after.hosts.holders["h"] == 2
 
 
-def test_a_contest_is_told_and_the_next_takes_over():
+def test_a_conflict_is_reported_and_the_next_claimant_takes_over():
     one, contests = run_now(TenantSnapshot().changing({2: tenant(2, "h"), 5: tenant(5, "h")}))
     assert contests == (ClaimConflict("host", "h", 2, 5),)
     assert "tenant 5" in str(contests[0])
@@ -221,13 +223,13 @@ def test_a_contest_is_told_and_the_next_takes_over():
     assert not three.hosts.contested
 
 
-def test_an_equal_rewrite_changes_nothing():
+def test_an_equivalent_rewrite_changes_nothing():
     key = b"jxt/tenants/1/meta"
     one = applied(TenantSnapshot(), {key: b'{"code":"a"}'}).snapshot
     assert applied(one, {key: b'{"code": "a", "name": null}'}).changes == ()
 
 
-def test_a_value_that_breaks_is_left_out_until_it_is_mended():
+def test_a_broken_value_is_omitted_until_it_is_repaired():
     key = b"jxt/tenants/1/database/one"
     one = applied(TenantSnapshot(), {key: b'{"port": 1}', b"jxt/tenants/1/meta": b"{}"}).snapshot
     outcome = applied(one, {key: b"{"})
@@ -242,18 +244,18 @@ def test_a_value_that_breaks_is_left_out_until_it_is_mended():
 
 
 def test_a_tenant_cannot_be_changed_in_place():
-    found = applied(TenantSnapshot(), {b"jxt/tenants/1/ftp/bob": b"{}"}).snapshot.tenants[1]
+    copied_tenant = applied(TenantSnapshot(), {b"jxt/tenants/1/ftp/bob": b"{}"}).snapshot.tenants[1]
     with pytest.raises(TypeError, match="in place"):
-        found.ftp["eve"] = found.ftp["bob"]  # type: ignore[index]
+        copied_tenant.ftp["eve"] = copied_tenant.ftp["bob"]  # type: ignore[index]
     with pytest.raises(TypeError):
-        del found.databases["x"]  # type: ignore[attr-defined]
+        del copied_tenant.databases["x"]  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="in place"):
-        found.ftp["bob"].extra["x"] = 1
+        copied_tenant.ftp["bob"].extra["x"] = 1
     with pytest.raises(AttributeError):
-        found.meta = None  # type: ignore[misc]
+        copied_tenant.meta = None  # type: ignore[misc]
 
 
-def test_what_is_inside_cannot_be_changed_in_place_either():
+def test_nested_values_cannot_be_changed_in_place():
     made = applied(
         TenantSnapshot(),
         {
@@ -273,7 +275,7 @@ def test_what_is_inside_cannot_be_changed_in_place_either():
     assert json.loads(json.dumps(extra)) == {"new": {"a": {}}, "list": [{"b": 1}]}
 
 
-def test_nothing_shows_a_secret():
+def test_no_representation_shows_a_secret():
     made = applied(
         TenantSnapshot(),
         {
@@ -295,8 +297,8 @@ def test_nothing_shows_a_secret():
     assert "s3cret" not in repr([*shown, snapshot.good, snapshot.ftp])
 
 
-def test_values_that_python_calls_equal_are_not_alike():
-    """`1 == 1.0 == True`, and yet a reader can tell them apart."""
+def test_values_that_python_calls_equal_are_different():
+    """`1 == 1.0 == True` in Python, but a reader can distinguish them."""
     key = b"jxt/tenants/1/storage"
     for one, other in (("1", "true"), ("1", "1.0"), ("[0]", "[false]"), ('{"a":1}', '{"a":true}')):
         for field in ("new", "uploadQuotaGb"):
@@ -309,7 +311,7 @@ def test_values_that_python_calls_equal_are_not_alike():
             assert [{*change.kinds} for change in after.changes] == [{"storage"}] * changed
 
 
-def test_a_value_nested_however_deep_keeps_no_other_from_being_seen():
+def test_a_deeply_nested_value_does_not_hide_others():
     deep, other = b"jxt/tenants/1/database/q", b"jxt/tenants/2/meta"
     for depth in (90, *range(850, 1000), 5000):
         snapshot = TenantSnapshot()
@@ -321,30 +323,30 @@ def test_a_value_nested_however_deep_keeps_no_other_from_being_seen():
 
 
 @given(revisions, revisions)
-def test_put_together_anew_it_is_as_if_nothing_had_been_missed(
+def test_a_reload_leads_to_the_same_snapshot_as_the_missed_changes(
     history: list[dict[bytes, bytes | None]], missed: list[dict[bytes, bytes | None]]
 ):
     shown = TenantSnapshot()
-    there: dict[bytes, Entry] = {}
+    current: dict[bytes, Entry] = {}
 
     def note(changes: Mapping[bytes, bytes | None]) -> None:
         for key, value in changes.items():
-            there.pop(key, None)
+            current.pop(key, None)
             if value is not None:
-                there[key] = entry(key, value)
+                current[key] = entry(key, value)
 
     for changes in history:
         shown = applied(shown, changes).snapshot
         note(changes)
     for changes in missed:
         note(changes)
-    anew = run_now(READING.rebuild(shown, there))
-    net = dict.fromkeys(KNOWN) | there
+    anew = run_now(READING.rebuild(shown, current))
+    net = dict.fromkeys(KNOWN) | current
     direct = READING.apply(shown, net.items())
     assert anew.snapshot == direct.snapshot
     assert anew.changes == direct.changes
     assert anew.problems == direct.problems
-    again = run_now(READING.rebuild(anew.snapshot, there))
+    again = run_now(READING.rebuild(anew.snapshot, current))
     assert again.snapshot == anew.snapshot
     assert not again.changes
     assert not again.problems
@@ -353,13 +355,13 @@ def test_put_together_anew_it_is_as_if_nothing_had_been_missed(
 
 def test_a_tenant_can_be_copied():
     paths = {b"jxt/tenants/1/ftp/bob": b'{"new": [1]}', b"jxt/tenants/1/meta": b"{}"}
-    found = applied(TenantSnapshot(), paths).snapshot.tenants[1]
-    copied = copy.deepcopy(found)
-    assert copied == found
+    original = applied(TenantSnapshot(), paths).snapshot.tenants[1]
+    copied = copy.deepcopy(original)
+    assert copied == original
     assert copied.ftp["bob"].extra == {"new": [1]}
 
 
-def test_active_users_are_those_that_are_not_switched_off():
+def test_active_users_exclude_inactive_ones():
     users = {
         name: Ftp(tenant_id=1, username=name, status=status)
         for name, status in (("a", ""), ("b", "active"), ("c", "inactive"))
@@ -397,7 +399,7 @@ def test_many_changes_are_applied_in_slices():
 
 
 @given(revisions, revisions)
-def test_settings_may_change_while_tenants_are_read(
+def test_settings_can_change_while_tenants_are_read(
     history: list[dict[bytes, bytes | None]], more: list[dict[bytes, bytes | None]]
 ):
     base = TenantSnapshot()
@@ -430,7 +432,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("key", "field", "value", "default"), SETTINGS)
-def test_a_setting_that_cannot_be_understood_is_never_taken_for_the_default(
+def test_an_unreadable_setting_never_becomes_the_default(
     key: bytes, field: str, value: bytes, default: object
 ):
     assert getattr(TenantSnapshot(), field) == default
@@ -452,7 +454,7 @@ def test_a_setting_that_cannot_be_understood_is_never_taken_for_the_default(
         assert getattr(applied(gone, {key: broken}).snapshot, field) is None
 
 
-def test_an_empty_text_in_a_setting_is_as_none():
+def test_an_empty_setting_equals_a_missing_one():
     key = b"jxt/common/resolver"
     value = b'{"httpType":"query","httpHostMode":"","httpQueryParam":"","ftpType":"","new":""}'
     made = applied(TenantSnapshot(), {key: value}).snapshot

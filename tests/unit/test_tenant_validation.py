@@ -1,4 +1,4 @@
-"""What may be written for a tenant: every rule broken once, each refusal with its field."""
+"""What can be written for a tenant: every rule is broken once, and each error names the field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATABASE: dict[str, JSON] = {"driver": "mysql", "database": "x"}
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "problem"),
     [
         ("meta", {**META, "code": "a-b"}, "meta.code must be letters, digits and underscores"),
         ("meta", {**META, "code": "ä"}, "meta.code must be letters"),
@@ -139,11 +139,11 @@ DATABASE: dict[str, JSON] = {"driver": "mysql", "database": "x"}
         ),
     ],
 )
-def test_each_rule_names_the_field(path: str, value: JSON, told: str):
+def test_every_rule_names_the_field(path: str, value: JSON, problem: str):
     with pytest.raises(InvalidRequest) as error:
         checked(1, path, value)
     assert str(error.value).startswith("tenant 1: ")
-    assert told in str(error.value)
+    assert problem in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_an_id_is_a_positive_integer(tenant: Any):
 
 
 @pytest.mark.parametrize(
-    ("path", "typo", "meant"),
+    ("path", "typo", "field"),
     [
         ("meta", "nmae", "name"),
         ("meta", "billing_plan", "billingPlan"),
@@ -173,12 +173,12 @@ def test_an_id_is_a_positive_integer(tenant: Any):
         ("storage", "extras", "extra"),
     ],
 )
-def test_a_typo_names_the_nearest_field(path: str, typo: str, meant: str):
+def test_a_typo_is_corrected_to_the_nearest_field(path: str, typo: str, field: str):
     with pytest.raises(InvalidRequest) as error:
         checked(1, path, {**META, typo: "hunter2"} if path == "meta" else {typo: "hunter2"})
-    told = str(error.value)
-    assert f"tenant 1: {path} has an unknown field {typo!r}, did you mean {meant!r}?" in told
-    assert "hunter2" not in told
+    message = str(error.value)
+    assert f"tenant 1: {path} has an unknown field {typo!r}, did you mean {field!r}?" in message
+    assert "hunter2" not in message
 
 
 @pytest.mark.parametrize(
@@ -223,29 +223,29 @@ def test_no_error_shows_a_secret(value: Any):
         object(),
     ],
 )
-def test_only_what_json_can_say_is_written(value: Any):
+def test_only_json_values_are_accepted(value: Any):
     with pytest.raises(InvalidRequest, match=r"storage\.extra\.x"):
         checked(1, "storage", {"extra": {"x": value}})
     with pytest.raises(InvalidRequest, match="platform/configs/x"):
         checked_common("platform/configs/x", value)
 
 
-def test_what_stands_for_billions_of_values_is_refused_at_once():
+def test_a_value_that_expands_to_billions_is_refused_at_once():
     bomb: Any = ["x"] * 10
     for _ in range(12):
         bomb = [bomb] * 10
     around: Any = []
     around.append(around)
     for value in (bomb, around):
-        told: list[JSON] = [{"extra": {"x": value}}, {"uploadQuotaGb": value}]
-        for each in told:
+        documents: list[JSON] = [{"extra": {"x": value}}, {"uploadQuotaGb": value}]
+        for document in documents:
             with pytest.raises(InvalidRequest, match="too many nested values"):
-                checked(1, "storage", each)
+                checked(1, "storage", document)
         with pytest.raises(InvalidRequest, match="too many nested values"):
             checked(1, "domain/aliases", value)
 
 
-def test_what_is_right_is_completed_with_what_its_key_says():
+def test_a_valid_part_is_completed_from_its_key():
     assert checked(1, "meta", META) == {"id": 1, "status": "active", **META}
     assert checked(1, "database/a-1", {**DATABASE, "port": None}) == {
         "tenantId": 1,
@@ -278,15 +278,15 @@ class TestMerging:
         with pytest.raises(InvalidRequest, match="passwordHash is masked"):
             merged(1, "ftp/bob", {"passwordHash": "x"}, {"passwordHash": MASK}, self.RING)
 
-    def test_a_secret_left_out_is_kept_and_an_empty_one_goes(self):
+    def test_an_omitted_secret_is_kept_and_an_empty_one_removed(self):
         sealed, of = self.RING.seal("pw")
-        there: dict[str, JSON] = {"passwordEncrypted": sealed, "passwordKeyId": of}
-        kept = merged(1, "database/a", there, DATABASE, self.RING)
+        stored: dict[str, JSON] = {"passwordEncrypted": sealed, "passwordKeyId": of}
+        kept = merged(1, "database/a", stored, DATABASE, self.RING)
         assert isinstance(kept, dict)
-        assert there.items() <= kept.items()
-        gone = merged(1, "database/a", there, {**DATABASE, "password": ""}, self.RING)
+        assert stored.items() <= kept.items()
+        gone = merged(1, "database/a", stored, {**DATABASE, "password": ""}, self.RING)
         assert isinstance(gone, dict)
-        assert not {"password", *there} & gone.keys()
+        assert not {"password", *stored} & gone.keys()
         hashed: JSON = {"passwordHash": "h"}
         assert merged(1, "ftp/bob", hashed, {}, self.RING) == {
             "tenantId": 1,
@@ -296,7 +296,7 @@ class TestMerging:
         without = merged(1, "ftp/bob", hashed, {"passwordHash": ""}, self.RING)
         assert without == {"tenantId": 1, "username": "bob"}
 
-    def test_the_same_password_is_not_sealed_anew(self):
+    def test_the_same_password_is_not_sealed_again(self):
         first = merged(1, "database/a", None, {**DATABASE, "password": "pw"}, self.RING)
         again = merged(1, "database/a", first, {**DATABASE, "password": "pw"}, self.RING)
         other = merged(1, "database/a", first, {**DATABASE, "password": "pw2"}, self.RING)
@@ -305,36 +305,38 @@ class TestMerging:
         assert self.RING.unseal(str(other["passwordEncrypted"])) == "pw2"
         assert "password" not in other
 
-    def test_what_was_sealed_elsewhere_is_written_as_it_is(self):
+    def test_a_password_that_is_already_sealed_is_written_unchanged(self):
         sealed = self.RING.seal("pw")[0]
-        told: dict[str, JSON] = {**DATABASE, "passwordEncrypted": sealed}
-        there: JSON = {"password": "old", "passwordKeyId": "old"}
-        found = merged(1, "database/a", there, told, self.RING)
-        assert isinstance(found, dict)
-        assert found["passwordEncrypted"] == sealed
-        assert "passwordKeyId" not in found
-        assert "password" not in found
+        given: dict[str, JSON] = {**DATABASE, "passwordEncrypted": sealed}
+        stored: JSON = {"password": "old", "passwordKeyId": "old"}
+        merged_part = merged(1, "database/a", stored, given, self.RING)
+        assert isinstance(merged_part, dict)
+        assert merged_part["passwordEncrypted"] == sealed
+        assert "passwordKeyId" not in merged_part
+        assert "password" not in merged_part
 
     @pytest.mark.parametrize("path", ["meta", "ftp/bob", "storage"])
     @pytest.mark.parametrize("password", ["x", 5, {"a": 1}])
-    def test_only_a_databases_password_is_one(self, path: str, password: JSON):
-        told: dict[str, JSON] = {"extra": {"password": password}}
-        found = merged(1, path, None, {**META, **told} if path == "meta" else told, self.RING)
-        assert isinstance(found, dict)
-        assert found["password"] == password
+    def test_only_the_password_of_a_database_is_a_secret_field(self, path: str, password: JSON):
+        given: dict[str, JSON] = {"extra": {"password": password}}
+        merged_part = merged(
+            1, path, None, {**META, **given} if path == "meta" else given, self.RING
+        )
+        assert isinstance(merged_part, dict)
+        assert merged_part["password"] == password
 
-    def test_fields_that_nobody_knows_stay_until_they_are_told_to_go(self):
-        there: JSON = {"region": "eu", "tier": 1, "uploadQuotaGb": 9}
-        kept = merged(1, "storage", there, {"extra": {"tier": 2}}, self.RING)
+    def test_unknown_fields_stay_until_they_are_removed_explicitly(self):
+        stored: JSON = {"region": "eu", "tier": 1, "uploadQuotaGb": 9}
+        kept = merged(1, "storage", stored, {"extra": {"tier": 2}}, self.RING)
         assert kept == {"tenantId": 1, "region": "eu", "tier": 2}
-        gone = merged(1, "storage", there, {"extra": {"tier": None}}, self.RING)
+        gone = merged(1, "storage", stored, {"extra": {"tier": None}}, self.RING)
         assert gone == {"tenantId": 1, "region": "eu"}
 
-    def test_what_cannot_be_read_is_overwritten(self):
+    def test_an_unreadable_value_is_overwritten(self):
         assert merged(1, "storage", object(), {}, self.RING) == {"tenantId": 1}
 
 
-def test_what_concerns_all_tenants_has_rules_too():
+def test_common_parts_have_rules_too():
     assert checked_common("common/resolver", {"httpType": "path", "httpPathIndex": 0})
     broken: list[tuple[str, JSON, str]] = [
         ("common/resolver", {"httpType": "cookie"}, "httpType must be one of host, header"),
@@ -350,8 +352,8 @@ def test_what_concerns_all_tenants_has_rules_too():
         ("common/storage-directory", {"directory": "a\\..\\b"}, "directory must not contain .."),
         ("common/storage-directory", {"directory": " "}, "directory is empty"),
     ]
-    for path, value, told in broken:
-        with pytest.raises(InvalidRequest, match=told):
+    for path, value, message in broken:
+        with pytest.raises(InvalidRequest, match=message):
             checked_common(path, value)
 
 
@@ -388,7 +390,7 @@ def test_a_variation_selector_without_a_character_is_invisible(name: str):
         "ᠮᠣᠩ",
     ],
 )
-def test_a_name_may_be_of_any_script(name: str):
+def test_a_name_can_be_in_any_script(name: str):
     checked(1, "meta", {**META, "name": name})
 
 

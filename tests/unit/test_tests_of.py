@@ -1,4 +1,4 @@
-"""`make test-changed` finds the tests of what changed."""
+"""`make test-changed` selects the tests of what changed."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def tests_for() -> Callable[[str], set[str]]:
         ("tools/tests_of.py", ["unit/test_tests_of.py"]),
     ],
 )
-def test_a_change_has_its_tests(
+def test_a_change_selects_its_tests(
     changed: str, tests: list[str], tests_for: Callable[[str], set[str]]
 ):
     assert {f"tests/{test}" for test in tests} <= tests_for(changed)
 
 
-def test_a_page_of_the_console_has_the_tests_in_the_browser_only(
+def test_a_page_of_the_console_selects_only_the_browser_tests(
     tests_for: Callable[[str], set[str]],
 ):
-    found = tests_for("src/mooring/server/console/pages/locks.js")
-    assert {Path(test).parent.name for test in found} == {"console"}
+    selected = tests_for("src/mooring/server/console/pages/locks.js")
+    assert {Path(test).parent.name for test in selected} == {"console"}

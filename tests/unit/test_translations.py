@@ -14,7 +14,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TRANSLATIONS = sorted((DOCS / "zh").glob("**/*.md"))
 
 
-def test_the_commands_of_the_quick_start_are_those_of_the_readme():
+def test_the_quick_start_has_the_commands_of_the_readme():
     english = CODE.findall((ROOT / "README.md").read_text())
     chinese = CODE.findall((ROOT / "README.zh-CN.md").read_text())
     assert chinese
@@ -22,6 +22,6 @@ def test_the_commands_of_the_quick_start_are_those_of_the_readme():
 
 
 @pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: str(page.relative_to(DOCS)))
-def test_the_blocks_of_a_translation_are_those_of_the_page(page: Path):
+def test_a_translation_has_the_code_blocks_of_the_original(page: Path):
     english = DOCS / page.relative_to(DOCS / "zh")
     assert BLOCK.findall(page.read_text()) == BLOCK.findall(english.read_text())

@@ -1,4 +1,4 @@
-"""Store URLs: every part checked, no password ever shown."""
+"""Store URLs: every part is validated, and no password is ever shown."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ def test_a_path_of_any_character_can_be_a_store():
     assert parse(str(url)) == url
 
 
-def test_a_file_in_the_home_of_somebody():
+def test_a_file_in_a_home_folder():
     assert parse("sqlite://~/store").file == Path.home() / "store"
     with pytest.raises(InvalidURL, match="home"):
         print(parse("sqlite://~nobody-of-this-name/store").file)
 
 
-def test_the_name_of_a_memory_store_is_whole():
+def test_a_memory_store_has_the_complete_name():
     assert parse("memory://a@b").location == "a@b"
 
 
-def test_how_much_history_is_kept():
+def test_the_size_of_the_history_is_an_option():
     assert parse("memory://?history_bytes=1000").option("history_bytes", 5) == 1000
     assert parse("sqlite:///x?history_bytes=16MiB").option("history_bytes", 5) == 16 * 1024**2
     assert parse("sqlite:///x").option("history_bytes", 5) == 5
 
 
-def test_user_and_password_may_be_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_user_and_password_can_be_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert parse("etcd://h?user=a&password=b").password == "b"
     (tmp_path / "secret").write_text("from file\n")
     assert parse(f"etcd://h?user=a&password_file={tmp_path}/secret").password == "from file"
@@ -81,14 +81,14 @@ def test_user_and_password_may_be_options(tmp_path: Path, monkeypatch: pytest.Mo
         "etcd://h:2379?password=hunter2",
     ],
 )
-def test_a_password_is_masked_wherever_a_url_shows(text: str):
+def test_a_password_is_masked_wherever_a_url_is_shown(text: str):
     url = parse(text)
     assert "hunter2" not in f"{url}{url!r}"
     assert url.password == "hunter2"
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("127.0.0.1:2379", "not a store URL"),
         ("foo://h", "unknown URL scheme 'foo'"),
@@ -121,8 +121,8 @@ def test_a_password_is_masked_wherever_a_url_shows(text: str):
         ("etcd://h?password_file=/does/not/exist", "cannot be read"),
     ],
 )
-async def test_what_cannot_be_used_is_named(text: str, says: str):
-    with pytest.raises(InvalidURL, match=says):
+async def test_the_unusable_part_of_a_url_is_named(text: str, message: str):
+    with pytest.raises(InvalidURL, match=message):
         open_store(text)
 
 
@@ -138,13 +138,13 @@ async def test_what_cannot_be_used_is_named(text: str, says: str):
         ("redis+sentinel://h/main/first", "the database 'first' must be a number"),
     ],
 )
-def test_what_cannot_be_used_in_a_redis_url_is_named(text: str, message: str):
+def test_the_unusable_part_of_a_redis_url_is_named(text: str, message: str):
     with pytest.raises(InvalidURL, match=message):
         parse(text)
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "redis+sentinel", "redis+cluster"])
-async def test_a_file_of_tls_that_is_no_good_is_named(scheme: str, tmp_path: Path):
+async def test_an_unusable_tls_file_is_named(scheme: str, tmp_path: Path):
     (tmp_path / "junk").write_text("junk")
     place = {"redis+sentinel": "h/main?tls=on", "redis+cluster": "h?tls=on"}.get(scheme, "h?")
     for option, says in (
@@ -180,7 +180,7 @@ async def test_no_error_shows_a_password(tail: str):
         "etcd://root:hunter2@h#x",
     ],
 )
-async def test_a_password_in_a_url_that_is_none_is_not_shown(text: str):
+async def test_the_password_of_an_invalid_url_is_not_shown(text: str):
     with pytest.raises(InvalidURL) as caught:
         open_store(text)
     assert "hunter" not in str(caught.value)
@@ -195,7 +195,7 @@ def test_connect_refuses_a_bad_url_at_once(text: str):
 
 
 @pytest.mark.parametrize("option", ["ca", "cert"])
-async def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, option: str):
+async def test_an_invalid_certificate_file_is_named(tmp_path: Path, option: str):
     (tmp_path / "junk").write_text("this is no certificate")
     more = f"&key={tmp_path}/junk" if option == "cert" else ""
     with pytest.raises(InvalidURL, match=f"{option}=.*PEM"):

@@ -1,4 +1,4 @@
-"""Errors about values of the wrong shape are plain words, without Python's names of types."""
+"""Validation errors are plain words, without the names of Python types."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
         (b'{"name": "\xff"}', "the body is not UTF-8"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(value: bytes, words: str):
+def test_an_invalid_value_is_explained_in_words(value: bytes, words: str):
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as caught:
         msgspec.json.decode(value, type=Shape)
     assert in_words(caught.value, "the body") == words

@@ -1,4 +1,4 @@
-"""The clock of pure tests jumps, and stands still while work is under way."""
+"""In virtual time the clock jumps, but stands still while work is in progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_timers_run_in_their_order():
     assert order == [10, 20, 30]
 
 
-async def test_a_thread_is_waited_for():
+async def test_the_clock_waits_for_threads():
     async with asyncio.timeout(0.01):
         await asyncio.to_thread(time.sleep, 0.1)
 

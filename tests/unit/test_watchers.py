@@ -1,4 +1,4 @@
-"""The index from keys to watchers finds exactly those that a scan of all would find."""
+"""The index from keys to watchers agrees with a scan of all watchers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def live(range: Range) -> Watcher:
     st.lists(st.tuples(ranges, st.booleans()), max_size=20),
     st.lists(st.lists(keys, min_size=1, max_size=3, unique=True), max_size=10),
 )
-def test_it_finds_whom_a_scan_would_find(watched, batches):
+def test_the_index_agrees_with_a_scan(watched, batches):
     index, present = Watchers(), []
     for range, leave in watched:
         watcher = live(range)
@@ -39,17 +39,17 @@ def test_it_finds_whom_a_scan_would_find(watched, batches):
     for revision, names in enumerate(batches, 2):
         index.deliver(Batch(revision, tuple(Event(name, None) for name in names)))
     for watcher in present:
-        told = [(b.revision, [e.key for e in b.events]) for b in watcher.pending]
+        delivered = [(b.revision, [e.key for e in b.events]) for b in watcher.pending]
         expected = [
             (revision, inside)
             for revision, names in enumerate(batches, 2)
             if (inside := [name for name in names if name in watcher.range])
         ]
-        assert told == expected
+        assert delivered == expected
 
 
 @given(st.lists(ranges, max_size=20))
-def test_nothing_is_left_when_all_have_gone(watched):
+def test_removing_all_watchers_leaves_an_empty_index(watched):
     index = Watchers()
     watchers = [live(range) for range in watched]
     for watcher in watchers:
@@ -61,7 +61,7 @@ def test_nothing_is_left_when_all_have_gone(watched):
     assert list(index._cuts) == [b""]
 
 
-def test_a_watcher_who_does_not_keep_up_is_sent_to_the_history():
+def test_a_slow_watcher_falls_back_to_the_history():
     watcher = live(Range(b"a", b""))
     for revision in range(2, PENDING + 3):
         watcher.deliver(Batch(revision, ()), 0)
@@ -70,7 +70,7 @@ def test_a_watcher_who_does_not_keep_up_is_sent_to_the_history():
     assert watcher.position == 1
 
 
-def test_one_that_does_not_keep_up_holds_no_more_than_so_many_bytes():
+def test_the_buffer_of_a_slow_watcher_is_bounded_in_bytes():
     watcher = live(Range(b"a", b""))
     index = Watchers()
     index.add(watcher)

@@ -1,4 +1,4 @@
-"""Names of hosts become addresses, and a name server is asked now and then."""
+"""Host names become addresses, and are resolved again from time to time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
 
 
 def addresses(instances: tuple[Instance, ...]) -> list[str]:
-    return [each.host for each in instances]
+    return [instance.host for instance in instances]
 
 
 async def test_only_names_are_looked_up(names: NameServer):
@@ -60,7 +60,7 @@ async def test_a_name_is_looked_up_again_after_a_while(names: NameServer):
     assert addresses(await hosts.resolve((NAMED,))) == ["10.0.0.8"]
 
 
-async def test_an_address_is_kept_while_the_name_server_is_away(names: NameServer):
+async def test_an_address_is_kept_while_the_name_server_is_unavailable(names: NameServer):
     hosts = HostResolver()
     await hosts.resolve((NAMED,))
     names.address = ""
@@ -68,9 +68,7 @@ async def test_an_address_is_kept_while_the_name_server_is_away(names: NameServe
     assert addresses(await hosts.resolve((NAMED,))) == ["10.0.0.7"]
 
 
-async def test_a_host_that_nobody_knows_is_left_out(
-    names: NameServer, caplog: pytest.LogCaptureFixture
-):
+async def test_an_unknown_host_is_omitted(names: NameServer, caplog: pytest.LogCaptureFixture):
     names.address = ""
     hosts = HostResolver()
     assert await hosts.resolve((NAMED,)) == ()

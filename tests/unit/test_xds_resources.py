@@ -1,4 +1,4 @@
-"""What services are in the words of xDS."""
+"""Services as xDS resources."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def localities(
     instances: Sequence[Instance], client: XdsClient, name: str = "echo"
 ) -> list[tuple[int, str, int, list[tuple[str, int]]]]:
     """Priority, zone, weight, and the endpoints with their weights."""
-    told = read(resources.endpoints(name, instances, client), "ClusterLoadAssignment")
-    assert told.cluster_name == name
+    assignment = read(resources.endpoints(name, instances, client), "ClusterLoadAssignment")
+    assert assignment.cluster_name == name
     return [
         (
-            each.priority,
-            each.locality.zone,
-            each.load_balancing_weight.value,
-            [(_address(one), one.load_balancing_weight.value) for one in each.lb_endpoints],
+            locality.priority,
+            locality.locality.zone,
+            locality.load_balancing_weight.value,
+            [(_address(one), one.load_balancing_weight.value) for one in locality.lb_endpoints],
         )
-        for each in told.endpoints
+        for locality in assignment.endpoints
     ]
 
 
@@ -51,19 +51,21 @@ def addresses(instances: Sequence[Instance], client: XdsClient, name: str = "ech
     return sorted(address for *_, endpoints in there for address, _ in endpoints)
 
 
-def test_each_weight_is_a_locality_for_grpc():
-    told = localities([instance(1, weight=5), instance(2, weight=3), instance(3, weight=3)], GRPC)
-    assert told == [
+def test_grpc_gets_a_locality_for_every_weight():
+    assigned = localities(
+        [instance(1, weight=5), instance(2, weight=3), instance(3, weight=3)], GRPC
+    )
+    assert assigned == [
         (0, "", 6, [("10.0.0.2:80", 3), ("10.0.0.3:80", 3)]),
         (0, "", 5, [("10.0.0.1:80", 5)]),
     ]
 
 
-def test_each_zone_is_a_locality_for_envoy():
-    told = localities(
+def test_envoy_gets_a_locality_for_every_zone():
+    assigned = localities(
         [instance(1, weight=5, zone="a"), instance(2, zone="a"), instance(3, zone="b")], ENVOY
     )
-    assert told == [
+    assert assigned == [
         (0, "a", 6, [("10.0.0.1:80", 5), ("10.0.0.2:80", 1)]),
         (0, "b", 1, [("10.0.0.3:80", 1)]),
     ]
@@ -75,9 +77,9 @@ def test_each_zone_is_a_locality_for_envoy():
     [("a", {"a": 0, "b": 1, "": 1}), ("c", {"a": 0, "b": 0, "": 0}), ("", {"a": 0, "b": 0, "": 0})],
 )
 def test_the_clients_own_zone_comes_first(kind: Any, zone: str, priorities: dict[str, int]):
-    there = [instance(1, zone="a"), instance(2, zone="b"), instance(3)]
-    told = localities(there, XdsClient(kind, zone))
-    assert {zone: priority for priority, zone, *_ in told} == priorities
+    instances = [instance(1, zone="a"), instance(2, zone="b"), instance(3)]
+    assigned = localities(instances, XdsClient(kind, zone))
+    assert {zone: priority for priority, zone, *_ in assigned} == priorities
 
 
 @pytest.mark.parametrize("client", [GRPC, ENVOY])
@@ -93,7 +95,7 @@ def test_the_clients_own_zone_comes_first(kind: Any, zone: str, priorities: dict
     ],
     ids=["no weight", "disabled", "draining", "down", "disabled by an operator", "a name"],
 )
-def test_who_may_never_be_called_is_left_out(client: XdsClient, out: Instance):
+def test_excluded_instances_are_omitted(client: XdsClient, out: Instance):
     assert addresses([instance(1), out], client) == ["10.0.0.1:80"]
 
 
@@ -101,69 +103,71 @@ def unhealthy(last: int, **fields: Any) -> Instance:
     return instance(last, status=Status(healthy=False), **fields)
 
 
-def test_envoy_is_told_who_is_unhealthy():
-    told = resources.endpoints("echo", [instance(1), unhealthy(2)], ENVOY)
-    (locality,) = read(told, "ClusterLoadAssignment").endpoints
-    states = {_address(each): each.health_status for each in locality.lb_endpoints}
+def test_envoy_gets_unhealthy_instances_marked_as_such():
+    resource = resources.endpoints("echo", [instance(1), unhealthy(2)], ENVOY)
+    (locality,) = read(resource, "ClusterLoadAssignment").endpoints
+    states = {_address(endpoint): endpoint.health_status for endpoint in locality.lb_endpoints}
     assert states == {"10.0.0.1:80": proto.HEALTHY, "10.0.0.2:80": proto.UNHEALTHY}
 
 
-def test_grpc_is_not_told_of_the_unhealthy_while_half_of_them_are_well():
+def test_grpc_gets_no_unhealthy_instances_while_half_are_healthy():
     assert addresses([instance(1), unhealthy(2)], GRPC) == ["10.0.0.1:80"]
-    everybody = [instance(1), unhealthy(2), unhealthy(3)]
-    assert len(addresses(everybody, GRPC)) == 3
-    told = read(resources.endpoints("echo", everybody, GRPC), "ClusterLoadAssignment")
+    instances = [instance(1), unhealthy(2), unhealthy(3)]
+    assert len(addresses(instances, GRPC)) == 3
+    assignment = read(resources.endpoints("echo", instances, GRPC), "ClusterLoadAssignment")
     assert {
-        each.health_status for locality in told.endpoints for each in locality.lb_endpoints
+        endpoint.health_status
+        for locality in assignment.endpoints
+        for endpoint in locality.lb_endpoints
     } == {proto.HEALTHY}
 
 
 @pytest.mark.parametrize("client", [GRPC, ENVOY])
-def test_those_that_drain_are_called_if_there_is_no_other(client: XdsClient):
+def test_draining_instances_are_sent_if_there_is_no_other(client: XdsClient):
     leaving = instance(2, status=Status("draining"))
     assert addresses([instance(1, enabled=False), leaving], client) == ["10.0.0.2:80"]
 
 
-def test_grpc_is_given_a_part_of_other_zones_if_few_of_its_own_are_healthy():
+def test_grpc_gets_a_share_of_other_zones_if_few_of_its_own_are_healthy():
     near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 11))]
     far = [instance(last, zone="b") for last in range(11, 31)]
     assert shares(near + far, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
 
 
-def shares(there: list[Instance], zone: str) -> dict[str, float]:
-    """The share of calls that each zone gets of a gRPC client; all are of one priority."""
+def shares(instances: list[Instance], zone: str) -> dict[str, float]:
+    """The share of calls that a gRPC client sends to each zone; all have the same priority."""
     weights: dict[str, int] = {}
-    for priority, of, weight, _ in localities(there, XdsClient("grpc", zone)):
+    for priority, of, weight, _ in localities(instances, XdsClient("grpc", zone)):
         assert priority == 0
         weights[of] = weights.get(of, 0) + weight
     return {of: weight / sum(weights.values()) for of, weight in weights.items()}
 
 
-def test_grpc_is_not_told_of_the_unhealthy_while_another_zone_is_healthy():
+def test_grpc_gets_no_unhealthy_instances_while_another_zone_is_healthy():
     near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 11))]
     far = [instance(last, zone="b") for last in range(11, 18)]
     assert len(addresses(near + far, XdsClient("grpc", "a"))) == 8
     assert shares(near + far, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
 
 
-def test_grpc_is_told_of_all_zones_alike_if_none_has_enough():
-    there = [unhealthy(1, zone="a"), unhealthy(2, zone="b")]
-    assert shares(there, "a") == {"a": 0.5, "b": 0.5}
+def test_grpc_gets_all_zones_equally_if_none_has_enough():
+    instances = [unhealthy(1, zone="a"), unhealthy(2, zone="b")]
+    assert shares(instances, "a") == {"a": 0.5, "b": 0.5}
 
 
-def test_grpc_is_given_a_part_of_other_zones_while_most_of_its_own_drain():
+def test_grpc_gets_a_share_of_other_zones_while_most_of_its_own_drain():
     draining = (instance(last, zone="a", status=Status("draining")) for last in range(2, 11))
     far = [instance(last, zone="b") for last in range(11, 21)]
-    there = [instance(1, zone="a"), *draining, *far]
-    assert len(addresses(there, XdsClient("grpc", "a"))) == 11
-    assert shares(there, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
+    instances = [instance(1, zone="a"), *draining, *far]
+    assert len(addresses(instances, XdsClient("grpc", "a"))) == 11
+    assert shares(instances, "a")["a"] == pytest.approx(1 / 7, rel=0.01)
 
 
-def test_envoy_itself_lets_calls_spill_over_to_the_second_priority():
+def test_envoy_gets_other_zones_at_the_second_priority():
     near = [instance(1, zone="a"), *(unhealthy(last, zone="a") for last in range(2, 5))]
     far = [instance(last, zone="b") for last in range(5, 10)]
-    told = localities(near + far, XdsClient("envoy", "a"))
-    assert {zone: priority for priority, zone, *_ in told} == {"a": 0, "b": 1}
+    assigned = localities(near + far, XdsClient("envoy", "a"))
+    assert {zone: priority for priority, zone, *_ in assigned} == {"a": 0, "b": 1}
 
 
 def test_an_unhealthy_zone_leaves_no_gap_in_the_priorities():
@@ -171,12 +175,12 @@ def test_an_unhealthy_zone_leaves_no_gap_in_the_priorities():
     assert [priority for priority, *_ in localities(there, XdsClient("grpc", "a"))] == [0]
 
 
-def test_two_at_one_address_are_one_and_rather_the_one_that_is_well():
-    there = [
+def test_of_two_instances_at_one_address_the_healthy_one_is_sent():
+    instances = [
         instance(1, id="first", status=Status(healthy=False)),
         instance(1, id="second", weight=3),
     ]
-    assert localities(there, GRPC) == [(0, "", 3, [("10.0.0.1:80", 3)])]
+    assert localities(instances, GRPC) == [(0, "", 3, [("10.0.0.1:80", 3)])]
 
 
 def test_http_and_grpc_go_to_their_own_ports():
@@ -186,13 +190,13 @@ def test_http_and_grpc_go_to_their_own_ports():
     assert addresses(there, ENVOY) == ["10.0.0.1:80", "10.0.0.2:80"]
     assert addresses(there, ENVOY, "echo" + HTTP_SUFFIX) == ["10.0.0.1:8080", "10.0.0.2:80"]
     (host,) = read(resources.route_table({"echo": True}), "RouteConfiguration").virtual_hosts
-    assert [(each.match.HasField("grpc"), each.route.cluster) for each in host.routes] == [
+    assert [(route.match.HasField("grpc"), route.route.cluster) for route in host.routes] == [
         (True, "echo"),
         (False, "echo" + HTTP_SUFFIX),
     ]
 
 
-def test_nobody_is_an_empty_list():
+def test_no_instances_are_an_empty_list():
     assert localities([], GRPC) == []
 
 
@@ -235,31 +239,38 @@ INSTANCES = st.lists(
 
 
 @given(INSTANCES, st.sampled_from(["grpc", "envoy"]), st.sampled_from(["", "a", "c"]))
-def test_what_grpc_and_envoy_would_refuse_is_never_made(there: Any, kind: Any, zone: str):
-    """Gaps in the priorities, a locality twice in one, an address twice, weights of nothing or of
-    more than 32 bits."""
-    told = read(resources.endpoints("echo", there, XdsClient(kind, zone)), "ClusterLoadAssignment")
-    priorities = {each.priority for each in told.endpoints}
+def test_the_resources_satisfy_the_rules_of_grpc_and_envoy(instances: Any, kind: Any, zone: str):
+    """No gaps in the priorities, no duplicate localities or addresses, and weights between 1 and
+    2**32."""
+    assignment = read(
+        resources.endpoints("echo", instances, XdsClient(kind, zone)), "ClusterLoadAssignment"
+    )
+    priorities = {locality.priority for locality in assignment.endpoints}
     assert priorities == set(range(len(priorities)))
     places = [
-        (each.priority, each.locality.zone, each.locality.sub_zone) for each in told.endpoints
+        (locality.priority, locality.locality.zone, locality.locality.sub_zone)
+        for locality in assignment.endpoints
     ]
     assert len(places) == len(set(places))
-    found = [_address(each) for locality in told.endpoints for each in locality.lb_endpoints]
-    assert len(found) == len(set(found))
-    assert sum(each.load_balancing_weight.value for each in told.endpoints) < 2**32
-    for locality in told.endpoints:
+    endpoints = [
+        _address(endpoint)
+        for locality in assignment.endpoints
+        for endpoint in locality.lb_endpoints
+    ]
+    assert len(endpoints) == len(set(endpoints))
+    assert sum(locality.load_balancing_weight.value for locality in assignment.endpoints) < 2**32
+    for locality in assignment.endpoints:
         assert locality.lb_endpoints
-        weights = [each.load_balancing_weight.value for each in locality.lb_endpoints]
+        weights = [endpoint.load_balancing_weight.value for endpoint in locality.lb_endpoints]
         assert min(weights) > 0
         assert locality.load_balancing_weight.value == sum(weights)
 
 
 @given(st.permutations([instance(n, weight=n, zone="ab"[n % 2]) for n in range(1, 6)]))
-def test_the_order_of_instances_makes_no_version(there: list[Instance]):
-    again = sorted(there, key=lambda each: each.id)
+def test_the_order_of_instances_does_not_change_the_version(instances: list[Instance]):
+    again = sorted(instances, key=lambda instance: instance.id)
     for client in (GRPC, ENVOY):
-        one, other = (resources.endpoints("echo", each, client) for each in (there, again))
+        one, other = (resources.endpoints("echo", order, client) for order in (instances, again))
         assert one.version == other.version
 
 
@@ -270,8 +281,8 @@ def test_hosts_of_services():
     }
 
 
-def test_a_host_is_one_services_alone():
-    """Envoy would refuse the whole table."""
+def test_a_host_belongs_to_one_service():
+    """Envoy would refuse the complete table."""
     assert list(resources.hosts_by_service(["echo", "ECHO", "b/a", "a.b"]).values()) == [
         "echo",
         "a.b",
@@ -284,7 +295,7 @@ def test_hosts_are_never_twice(names: list[str]):
     assert len({host.lower() for host in hosts}) == len(hosts)
 
 
-def test_who_asks_is_told_by_its_own_words():
+def test_a_client_is_identified_by_its_user_agent():
     def node(agent: str) -> Any:
         return proto.message(
             "Node", user_agent_name=agent, locality=proto.message("Locality", zone="a")
@@ -295,9 +306,9 @@ def test_who_asks_is_told_by_its_own_words():
     assert resources.client_of(node("envoy")) == XdsClient("envoy", "a")
 
 
-def test_bounds_on_calls_under_way_are_lifted():
+def test_the_limits_of_concurrent_calls_are_lifted():
     for client in (GRPC, ENVOY):
-        told = read(resources.cluster("echo", client), "Cluster")
-        (bounds,) = told.circuit_breakers.thresholds
+        cluster = read(resources.cluster("echo", client), "Cluster")
+        (bounds,) = cluster.circuit_breakers.thresholds
         assert bounds.max_requests.value > 1_000_000
-        assert told.eds_cluster_config.eds_config.HasField("ads")
+        assert cluster.eds_cluster_config.eds_config.HasField("ads")

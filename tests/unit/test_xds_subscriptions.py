@@ -1,4 +1,4 @@
-"""What a client must be told next, whatever it asks, takes, refuses or leaves unanswered."""
+"""What a client must be sent next, after any subscription, ACK, NACK or silence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mooring.xds.subscriptions import Incremental, Lookup, PendingResponse, Stat
 
 
 class World:
-    """What there is."""
+    """The existing resources and their versions."""
 
     def __init__(self, **versions: str) -> None:
         self.versions = versions
@@ -26,33 +26,33 @@ class World:
         return Resource(version, None)
 
 
-def told(answer: PendingResponse | None) -> dict[str, str] | None:
+def versions_in(answer: PendingResponse | None) -> dict[str, str] | None:
     if answer is None:
         return None
-    return {name: each.version for name, each in answer.resources.items()}
+    return {name: resource.version for name, resource in answer.resources.items()}
 
 
 class TestStateOfTheWorld:
-    def test_an_answer_to_listeners_is_everything_that_was_asked_for(self):
+    def test_a_response_of_listeners_contains_all_subscribed_ones(self):
         world, listeners = World(a="1", b="1", c="1"), StateOfTheWorld(complete=True)
         listeners.handle(["a"], "", "")
-        assert told(listeners.next(world.find, ())) == {"a": "1"}
+        assert versions_in(listeners.next(world.find, ())) == {"a": "1"}
         listeners.mark_sent("1")
         listeners.handle(["a", "b"], "1", "")
-        assert told(listeners.next(world.find, ())) == {"a": "1", "b": "1"}
+        assert versions_in(listeners.next(world.find, ())) == {"a": "1", "b": "1"}
 
-    def test_an_answer_to_endpoints_is_what_is_new(self):
+    def test_a_response_of_endpoints_contains_only_changes(self):
         world, endpoints = World(a="1", b="1"), StateOfTheWorld(complete=False)
         endpoints.handle(["a", "b"], "", "")
-        assert told(endpoints.next(world.find, ())) == {"a": "1", "b": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "1", "b": "1"}
         endpoints.mark_sent("1")
         endpoints.handle(["a", "b"], "1", "")
         assert endpoints.next(world.find, ()) is None
         world.versions["b"] = "2"
         endpoints.mark_changed(["a", "b"])
-        assert told(endpoints.next(world.find, ())) == {"b": "2"}
+        assert versions_in(endpoints.next(world.find, ())) == {"b": "2"}
 
-    def test_nothing_is_sent_until_the_client_answers_and_then_the_latest(self):
+    def test_nothing_is_sent_until_the_client_acknowledges_and_then_the_latest(self):
         world, endpoints = World(a="1"), StateOfTheWorld(complete=False)
         endpoints.handle(["a"], "", "")
         endpoints.next(world.find, ())
@@ -62,10 +62,10 @@ class TestStateOfTheWorld:
             endpoints.mark_changed(["a"])
             assert endpoints.next(world.find, ()) is None
         assert endpoints.handle(["a"], "1", "") == "ack"
-        assert told(endpoints.next(world.find, ())) == {"a": "4"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "4"}
 
     @pytest.mark.parametrize("complete", [True, False])
-    def test_a_refused_version_is_not_sent_again_and_the_next_one_is(self, complete: bool):
+    def test_a_rejected_version_is_not_sent_again_but_the_next_one_is(self, complete: bool):
         world, some = World(a="1"), StateOfTheWorld(complete=complete)
         some.handle(["a"], "", "")
         some.next(world.find, ())
@@ -74,9 +74,9 @@ class TestStateOfTheWorld:
         assert some.next(world.find, ()) is None
         world.versions["a"] = "2"
         some.mark_changed(["a"])
-        assert told(some.next(world.find, ())) == {"a": "2"}
+        assert versions_in(some.next(world.find, ())) == {"a": "2"}
 
-    def test_what_was_refused_for_anothers_sake_is_sent_again_with_it(self):
+    def test_resources_rejected_together_are_sent_again_together(self):
         world, endpoints = World(a="1", b="1", c="1"), StateOfTheWorld(complete=False)
         endpoints.handle("abc", "", "")
         endpoints.next(world.find, ())
@@ -84,14 +84,14 @@ class TestStateOfTheWorld:
         endpoints.handle("abc", "1", "b is no good")
         world.versions["b"] = "2"
         endpoints.mark_changed(["b"])
-        assert told(endpoints.next(world.find, ())) == {"a": "1", "b": "2", "c": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "1", "b": "2", "c": "1"}
         endpoints.mark_sent("2")
         endpoints.handle("abc", "2", "")
         world.versions["b"] = "3"
         endpoints.mark_changed(["b"])
-        assert told(endpoints.next(world.find, ())) == {"b": "3"}
+        assert versions_in(endpoints.next(world.find, ())) == {"b": "3"}
 
-    def test_what_changed_before_it_was_refused_is_sent_again_with_the_others(self):
+    def test_a_change_before_a_rejection_is_sent_with_the_other_resources(self):
         world, endpoints = World(a="1", b="1"), StateOfTheWorld(complete=False)
         endpoints.handle("ab", "", "")
         endpoints.next(world.find, ())
@@ -99,9 +99,9 @@ class TestStateOfTheWorld:
         world.versions["b"] = "2"
         endpoints.mark_changed(["b"])
         endpoints.handle("ab", "1", "b is no good")
-        assert told(endpoints.next(world.find, ())) == {"a": "1", "b": "2"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "1", "b": "2"}
 
-    def test_an_answer_to_an_older_response_is_ignored_but_for_its_names(self):
+    def test_only_the_names_of_a_late_acknowledgement_count(self):
         world, endpoints = World(a="1", b="1"), StateOfTheWorld(complete=False)
         endpoints.handle(["a"], "", "")
         endpoints.next(world.find, ())
@@ -115,9 +115,9 @@ class TestStateOfTheWorld:
         assert endpoints.unacknowledged == "2"
         assert endpoints.next(world.find, ()) is None
         assert endpoints.handle(["b"], "2", "") == "ack"
-        assert told(endpoints.next(world.find, ())) == {"b": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"b": "1"}
 
-    def test_what_is_left_and_asked_for_again_across_a_response_is_sent_again(self):
+    def test_a_resubscription_across_a_response_is_sent_again(self):
         world, endpoints = World(a="1", b="1"), StateOfTheWorld(complete=False)
         endpoints.handle(["a"], "", "")
         endpoints.next(world.find, ())
@@ -128,9 +128,9 @@ class TestStateOfTheWorld:
         endpoints.handle(["b"], "1", "")
         endpoints.handle(["a", "b"], "1", "")
         endpoints.handle(["a", "b"], "2", "")
-        assert told(endpoints.next(world.find, ())) == {"a": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "1"}
 
-    def test_what_was_left_and_is_asked_for_again_is_sent_again(self):
+    def test_a_resubscribed_resource_is_sent_again(self):
         world, endpoints = World(a="1"), StateOfTheWorld(complete=False)
         endpoints.handle(["a"], "", "")
         endpoints.next(world.find, ())
@@ -138,23 +138,23 @@ class TestStateOfTheWorld:
         endpoints.handle([], "1", "")
         assert endpoints.next(world.find, ()) is None
         endpoints.handle(["a"], "1", "")
-        assert told(endpoints.next(world.find, ())) == {"a": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "1"}
 
-    def test_no_names_are_all_of_them_for_clusters_and_none_for_endpoints(self):
+    def test_an_empty_subscription_means_all_clusters_but_no_endpoints(self):
         world = World(a="1", b="1")
         clusters, endpoints = StateOfTheWorld(complete=True), StateOfTheWorld(complete=False)
         clusters.handle([], "", "")
         endpoints.handle([], "", "")
-        assert told(clusters.next(world.find, ["a", "b"])) == {"a": "1", "b": "1"}
+        assert versions_in(clusters.next(world.find, ["a", "b"])) == {"a": "1", "b": "1"}
         assert endpoints.next(world.find, ["a", "b"]) is None
 
-    def test_all_of_them_is_answered_though_there_are_none(self):
+    def test_a_wildcard_without_resources_gets_an_empty_response(self):
         clusters = StateOfTheWorld(complete=True)
         clusters.handle([], "", "")
         assert clusters.next(World().find, None) is None, "nobody knows yet"
-        assert told(clusters.next(World().find, [])) == {}
+        assert versions_in(clusters.next(World().find, [])) == {}
 
-    def test_a_cluster_that_went_is_left_out_of_the_next_answer(self):
+    def test_a_removed_cluster_is_missing_in_the_next_response(self):
         world, clusters = World(a="1", b="1"), StateOfTheWorld(complete=True)
         clusters.handle([], "", "")
         clusters.next(world.find, ["a", "b"])
@@ -163,59 +163,59 @@ class TestStateOfTheWorld:
         clusters.relist()
         assert clusters.next(world.find, ["a", "b"]) is None, "nothing came or went"
         clusters.relist()
-        assert told(clusters.next(world.find, ["a"])) == {"a": "1"}
+        assert versions_in(clusters.next(world.find, ["a"])) == {"a": "1"}
 
-    def test_what_is_not_known_yet_is_told_later(self):
+    def test_a_resource_that_is_not_known_yet_is_sent_later(self):
         world, endpoints = World(a="unknown", b="1"), StateOfTheWorld(complete=False)
         endpoints.handle(["a", "b"], "", "")
-        assert told(endpoints.next(world.find, ())) == {"b": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"b": "1"}
         endpoints.mark_sent("1")
         endpoints.handle(["a", "b"], "1", "")
         world.versions["a"] = "1"
         endpoints.mark_changed(["a"])
-        assert told(endpoints.next(world.find, ())) == {"a": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "1"}
 
-    def test_a_list_with_something_unknown_in_it_waits(self):
+    def test_a_complete_response_waits_for_unknown_resources(self):
         world, clusters = World(a="unknown", b="1"), StateOfTheWorld(complete=True)
         clusters.handle(["a", "b"], "", "")
         assert clusters.next(world.find, ()) is None, "it would say that there is no such cluster"
         world.versions["a"] = "1"
         clusters.mark_changed(["a"])
-        assert told(clusters.next(world.find, ())) == {"a": "1", "b": "1"}
+        assert versions_in(clusters.next(world.find, ())) == {"a": "1", "b": "1"}
 
 
 class TestIncremental:
     def test_only_differences_are_sent(self):
         world, endpoints = World(a="1", b="1"), Incremental(complete=False)
         endpoints.handle(["a", "b"], [], {}, "", "")
-        assert told(endpoints.next(world.find, ())) == {"a": "1", "b": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "1", "b": "1"}
         endpoints.mark_sent("1")
         endpoints.handle([], [], {}, "1", "")
         world.versions["a"] = "2"
         endpoints.mark_changed(["a", "b"])
-        assert told(endpoints.next(world.find, ())) == {"a": "2"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "2"}
 
-    def test_a_name_that_does_not_exist_is_said_to(self):
+    def test_a_missing_resource_is_reported_as_removed(self):
         endpoints = Incremental(complete=False)
         endpoints.handle(["a"], [], {}, "", "")
         assert endpoints.next(World().find, ()) == PendingResponse({}, ("a",))
 
-    def test_what_a_client_has_from_before_is_not_sent_again(self):
+    def test_resources_that_a_client_already_has_are_not_sent_again(self):
         world, clusters = World(a="1", b="2", c="1"), Incremental(complete=True)
         clusters.handle([], [], {"a": "1", "b": "1", "gone": "1"}, "", "")
         answer = clusters.next(world.find, ["a", "b", "c"])
-        assert told(answer) == {"b": "2", "c": "1"}
+        assert versions_in(answer) == {"b": "2", "c": "1"}
         assert answer is not None
         assert answer.removed == ("gone",)
 
-    def test_all_of_them_is_answered_though_there_are_none(self):
+    def test_a_wildcard_without_resources_gets_an_empty_response(self):
         clusters = Incremental(complete=True)
         clusters.handle([], [], {}, "", "")
         assert clusters.next(World().find, None) is None, "nobody knows yet"
         assert clusters.next(World().find, []) == PendingResponse({})
         assert clusters.next(World().find, []) is None
 
-    def test_a_refused_version_is_not_sent_again_and_the_next_one_is(self):
+    def test_a_rejected_version_is_not_sent_again_but_the_next_one_is(self):
         world, endpoints = World(a="1"), Incremental(complete=False)
         endpoints.handle(["a"], [], {}, "", "")
         endpoints.next(world.find, ())
@@ -224,9 +224,9 @@ class TestIncremental:
         assert endpoints.next(world.find, ()) is None
         world.versions["a"] = "2"
         endpoints.mark_changed(["a"])
-        assert told(endpoints.next(world.find, ())) == {"a": "2"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "2"}
 
-    def test_names_count_though_the_response_before_is_not_answered(self):
+    def test_names_count_before_the_previous_response_is_acknowledged(self):
         world, endpoints = World(a="1", b="1"), Incremental(complete=False)
         endpoints.handle(["a"], [], {}, "", "")
         endpoints.next(world.find, ())
@@ -234,9 +234,9 @@ class TestIncremental:
         endpoints.handle(["b"], [], {}, "", "")
         assert endpoints.next(world.find, ()) is None
         endpoints.handle([], [], {}, "1", "")
-        assert told(endpoints.next(world.find, ())) == {"b": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"b": "1"}
 
-    def test_the_answer_to_an_older_response_counts_for_nothing(self):
+    def test_a_late_acknowledgement_is_ignored(self):
         world, endpoints = World(a="1", b="1"), Incremental(complete=False)
         endpoints.handle(["a"], [], {}, "", "")
         endpoints.next(world.find, ())
@@ -250,23 +250,23 @@ class TestIncremental:
         endpoints.mark_changed(["b"])
         assert endpoints.next(world.find, ()) is None, "the newer response is not answered yet"
         assert endpoints.handle([], [], {}, "2", "") == "ack"
-        assert told(endpoints.next(world.find, ())) == {"b": "2"}
+        assert versions_in(endpoints.next(world.find, ())) == {"b": "2"}
 
-    def test_asking_again_is_answered_again(self):
+    def test_a_resubscription_is_answered_again(self):
         world, endpoints = World(a="1"), Incremental(complete=False)
         endpoints.handle(["a"], [], {}, "", "")
         endpoints.next(world.find, ())
         endpoints.mark_sent("1")
         endpoints.handle(["a"], [], {}, "1", "")
-        assert told(endpoints.next(world.find, ())) == {"a": "1"}
+        assert versions_in(endpoints.next(world.find, ())) == {"a": "1"}
 
 
 NAMES = ["a", "b", "c", "d"]
 
 
 class Following(RuleBasedStateMachine):
-    """A client that keeps to the protocol, and whatever may happen: once it has answered all that
-    it was sent, it was told what there is."""
+    """A client that follows the protocol, through random changes: once it has acknowledged every
+    response, it knows the current resources."""
 
     whole = False
 
@@ -316,7 +316,7 @@ class Following(RuleBasedStateMachine):
         assert answer is not None
         self.received = str(self.sent)
         wants = NAMES if self.wildcard else self.wants
-        versions = {n: each.version for n, each in answer.resources.items() if n in wants}
+        versions = {n: resource.version for n, resource in answer.resources.items() if n in wants}
         self.take(versions, answer.removed)
         self.reply(error)
 
@@ -332,7 +332,7 @@ class Following(RuleBasedStateMachine):
             self.ask({name}, set())
 
     def teardown(self) -> None:
-        for _ in range(3):  # what is under way, what was asked for meanwhile, and nothing more
+        for _ in range(3):  # what is in flight, what was subscribed meanwhile, and nothing more
             if self.under_way is not None:
                 self.answer("")
             self.send()
@@ -405,29 +405,29 @@ TestFollowingDifferencesOfAll = WholeDifferences.TestCase
 
 
 class TestLeavingTheWildcard:
-    """Incremental, and all of it for clusters and listeners alone."""
+    """Incremental, with a wildcard only for clusters and listeners."""
 
     def _following(self, world: World) -> Incremental:
         clusters = Incremental(complete=True)
         clusters.handle(["*"], [], {}, "", "")
-        assert told(clusters.next(world.find, ["a", "b"])) == {"a": "1", "b": "1"}
+        assert versions_in(clusters.next(world.find, ["a", "b"])) == {"a": "1", "b": "1"}
         clusters.mark_sent("1")
         clusters.handle([], [], {}, "1", "")
         return clusters
 
-    def test_what_is_left_and_asked_for_again_is_sent_again(self):
+    def test_a_wildcard_that_is_subscribed_again_is_sent_again(self):
         world = World(a="1", b="1")
         clusters = self._following(world)
         clusters.handle([], ["*"], {}, "", "")
         assert clusters.next(world.find, ["a", "b"]) is None
         clusters.handle(["*"], [], {}, "", "")
-        assert told(clusters.next(world.find, ["a", "b"])) == {"a": "1", "b": "1"}
+        assert versions_in(clusters.next(world.find, ["a", "b"])) == {"a": "1", "b": "1"}
 
-    def test_a_name_that_is_left_and_still_among_all_is_told(self):
+    def test_an_unsubscribed_name_that_the_wildcard_covers_is_sent(self):
         world = World(a="1", b="1")
         clusters = self._following(world)
         clusters.handle([], ["a", "none"], {}, "", "")
         answer = clusters.next(world.find, ["a", "b"])
-        assert told(answer) == {"a": "1"}
+        assert versions_in(answer) == {"a": "1"}
         assert answer is not None
         assert answer.removed == ("none",)
