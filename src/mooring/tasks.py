@@ -1,7 +1,7 @@
 """The only module that calls `create_task`: each background task has an owner, and a crash is
-logged. `in_thread` runs a call in a thread that cannot delay the exit of the process. Long
-computations run in slices, so that they can share the event loop, and `Schedule` waits for what is
-due next."""
+logged. `in_thread` runs a call in a thread that cannot delay the exit of the process, `in_parallel`
+works on many items. Long computations run in slices, so that they can share the event loop, and
+`Schedule` waits for what is due next."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from mooring.formatting import quoted
 
@@ -22,6 +31,7 @@ log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 T = TypeVar("T")
+R = TypeVar("R")
 
 _CANCEL_AGAIN_AFTER = 5.0
 """Seconds after which a cancelled task that still runs is cancelled again. A cancellation can be
@@ -109,6 +119,43 @@ def in_thread(call: Callable[[], T], *, name: str) -> asyncio.Future[T | BaseExc
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the number of finished items and the total."""
+
+_PARALLEL = 16
+
+
+def no_progress(done: int, total: int) -> None:
+    """Ignores the progress."""
+
+
+async def in_parallel(
+    items: Sequence[T], work: Callable[[T], Awaitable[R]], progress: Progress = no_progress
+) -> AsyncIterator[R]:
+    """Work on up to 16 items at a time, and yield the result for each item as it finishes."""
+    tasks, waiting = Tasks(), list(reversed(items))
+    results: asyncio.Queue[R | Exception] = asyncio.Queue()
+
+    async def run() -> None:
+        while waiting:
+            try:
+                results.put_nowait(await work(waiting.pop()))
+            except Exception as error:  # noqa: BLE001 - raised below
+                return results.put_nowait(error)
+
+    try:
+        for number in range(min(_PARALLEL, len(items))):
+            tasks.start(run(), name=f"parallel work {number}")
+        for done in range(1, len(items) + 1):
+            result = await results.get()
+            if isinstance(result, Exception):
+                raise result
+            progress(done, len(items))
+            yield result
+    finally:
+        await tasks.aclose()
 
 
 def settle(future: asyncio.Future[T], result: T | Exception) -> None:

@@ -30,10 +30,9 @@ from mooring.migrate.jxt.plan import (
 from mooring.migrate.jxt.reader import MigrationSnapshot, UnitReader
 from mooring.migrate.jxt.state import CutoverMarker, CutoverState, SyncedState, UnitState
 from mooring.migrate.jxt.sync_unit import NewIndexes, SyncResult, UnitSync
-from mooring.migrate.progress import Progress, in_parallel, no_progress
 from mooring.migrate.verified_file import Verified
 from mooring.store.contract import Delete, Put, Query, Store, absent, key, unchanged
-from mooring.tasks import Backoff, slices
+from mooring.tasks import Backoff, Progress, in_parallel, no_progress, slices
 from mooring.tenants.keys import TenantKeys
 from mooring.tenants.publish.committer import now
 from mooring.tenants.publish.publisher import Publisher, default_author

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from mooring.errors import MigrationError
-from mooring.migrate.progress import Progress, no_progress
 from mooring.migrate.redis_v1.format import (
     INCARNATION,
     V1Keys,
@@ -40,7 +39,7 @@ from mooring.registry.redis.connection import Argument
 from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.live_service import KEPT, message_head
 from mooring.registry.redis.registry import RedisRegistry
-from mooring.tasks import slices
+from mooring.tasks import Progress, no_progress, slices
 
 FORMAT = "mooring redis-v1 verified 1"
 
