@@ -18,8 +18,7 @@ from mooring.backends import open_store
 from mooring.formatting import parse_duration
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
-from mooring.testing.redis import RedisServer
-from mooring.testing.redis_groups import RedisCluster, SentinelGroup
+from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
 from tests.acceptance.serving import Served
 from tests.admin import Admin
 from tests.asyncio_errors import asyncio_errors, nothing_is_left_running  # noqa: F401 (fixtures)

@@ -19,8 +19,7 @@ from mooring import Instance
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.settings import parse
-from mooring.testing.redis import RedisServer
-from mooring.testing.redis_groups import RedisCluster, SentinelGroup
+from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup
 from tests.acceptance.commands import mooring_command
 from tests.acceptance.serving import Served
 from tests.acceptance.test_registry_commands import Running, objects, ok, refused, rows

@@ -15,8 +15,7 @@ from mooring.errors import Closed, InvalidName, InvalidRequest, StoreError
 from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.settings import parse
-from mooring.testing.redis import RedisServer
-from mooring.testing.redis_groups import RedisCluster
+from mooring.testing.redis import RedisCluster, RedisServer
 from tests.contract.registries import QUICK, REDIS, hands_of
 from tests.waiting import eventually
 

@@ -33,8 +33,7 @@ from mooring.settings import (
     RegistrySettings,
 )
 from mooring.settings.connections import RedisConnectionSettings
-from mooring.testing.redis import RedisServer
-from mooring.testing.redis_groups import RedisCluster
+from mooring.testing.redis import RedisCluster, RedisServer
 
 NO_BRAKE = CleanupSettings(interval=0.02, global_timeout=0.04, brake_least=1_000_000)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mooring.testing.redis import RedisServer
-from mooring.testing.redis_groups import RedisCluster
+from mooring.testing.redis import RedisCluster, RedisServer
 from tests.features.test_migrate_redis_v1 import WITHIN, bridging, place
 from tests.waiting import eventually
 

@@ -16,8 +16,7 @@ from mooring.model import JSON
 from mooring.registry.evictions import CleanupReport
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.live_service import send
-from mooring.testing.redis import RedisServer
-from mooring.testing.redis_groups import RedisCluster
+from mooring.testing.redis import RedisCluster, RedisServer
 from tests.faults.redis_actors import NO_BRAKE, Process, World
 
 PATIENT = type(NO_BRAKE)(brake_least=1_000_000)

@@ -27,8 +27,7 @@ from mooring.migrate.redis_v1.plan import InstancePlan
 from mooring.model import Instance
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.tasks import Tasks
-from mooring.testing.redis import RedisServer, Reply
-from mooring.testing.redis_groups import RedisCluster
+from mooring.testing.redis import RedisCluster, RedisServer, Reply
 from tests.backends import usual
 from tests.waiting import eventually
 

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mooring.testing.redis import CommandFailed, RedisServer, Tls, find_redis
-from mooring.testing.redis_groups import RedisCluster, SentinelGroup
+from mooring.testing.redis import (
+    CommandFailed,
+    RedisCluster,
+    RedisServer,
+    SentinelGroup,
+    Tls,
+    find_redis,
+)
 from mooring.testing.servers import ProgramNotFound
 from tests.waiting import until
 

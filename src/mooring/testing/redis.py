@@ -1,4 +1,4 @@
-"""Real Redis and Valkey servers for tests. `redis_groups` has clusters and Sentinel."""
+"""Real Redis and Valkey servers for tests: one, a cluster, or a Sentinel group."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import signal
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Self, TypeAlias, cast
 
-from mooring.testing.servers import ProgramNotFound, ServerProcess, free_port
+from mooring.formatting import quoted
+from mooring.testing.servers import ProgramNotFound, ServerFailed, ServerProcess, free_port
 
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
@@ -189,3 +192,258 @@ def _read_reply(stream: BinaryIO) -> Reply:
     if kind == b"*":
         return [_read_reply(stream) for _ in range(int(rest))]
     return stream.read(int(rest) + 2)[:-2].decode(errors="surrogateescape")
+
+
+SLOTS = 16384
+"""The number of slots of a cluster."""
+
+
+class RedisGroup(ABC):
+    """Several servers. A context manager: leaving kills them all."""
+
+    def __init__(self, processes: Sequence[RedisServer]) -> None:
+        self._processes = list(processes)
+
+    @abstractmethod
+    def settled(self) -> bool:
+        """Whether all running servers agree on their roles, and no role belongs to a stopped one.
+        False while a server is paused."""
+
+    def settle(self, *, within: float = 30.0) -> None:
+        """Wait until the group is settled: after a kill, until another server has taken over; after
+        a start, until the server has a role again."""
+        _wait(self.settled, within=within, what=f"{type(self).__name__} does not settle")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._processes:
+            server.kill()
+
+
+class RedisCluster(RedisGroup):
+    """Masters that share the slots evenly, with `replicas` each. A master that does not answer for
+    `node_timeout` seconds is replaced shortly after. `flags` are passed to each member."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        masters: int = 3,
+        replicas: int = 0,
+        series: str = "7.0",
+        node_timeout: float = 2.0,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self.size, self.node_timeout = masters, node_timeout
+        self.members = [
+            RedisServer(
+                folder / f"m{number}",
+                series=series,
+                flags=[
+                    *("--cluster-enabled", "yes"),
+                    *("--cluster-node-timeout", str(round(node_timeout * 1000))),
+                    *("--cluster-announce-ip", "127.0.0.1"),
+                    # A replica may take over however old its data is.
+                    *("--cluster-replica-validity-factor", "0"),
+                    *flags,
+                ],
+            )
+            for number in range(masters * (1 + replicas))
+        ]
+        super().__init__(self.members)
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(member.address for member in self.members)
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start(wait=False)
+        for member in self.members:
+            member.wait()
+        # Members gossip twice in this time.
+        self._set_node_timeout(min(self.node_timeout, 2.0))
+        self._meet()
+        for number, member in enumerate(self.members):
+            if number < self.size:
+                slots = range(SLOTS * number // self.size, SLOTS * (number + 1) // self.size)
+                member.command("CLUSTER", "ADDSLOTS", *slots)
+            else:
+                master = self.members[number % self.size].command("CLUSTER", "MYID")
+                member.command("CLUSTER", "REPLICATE", cast("str", master))
+        self.settle()
+        self._set_node_timeout(self.node_timeout)
+
+    def _set_node_timeout(self, seconds: float) -> None:
+        for member in self.members:
+            member.command("CONFIG", "SET", "cluster-node-timeout", round(seconds * 1000))
+
+    def _meet(self) -> None:
+        for number, member in enumerate(self.members, start=1):
+            member.command("CLUSTER", "SET-CONFIG-EPOCH", number)
+        _wait(self._met, within=20.0, what="the members of a cluster do not find each other")
+
+    def _met(self) -> bool:
+        """Whether each member knows all. Repeats MEET for the others: a busy member may miss it."""
+        first, ports = self.members[0], {member.port for member in self.members}
+        for port in ports - _view(first).keys():
+            first.command("CLUSTER", "MEET", "127.0.0.1", port)
+        return all(_view(member).keys() == ports for member in self.members)
+
+    def settled(self) -> bool:
+        running = [member for member in self.members if member.running]
+        with contextlib.suppress(OSError, CommandFailed):
+            views = [_view(member) for member in running]
+            return (
+                views[0].keys() == {member.port for member in running}
+                and all(view == views[0] for view in views)
+                and all("cluster_state:ok" in _text(m, "CLUSTER", "INFO") for m in running)
+                and all("master_link_status:down" not in _text(m, "INFO") for m in running)
+            )
+        return False
+
+    def master_of(self, key: str) -> RedisServer:
+        """The member that currently holds a key, according to the first member that answers."""
+        for member in self.members:
+            with contextlib.suppress(OSError):
+                slot = cast("int", member.command("CLUSTER", "KEYSLOT", key, within=1.0))
+                shares = member.command("CLUSTER", "SLOTS", within=1.0)
+                for first, last, (_, port, *_), *_ in cast("list[list[Any]]", shares):
+                    if first <= slot <= last:
+                        return next(member for member in self.members if member.port == port)
+        raise ServerFailed(f"no member of the cluster knows the master of {quoted(key)}")
+
+
+class SentinelGroup(RedisGroup):
+    """A master, its `replicas`, and sentinels, which replace a master shortly after it has not
+    answered for `down_after` seconds. `flags` are passed to the master and the replicas."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        replicas: int = 1,
+        sentinels: int = 3,
+        name: str = "mymaster",
+        series: str = "7.0",
+        down_after: float = 1.0,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        folder.mkdir(parents=True, exist_ok=True)
+        # Servers store their role in these files, and keep it when they are restarted.
+        files = [folder / f"server{number}.conf" for number in range(1 + replicas)]
+        self.servers = [
+            RedisServer(file.with_suffix(""), series=series, settings=file, flags=flags)
+            for file in files
+        ]
+        port = self.servers[0].port
+        for number, file in enumerate(files):
+            file.write_text(f"replicaof 127.0.0.1 {port}\n" if number else "")
+        self.sentinels = [
+            RedisServer(
+                folder / f"sentinel{number}",
+                series=series,
+                settings=folder / f"sentinel{number}.conf",
+                flags=["--sentinel"],
+            )
+            for number in range(sentinels)
+        ]
+        for sentinel in self.sentinels:
+            sentinel.folder.with_suffix(".conf").write_text(
+                f"sentinel monitor {name} 127.0.0.1 {port} {sentinels // 2 + 1}\n"
+                f"sentinel down-after-milliseconds {name} {round(down_after * 1000)}\n"
+                f"sentinel failover-timeout {name} 3000\n"
+            )
+        super().__init__([*self.sentinels, *self.servers])
+
+    @property
+    def url(self) -> str:
+        addresses = ",".join(sentinel.address for sentinel in self.sentinels)
+        return f"redis+sentinel://{addresses}/{self.name}"
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        # Sentinels ask a master for its replicas when they start, and then only every ten seconds.
+        _wait(
+            lambda: len(_replicas(self.servers[0])) == len(self.servers) - 1,
+            within=20.0,
+            what="the replicas do not find their master",
+        )
+        for sentinel in self.sentinels:
+            sentinel.start()
+        self.settle()
+
+    def settled(self) -> bool:
+        running = {server.port for server in self.servers if server.running}
+        sentinels = [sentinel for sentinel in self.sentinels if sentinel.running]
+        with contextlib.suppress(OSError, CommandFailed):
+            master = self.master()
+            return _replicas(master) == running - {master.port} and all(
+                self._knows_all(sentinel, master) for sentinel in sentinels
+            )
+        return False
+
+    def _knows_all(self, sentinel: RedisServer, master: RedisServer) -> bool:
+        """Whether a sentinel knows this master, all replicas and all other sentinels."""
+        words = cast("list[str]", sentinel.command("SENTINEL", "MASTER", self.name, within=1.0))
+        view = dict(zip(words[::2], words[1::2], strict=True))
+        counts = int(view["num-slaves"]), int(view["num-other-sentinels"])
+        return (
+            view["flags"] == "master"
+            and int(view["port"]) == master.port
+            and counts == (len(self.servers) - 1, len(self.sentinels) - 1)
+        )
+
+    def master(self) -> RedisServer:
+        """The current master, according to the first sentinel that answers."""
+        for sentinel in self.sentinels:
+            with contextlib.suppress(OSError):
+                command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
+                _, port = cast("list[str]", sentinel.command(*command, within=1.0))
+                return next(server for server in self.servers if server.port == int(port))
+        raise ServerFailed(f"no sentinel of {quoted(self.name)} answers")
+
+    def kill_master(self) -> RedisServer:
+        """Kill the current master. It can be started again."""
+        master = self.master()
+        master.kill()
+        return master
+
+
+def _wait(condition: Callable[[], bool], *, within: float, what: str) -> None:
+    deadline = time.monotonic() + within
+    while True:
+        with contextlib.suppress(OSError, CommandFailed):
+            if condition():
+                return
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"{what} within {within:g} s")
+        time.sleep(0.05)
+
+
+def _text(server: RedisServer, *words: str) -> str:
+    return cast("str", server.command(*words, within=1.0))
+
+
+def _view(member: RedisServer) -> dict[int, tuple[str, ...]]:
+    """The members that a member considers alive, by port: id, id of the master of a replica, and
+    slots."""
+    known = {}
+    for line in _text(member, "CLUSTER", "NODES").splitlines():
+        number, address, flags, master, _, _, _, *slots = line.split()
+        if not {"fail", "fail?", "handshake", "noaddr"} & set(flags.split(",")):
+            port = address.partition("@")[0].rpartition(":")[2]
+            known[int(port)] = (number, master, *slots)
+    return known
+
+
+def _replicas(master: RedisServer) -> set[int]:
+    """The ports of the replicas of a master. Raises `CommandFailed` if it is not a master."""
+    role, *rest = cast("list[Any]", master.command("ROLE", within=1.0))
+    if role != "master":
+        raise CommandFailed(f"{master.address} is a {role}")
+    return {int(port) for _, port, _ in rest[1]}
