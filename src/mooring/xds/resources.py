@@ -32,7 +32,7 @@ from mooring.discovery.selector import Selector, callable_now, exclusion
 from mooring.discovery.zones_and_panic import Contribution, ZoneTallies
 from mooring.model import Instance
 from mooring.xds import proto
-from mooring.xds.proto import message, packed
+from mooring.xds.proto import packed
 
 ROUTE_TABLE = "//services"
 """The name of Envoy's routes to all services. It is not a valid service name."""
@@ -72,14 +72,8 @@ def _resource(url: str, kind: str, /, **fields: Any) -> Resource:
     return Resource(blake2b(body.value, digest_size=8).hexdigest(), body)
 
 
-def _over_ads() -> Any:
-    # No fetch timeout: until the response arrives, a client uses the resources that it has.
-    return message(
-        "ConfigSource",
-        ads=message("Nothing"),
-        initial_fetch_timeout=message("Duration"),
-        resource_api_version=proto.V3,
-    )
+# No fetch timeout: until the response arrives, a client uses the resources that it has.
+_OVER_ADS = {"ads": {}, "initial_fetch_timeout": {}, "resource_api_version": proto.V3}
 
 
 @functools.lru_cache(_CACHED)
@@ -89,16 +83,11 @@ def listener(service: str) -> Resource:
         proto.HTTP_CONNECTION_MANAGER,
         "HttpConnectionManager",
         stat_prefix=service,
-        rds=message("Rds", config_source=_over_ads(), route_config_name=service),
-        http_filters=[
-            message("HttpFilter", name="router", typed_config=packed(proto.ROUTER, "Nothing"))
-        ],
+        rds={"config_source": _OVER_ADS, "route_config_name": service},
+        http_filters=[{"name": "router", "typed_config": packed(proto.ROUTER, "Nothing")}],
     )
     return _resource(
-        proto.LISTENER,
-        "Listener",
-        name=service,
-        api_listener=message("ApiListener", api_listener=manager),
+        proto.LISTENER, "Listener", name=service, api_listener={"api_listener": manager}
     )
 
 
@@ -106,9 +95,7 @@ def listener(service: str) -> Resource:
 def routes(service: str, *, separate_http: bool) -> Resource:
     """Routes for all calls to one service. `separate_http`: its HTTP ports differ from its gRPC
     ports."""
-    host = message(
-        "VirtualHost", name=service, domains=["*"], routes=_routes(service, separate_http)
-    )
+    host = {"name": service, "domains": ["*"], "routes": _routes(service, separate_http)}
     return _resource(proto.ROUTES, "RouteConfiguration", name=service, virtual_hosts=[host])
 
 
@@ -116,12 +103,7 @@ def route_table(services: Mapping[str, bool]) -> Resource:
     """Routes by host for all services. The values of `services` are as `separate_http` in
     `routes`."""
     hosts = [
-        message(
-            "VirtualHost",
-            name=service,
-            domains=[host],
-            routes=_routes(service, services[service]),
-        )
+        {"name": service, "domains": [host], "routes": _routes(service, services[service])}
         for service, host in hosts_by_service(services).items()
     ]
     return _resource(
@@ -153,78 +135,60 @@ def is_addressable(service: str) -> bool:
 
 
 def _routes(service: str, separate_http: bool) -> list[Any]:
-    everything = message("RouteMatch", prefix="")
+    everything = {"prefix": ""}
     if not separate_http:
-        return [message("Route", match=everything, route=_action(service))]
-    grpc = message("RouteMatch", prefix="", grpc=message("Nothing"))
+        return [{"match": everything, "route": _action(service)}]
     return [
-        message("Route", match=grpc, route=_action(service)),
-        message("Route", match=everything, route=_action(service + HTTP_SUFFIX)),
+        {"match": {"prefix": "", "grpc": {}}, "route": _action(service)},
+        {"match": everything, "route": _action(service + HTTP_SUFFIX)},
     ]
 
 
 def _action(cluster: str) -> Any:
     """No timeout: that is up to the caller. Calls that did not reach an instance are retried on
     another one."""
-    other_host = message(
-        "RetryHostPredicate",
-        name="elsewhere",
-        typed_config=packed(proto.PREVIOUS_HOSTS, "Nothing"),
-    )
-    return message(
-        "RouteAction",
-        cluster=cluster,
-        timeout=message("Duration"),
-        retry_policy=message(
-            "RetryPolicy",
-            retry_on="connect-failure,refused-stream,reset-before-request",
-            num_retries=message("UInt32", value=2),
-            retry_host_predicate=[other_host],
-            host_selection_retry_max_attempts=5,
-        ),
-    )
+    previous_hosts = packed(proto.PREVIOUS_HOSTS, "Nothing")
+    retries = {
+        "retry_on": "connect-failure,refused-stream,reset-before-request",
+        "num_retries": {"value": 2},
+        "retry_host_predicate": [{"name": "elsewhere", "typed_config": previous_hosts}],
+        "host_selection_retry_max_attempts": 5,
+    }
+    return {"cluster": cluster, "timeout": {}, "retry_policy": retries}
 
 
 @functools.lru_cache(4 * _CACHED)
 def cluster(name: str, client: XdsClient) -> Resource:
     """The cluster of a service, without limits on concurrent requests: by default, clients reject
     the 1025th."""
-    unbounded = message("UInt32", value=_UNBOUNDED)
-    bounds = message(
-        "Thresholds",
-        max_connections=unbounded,
-        max_pending_requests=unbounded,
-        max_requests=unbounded,
-        max_retries=unbounded,
-    )
+    limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
+    unbounded = {limit: {"value": _UNBOUNDED} for limit in limits}
     fields: dict[str, Any] = {}
     if client.kind == "envoy":
         # Envoy calls instances with the protocol of its caller: HTTP/2 for gRPC, else either.
         same_protocol = packed(
             proto.HTTP_PROTOCOL_OPTIONS,
             "HttpProtocolOptions",
-            use_downstream_protocol_config=message(
-                "UseDownstreamHttpConfig",
-                http_protocol_options=message("Nothing"),
-                http2_protocol_options=message("Nothing"),
-            ),
+            use_downstream_protocol_config={
+                "http_protocol_options": {},
+                "http2_protocol_options": {},
+            },
         )
         key = proto.HTTP_PROTOCOL_OPTIONS.partition("/")[2]
         fields = {
-            "typed_extension_protocol_options": [message("Options", key=key, value=same_protocol)],
-            "common_lb_config": message(
-                "CommonLbConfig",
-                healthy_panic_threshold=message("Percent", value=_SETTINGS.panic_threshold * 100),
-            ),
-            "connect_timeout": message("Duration", seconds=2),
+            "typed_extension_protocol_options": [{"key": key, "value": same_protocol}],
+            "common_lb_config": {
+                "healthy_panic_threshold": {"value": _SETTINGS.panic_threshold * 100}
+            },
+            "connect_timeout": {"seconds": 2},
         }
     return _resource(
         proto.CLUSTER,
         "Cluster",
         name=name,
         type=proto.EDS,
-        eds_cluster_config=message("EdsClusterConfig", eds_config=_over_ads()),
-        circuit_breakers=message("CircuitBreakers", thresholds=[bounds]),
+        eds_cluster_config={"eds_config": _OVER_ADS},
+        circuit_breakers={"thresholds": [unbounded]},
         **fields,
     )
 
@@ -283,18 +247,15 @@ def _localities(
         priority = int(address not in first)
         groups.setdefault((priority, instance.zone, weight), []).append(address)
     return [
-        message(
-            "LocalityLbEndpoints",
-            locality=message("Locality", zone=zone, sub_zone=f"weight-{weight}" if weight else ""),
-            lb_endpoints=[
+        {
+            "locality": {"zone": zone, "sub_zone": f"weight-{weight}" if weight else ""},
+            "lb_endpoints": [
                 _endpoint(callable[address], port, weights[address], client)
                 for address in addresses
             ],
-            load_balancing_weight=message(
-                "UInt32", value=sum(weights[address] for address in addresses)
-            ),
-            priority=priority,
-        )
+            "load_balancing_weight": {"value": sum(weights[address] for address in addresses)},
+            "priority": priority,
+        }
         for (priority, zone, weight), addresses in sorted(groups.items())
     ]
 
@@ -340,13 +301,12 @@ def _split(weights: Mapping[str, float], near: Collection[str], stay: float) -> 
 def _endpoint(instance: Instance, port: str, weight: int, client: XdsClient) -> Any:
     # gRPC calls all instances that it receives, even if they are unhealthy (panic).
     healthy = client.kind == "grpc" or instance.status.healthy
-    address = message("SocketAddress", address=instance.host, port_value=instance.port_for(port))
-    return message(
-        "LbEndpoint",
-        endpoint=message("Endpoint", address=message("Address", socket_address=address)),
-        health_status=proto.HEALTHY if healthy else proto.UNHEALTHY,
-        load_balancing_weight=message("UInt32", value=weight),
-    )
+    address = {"address": instance.host, "port_value": instance.port_for(port)}
+    return {
+        "endpoint": {"address": {"socket_address": address}},
+        "health_status": proto.HEALTHY if healthy else proto.UNHEALTHY,
+        "load_balancing_weight": {"value": weight},
+    }
 
 
 def integer_weights(weights: Sequence[float]) -> list[int]:
