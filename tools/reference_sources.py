@@ -116,8 +116,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "mooring.testing.etcd.EtcdServer",
         "mooring.testing.etcd.EtcdCluster",
         "mooring.testing.redis.RedisServer",
-        "mooring.testing.redis_groups.RedisCluster",
-        "mooring.testing.redis_groups.SentinelGroup",
+        "mooring.testing.redis.RedisCluster",
+        "mooring.testing.redis.SentinelGroup",
     ),
 }
 """The public names by page. A module stands for everything in its `__all__`."""
