@@ -1,4 +1,4 @@
-"""`python -m bench`: run, print, and with `--write` update docs/benchmarks.md."""
+"""Run the benchmarks and print the results."""
 
 from __future__ import annotations
 
@@ -97,13 +97,21 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(_MEASUREMENTS))
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        choices=list(_MEASUREMENTS),
+        help=f"run only these: {', '.join(_MEASUREMENTS)}",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per comparison (default: 5)")
     parser.add_argument(
         "--seconds", type=float, default=1.0, help="length of each measurement (default: 1)"
     )
     parser.add_argument(
-        "--write", action="store_true", help="into docs/benchmarks.md, or these parts of it"
+        "--write",
+        action="store_true",
+        help="update docs/benchmarks.md, or only its sections that were run",
     )
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds <= 0:

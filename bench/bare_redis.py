@@ -25,7 +25,7 @@ from mooring.testing.redis import RedisServer, find_redis, launch
 
 SERIES = "7.0"
 _TOGETHER = 500
-_MOMENT = 100  # µs: to log what a script calls, too, would slow it down
+_MOMENT = 100  # µs: logging the commands of a script would slow it down
 
 
 class Member(NamedTuple):

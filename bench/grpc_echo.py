@@ -1,8 +1,8 @@
-"""A gRPC server of so many ports, of which every method answers with what it was sent.
+"""A gRPC server on several ports, whose methods return their request.
 
 python -m bench.grpc_echo PORTS
 
-It has the health service, and tells its ports.
+It has the health service. Prints its ports.
 """
 
 from __future__ import annotations

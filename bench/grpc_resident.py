@@ -1,9 +1,9 @@
-"""A process with a channel to many instances, which then rests.
+"""A process with a channel to many instances, which then makes no calls.
 
 python -m bench.grpc_resident URL SERVICE COUNT SECONDS
 
-It tells how long it took until all were connected, from before the channel was made; then, after so
-many seconds of rest, the share of one core that all its threads took meanwhile.
+Prints the time from before the channel is created until all instances are connected; then, after
+SECONDS without calls, the share of one core that all its threads used meanwhile.
 """
 
 from __future__ import annotations

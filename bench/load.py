@@ -20,7 +20,7 @@ KEYS = [f"/bench/{number:04}" for number in range(1000)]
 VALUE = "v" * 100
 
 _WARM_UP = 0.3
-_GRACE = 20.0  # seconds that a call may take beyond the end before the measurement is given up
+_GRACE = 20.0  # seconds that a call may exceed the end of the measurement
 
 
 class Load(NamedTuple):

@@ -26,7 +26,7 @@ _PYTHON = Path(sys.executable)
 _TOOZ = Peer("tooz", ("tooz==9.1.0", "etcd3gw==2.7.0", "requests==2.34.2", "urllib3==2.8.0"))
 _CROWD = 1000
 
-_WITHIN = 120.0  # seconds for a crowd to come, and to go again
+_WITHIN = 120.0  # seconds until many contenders are queued, and until they are gone
 
 Measured = Callable[[], Awaitable[Load]]
 

@@ -1,5 +1,5 @@
-"""The four ways to balance calls: in the caller's process, by a proxy on its machine, by one proxy
-for all, and by a sidecar; beside a plain channel to one instance."""
+"""The four balancing modes: in-process, local proxy, central proxy and sidecar, compared with a
+plain channel to one instance."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ async def _calls(mode: Mode, workers: int, seconds: float) -> Cost:
 
 
 async def _among_others(mode: Mode, seconds: float) -> Cost:
-    """One call at a time, while others keep the proxy busy. They wait a little between two calls:
-    else it would be this process that is busy, and its own waiting that is measured."""
+    """One call at a time, while other calls keep the proxy busy. These pause between calls, since
+    this process would otherwise be the bottleneck."""
     stop = asyncio.Event()
 
     async def others() -> None:
@@ -169,7 +169,7 @@ async def _modes() -> AsyncIterator[dict[str, Mode]]:
 
 @contextmanager
 def _bootstrapped(file: Path, server: str) -> Any:
-    """gRPC looks for its file when the first such channel of a process is used, and not again."""
+    """gRPC reads this file when a process first uses an `xds:///` channel, and only then."""
     file.write_text(json.dumps(for_grpc(server, Identity("bench"))))
     os.environ["GRPC_XDS_BOOTSTRAP"] = str(file)
     try:

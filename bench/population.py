@@ -13,7 +13,7 @@ SERVICE = "bench/service"
 LAYOUT = layout_of("tree")
 
 _STARTED = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-# What the collectors that are on by default give, so that values are as long as they are in life.
+# The output of the default collectors, so that values have a realistic length.
 _CPU: Mapping[str, JSON] = {
     "processCpuLoad": 3.5,
     "systemCpuLoad": 12.5,
@@ -40,14 +40,14 @@ _METRICS: Mapping[str, JSON] = {
 
 
 def instance(number: int, *, load: float = 3.5) -> Instance:
-    """One of many, each on a host of its own. The same number is the same instance; `load` makes
-    its status another one."""
+    """One of many instances, each on its own host. Equal numbers give equal instances; `load`
+    changes the status."""
     host = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
     return _instance(host, 8080, f"{number:032x}", load)
 
 
 def here(number: int) -> Instance:
-    """One of the instances of a process on one host, which differ in their ports."""
+    """One of the instances of one host, which differ in their ports."""
     return _instance("192.168.0.1", 1024 + number, f"{number:032x}", 3.5)
 
 

@@ -72,6 +72,7 @@ async def script(module: str, *arguments: str) -> AsyncIterator[Script]:
 
 
 def tell(message: object) -> None:
+    """Send a message to the process that runs this script."""
     print(json.dumps(message), flush=True)
 
 

@@ -73,7 +73,7 @@ async def run(plan: Plan) -> list[Section]:
             f"without cleanup {milliseconds(typical.at_rest)}",
             target=bound,
             value=typical.waited,
-            remark="If it is as long without cleanup, the machine causes it.",
+            remark="If the wait without cleanup is as long, the machine is the cause.",
         ),
         Line("full pass", f"{typical.seconds:.2f} s"),
     ]

@@ -58,7 +58,7 @@ async def run(plan: Plan) -> list[Section]:
     ]
     text = (
         "A process holds the given number of registrations on etcd, with default settings and "
-        f"metrics, for {seconds:g} s, starting the same time after the last registration. The "
+        f"metrics, for {seconds:g} s, starting at a fixed time after the last registration. The "
         "table shows the CPU time of all threads and how often any of them blocked."
     )
     return [Section("Idle registrations", text, lines)]

@@ -1,4 +1,4 @@
-"""One change of a service pushed to many clients of the control plane, beside a bare broadcast."""
+"""Pushing one change to many clients of the control plane, compared with a bare broadcast."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class _Subscriber:
         )
 
     async def read(self) -> float:
-        """When the next response was there. It is taken at once."""
+        """The time of the next response, which is acknowledged."""
         response = await self._stream.read()
         moment = time.perf_counter()
         if self.endpoints < INSTANCES:

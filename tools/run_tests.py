@@ -2,11 +2,11 @@
 
 python tools/run_tests.py [--coverage] [options and files of pytest]
 
-A test that waits takes no processor, so there are more workers than cores. A test of a deadline
-needs a machine that is on time, so fewer of those run at once.
+Most tests wait for I/O or timers, so there are more workers than cores. Tests of deadlines need a
+machine that is not overloaded, so fewer of them run at once.
 
-The unit tests run under coverage, which is printed and decides nothing. Measured tests take more
-than twice as long, so all others are measured only with `--coverage`.
+The unit tests run under coverage, which is printed but cannot fail the run. Tests take more than
+twice as long under coverage, so the others run under it only with `--coverage`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALL = {"tests": _MANY}
 _DEADLINES = {"tests of deadlines": ("-n", "4", "--dist", "worksteal", "-m", "deadline")}
 _COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 _NONE_FOUND = 5
-"""What pytest exits with if no test was chosen."""
+"""The exit code of pytest if no test was selected."""
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
         # pytest keeps the folders of earlier runs, and two runs at once clean up the same ones.
         # Killed processes leave their files in TMPDIR, so that is part of this folder too.
         environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": folder, "TMPDIR": folder}
-        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # they could leave tests out
+        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # they could deselect tests
             environment.pop(name, None)
         for name, step in steps.items():
             started = time.monotonic()

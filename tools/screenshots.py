@@ -1,8 +1,8 @@
-"""Make the pictures of docs/images anew: the console over a small fleet, in Chromium.
+"""Take the screenshots in docs/images: the console with a small fleet, in Chromium.
 
 python -m tools.screenshots
 
-It takes half a minute: metrics need some time to be charts.
+It takes half a minute, because the charts need some history of metrics.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mooring.store import Put
 
 IMAGES = Path("docs/images")
 LARGEST = 200_000
-"""Bytes of a picture."""
+"""Bytes of a screenshot."""
 BEATS, EVERY = 100, 0.2
 
 FLEET = {
@@ -47,7 +47,7 @@ FLEET = {
     "mailer": 2,
     "scheduler": 1,
 }
-"""How many instances each service has."""
+"""The number of instances of each service."""
 SICK = ("Orders/Invoice", 2)
 GONE = "Payments/Ledger"
 OUT = ("Common/Auth", 3)
@@ -56,7 +56,7 @@ LOCKS = {
     "leaders/scheduler": ("scheduler-0:77",),
     "migrations/orders": ("deploy-7:12", "deploy-8:12"),
 }
-"""Who holds each, and then who waits."""
+"""The holder of each lock, and then its waiters."""
 TENANTS: Mapping[int, Mapping[str, Any]] = {
     1001: {
         "meta": {"name": "Harbour Logistics", "code": "harbour", "billingPlan": "enterprise"},
@@ -77,7 +77,7 @@ TENANTS: Mapping[int, Mapping[str, Any]] = {
 
 @dataclass(slots=True)
 class Actor:
-    """An instance that beats, with metrics that wander."""
+    """An instance that sends heartbeats with changing metrics."""
 
     entered: RemoteRegistration
     chance: random.Random
@@ -153,7 +153,7 @@ async def _take(browser: Browser, admin: Admin, picture: Picture) -> None:
 
 @contextlib.asynccontextmanager
 async def _furnished(admin: Admin) -> AsyncIterator[None]:
-    """Services with something wrong, tenants with a history, a lock with a queue."""
+    """Services with problems, tenants with a history, locks with a queue."""
     actors = await _cast(admin)
     for number in range(BEATS):
         await asyncio.gather(*(_beat(admin, name, actor, number) for name, actor in actors.items()))
@@ -175,7 +175,7 @@ async def _furnished(admin: Admin) -> AsyncIterator[None]:
 
 
 async def _contend(admin: Admin, lock: str, who: str) -> None:
-    """As a contender of a machine with that name does."""
+    """Add a contender to the queue of a lock."""
     lease = await admin.hub.store.grant(600)
     key = f"{lock}/{lease.id:x}".encode()
     await admin.hub.store.commit(

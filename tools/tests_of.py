@@ -3,10 +3,11 @@ commit.
 
 python tools/tests_of.py [src/mooring/locks/lock.py …]
 
-The tests of a module are those that import it, or else its package, and those that are named after
-it or its package. Scripts, SQL and pages of the console have the tests in a folder of their
-folder's name, or else those of their package. A tool has the test that is named after it. A changed
-test file is its own test, and a changed page of the documentation has the test that runs it.
+The tests of a module are those that import it (or its package, if none does), and those that are
+named after it or its package. The tests of a script, an SQL file or a page of the console are in a
+folder that is named after its folder; otherwise, they are those of its package. The test of a tool
+is named after it. A changed test file is its own test. A page of the documentation is tested by
+tests/acceptance/test_docs.py.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _changed() -> list[str]:
 
 
 def _imports(path: Path) -> set[str]:
-    """What a file imports: modules, and names in modules, which may be modules themselves."""
+    """The modules that a file imports, and the names it imports from them, which may be modules."""
     imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -78,7 +79,7 @@ def _module(path: Path) -> str:
 
 
 def _tests_of_data(path: Path, imports: dict[Path, set[str]]) -> set[Path]:
-    """The tests of a package, or of a file in it that is no module."""
+    """The tests of a package, or of a file in it that is not a module."""
     package = next(
         folder for folder in (path, *path.parents) if Path(folder, "__init__.py").exists()
     )

@@ -1,4 +1,4 @@
-"""How locks of clients that block are measured. The standard library only."""
+"""Measures the locks of blocking clients. Imports only the standard library and `bench.load`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def uncontended(lock: Lock, seconds: float) -> Load:
 
 
 def hand_over(make: Callable[[int], Lock], contenders: int, seconds: float) -> Load:
-    """Threads who want it again as soon as they gave it back."""
+    """Threads that acquire the lock again as soon as they have released it."""
     changes, last, released = 0, -1, 0.0
     latencies: list[float] = []
     end = time.perf_counter() + seconds + 2 * _WARM_UP

@@ -1,4 +1,4 @@
-"""etcd3gw: blocking calls to etcd's HTTP gateway, here from one thread a call in flight."""
+"""etcd3gw: blocking calls to etcd's HTTP gateway, from one thread for each call in flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.load import KEYS, VALUE, Order, answer, in_threads, order
 
 def run(order: Order) -> None:
     def connect() -> Callable[[int], object]:
-        # A client each: threads that share one have ten connections among them all.
+        # One client per thread: a shared client has only ten connections.
         client = etcd3gw.client(order.host, order.port, timeout=5)
         if order.operation == "put":
             return lambda n: client.put(KEYS[n % len(KEYS)], VALUE)

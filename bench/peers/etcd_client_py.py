@@ -1,4 +1,4 @@
-"""etcd-client-py: a binding of the Rust client, which works in threads of its own."""
+"""etcd-client-py: a binding of the Rust client, which runs its own threads."""
 
 from __future__ import annotations
 

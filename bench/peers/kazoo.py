@@ -1,4 +1,4 @@
-"""kazoo: ephemeral nodes of a ZooKeeper, asked for asynchronously and answered in its thread."""
+"""kazoo: creates ephemeral nodes asynchronously; replies arrive in its own thread."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def run(order: Order) -> None:
 
 
 def _one(kazoo: KazooClient, numbers: itertools.count[int]) -> Result:
-    """One node, as those do who register with kazoo."""
+    """One node, as programs that register with kazoo create it."""
     made: Result = kazoo.create_async(f"{_FOLDER}/{next(numbers)}", _VALUES[0], ephemeral=True)
     return made
 
 
 def _both(kazoo: KazooClient, numbers: itertools.count[int]) -> Result:
-    """What ours writes: what an instance says of itself and how it is, all or nothing."""
+    """The two keys of our registrations, data and status, in one transaction."""
     name = f"{_FOLDER}/{next(numbers)}"
     transaction = kazoo.transaction()
     transaction.create(f"{name}-data", _VALUES[0], ephemeral=True)
@@ -55,7 +55,7 @@ def _both(kazoo: KazooClient, numbers: itertools.count[int]) -> Result:
 
 
 def in_callbacks(call: Callable[[], Result], workers: int, seconds: float) -> Load:
-    """So many calls in flight: each answer sends the next, from the thread that it comes in."""
+    """Keeps `workers` calls in flight: the callback of each reply sends the next call."""
     latencies: list[float] = []
     clock, left, ended = time.perf_counter, workers, threading.Event()
     start = clock()
@@ -79,7 +79,7 @@ def in_callbacks(call: Callable[[], Result], workers: int, seconds: float) -> Lo
     for _ in range(workers):
         send()
     if not ended.wait(seconds + _GRACE):
-        raise TimeoutError(f"{left} calls are without an answer")
+        raise TimeoutError(f"{left} calls have no reply")
     return Load(len(latencies) / (clock() - start), median(latencies) * 1000)
 
 

@@ -1,4 +1,4 @@
-"""kazoo's `Lock` on a ZooKeeper."""
+"""kazoo's `Lock` on ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ours, as a peer among the peers."""
+"""Our client, run like the other clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def run(order: Order) -> None:
 
 
 async def register(order: Order) -> None:
-    """Instances that are entered one after another and stay until the end."""
+    """Registers instances, which stay registered until the end."""
     numbers = itertools.count()
     async with connect(f"etcd://{order.host}:{order.port}") as hub:
 

@@ -1,4 +1,4 @@
-"""Our locks, as a peer among the peers."""
+"""Our locks, run like those of the other clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mooring.hub import Hub, connect
 from mooring.store import Delete, Put, Query, absent, key, prefix
 
 _WARM_UP = 0.5
-# Of this process alone: the recipe leaves its key behind when it is cancelled.
+# Unique to this process: a cancelled recipe leaves its key behind.
 _NAME = f"/bench/lock-{os.getpid()}"
 
 
@@ -47,7 +47,7 @@ def ours(hub: Hub) -> AbstractAsyncContextManager[object]:
 
 
 class recipe:
-    """The textbook: a key on a lease, the lowest creation holds, each watches the one before it."""
+    """The textbook lock: keys on leases; the oldest holds, each waiter watches its predecessor."""
 
     def __init__(self, hub: Hub) -> None:
         self._store = hub.store
@@ -73,8 +73,8 @@ class recipe:
         await self._store.commit(Delete(key(self._key)))
 
 
-async def all_in_line(hub: Hub, contenders: int) -> None:
-    """Some are on their way back into the line at any moment."""
+async def all_queued(hub: Hub, contenders: int) -> None:
+    """Wait until nine of ten contenders are queued. The others are about to queue again."""
     start = _NAME.encode()
     while True:
         answer = await hub.store.read(prefix(start), keys_only=True)
@@ -84,8 +84,8 @@ async def all_in_line(hub: Hub, contenders: int) -> None:
 
 
 async def hand_over(contend: Contend, hubs: list[Hub], contenders: int, seconds: float) -> Load:
-    """Contenders of two connections who want it again as soon as they gave it back. A hand-off is
-    from when one gives it back until another has it."""
+    """Contenders on two connections that acquire the lock again as soon as they have released it. A
+    hand-off lasts from a release to the acquisition by another contender."""
     changes, latencies = 0, list[float]()
     last, released, end = -1, 0.0, float("inf")
     clock = time.perf_counter
@@ -102,7 +102,7 @@ async def hand_over(contend: Contend, hubs: list[Hub], contenders: int, seconds:
                 released = clock()
 
     tasks = [asyncio.create_task(contender(number)) for number in range(contenders)]
-    await all_in_line(hubs[0], contenders)
+    await all_queued(hubs[0], contenders)
     await asyncio.sleep(_WARM_UP)
     changes, start = 0, clock()
     latencies.clear()
@@ -116,5 +116,7 @@ async def hand_over(contend: Contend, hubs: list[Hub], contenders: int, seconds:
 
 
 if __name__ == "__main__":
-    logging.getLogger("mooring").setLevel(logging.ERROR)  # else it remarks on a crowded machine
+    logging.getLogger("mooring").setLevel(
+        logging.ERROR
+    )  # otherwise it warns that the machine is busy
     uvloop.run(run(order()))

@@ -1,4 +1,4 @@
-"""redis-py's `Lock` as it is by default, on a Redis."""
+"""redis-py's `Lock` with its default settings."""
 
 from __future__ import annotations
 

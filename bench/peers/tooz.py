@@ -1,4 +1,4 @@
-"""tooz's lock on an etcd, through its driver `etcd3+http`."""
+"""tooz's lock on etcd, through its driver `etcd3+http`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One script a role, each run as a process of its own by what measures it."""
+"""Scripts that a benchmark runs as separate processes, one for each role."""

@@ -1,10 +1,10 @@
-"""A gRPC server of which every method answers with what it was sent; and a bare broadcaster.
+"""A gRPC server whose methods return their request, with a bare broadcast.
 
 python -m bench.roles.answerer
 
-It tells its port. Streams of `/bench.Broadcast/Listen` all get what is sent to
-`/bench.Broadcast/Send`, and their answers are read: what pushing to many costs with Python's gRPC
-alone.
+Prints its port. A request to `/bench.Broadcast/Send` is written to all streams of
+`/bench.Broadcast/Listen`, whose acknowledgements are read: the cost of a push to many clients in
+Python's gRPC alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Who waits for instances to come and go, and tells when it saw that.
+"""A consumer that reports when it sees instances join and leave.
 
 python -m bench.roles.consumer {mooring,bare,kazoo} ADDRESS
 
-It tells "ready", then for each change [name, whether it is there, when]. The time is of the
-machine's monotonic clock, which all processes share.
+Prints "ready", then for each change [name, whether the instance is present, time]. The time is that
+of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mooring.store.etcd.endpoints import EtcdEndpoint
 from mooring.store.etcd.proto import DELETE, WatchCreateRequest, WatchRequest
 
 BARE = prefix(b"/bench/bare/")
-"""What the bare watch watches."""
+"""The range of the bare watch."""
 NODES = "/bench/nodes"
 """The node whose children kazoo watches."""
 
 
 async def mooring(address: str) -> None:
-    """A live view of the service: an instance is seen when it may be picked."""
+    """A live view: an instance is seen once it can be picked."""
 
     def changed(update: Update[str, Instance]) -> None:
         moment = time.monotonic()
@@ -48,7 +48,7 @@ async def mooring(address: str) -> None:
 
 
 async def bare(address: str) -> None:
-    """gRPC's own stub: a key is seen when its event was read."""
+    """gRPC's own stub: a key is seen once its event was read."""
     call = EtcdEndpoint(address, None, "").methods.watch(metadata=METADATA)
     create = WatchCreateRequest(key=BARE.start, range_end=BARE.end)
     await call.write(WatchRequest(create_request=create))
@@ -62,7 +62,7 @@ async def bare(address: str) -> None:
 
 
 async def kazoo(address: str) -> None:
-    """kazoo's recipe: a node is seen when it is among the children that the watch gives."""
+    """kazoo's recipe: a node is seen once `ChildrenWatch` reports it."""
     with client(address) as connected:
         known: set[str] = set(connected.get_children(NODES))
 
@@ -75,7 +75,7 @@ async def kazoo(address: str) -> None:
 
         connected.ChildrenWatch(NODES, changed)
         tell("ready")
-        signal.pause()  # kazoo works in threads of its own
+        signal.pause()  # kazoo runs its own threads
 
 
 KINDS: Mapping[str, Callable[[str], Coroutine[object, object, None]]] = {

@@ -1,9 +1,9 @@
-"""Who has a view of a service, does nothing with it, and tells what that costs.
+"""A process that holds a view of a service and reports its cost.
 
 python -m bench.roles.follower URL SECONDS
 
-It tells "ready", then every so many seconds [its share of one core, changes seen in a second, how
-many instances it has, the longest time in seconds for which its event loop was held up].
+Prints "ready", then at that interval [share of one core, changes per second, number of instances,
+longest stall of the event loop in seconds].
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def follow(url: str, seconds: float) -> None:
 
 
 async def _held_up(seconds: float) -> float:
-    """The longest time beyond its due that a sleeper was not woken, within so many seconds."""
+    """The longest delay of a wake-up within this time."""
     longest, end = 0.0, time.monotonic() + seconds
     while (now := time.monotonic()) < end:
         await asyncio.sleep(_LOOK)

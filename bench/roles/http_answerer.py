@@ -1,8 +1,8 @@
-"""An HTTP server that answers everything with the same bytes: what uvicorn costs alone.
+"""An HTTP server that returns the bytes of a file to every request: the cost of uvicorn alone.
 
 python -m bench.roles.http_answerer FILE
 
-It tells its port.
+Prints its port.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Who asks a Redis for a sign of life all the time, and tells how long it waited at the most.
+"""Sends `PING` to Redis continuously and reports the longest wait for a reply.
 
 python -m bench.roles.pinger PORT
 
-Every twentieth of a second it tells [when, on the machine's monotonic clock, the longest wait since
-then in milliseconds].
+Prints, every 50 ms, [start of the interval on the monotonic clock, longest wait in it in
+milliseconds].
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Who makes a service change, so many times a second: half of the changes are of a status, and an
-instance joins for each one that leaves.
+"""Changes a service at a fixed rate: half are status changes, a quarter joins, a quarter
+departures.
 
 python -m bench.roles.producer URL INSTANCES CHANGES_PER_SECOND
 
-It tells "ready" once the instances are there, and then changes them until it is killed. Each change
-is a commit of its own, of the keys that a registration would write.
+Prints "ready" once the instances are registered, and then changes them until it is killed. Each
+change is one commit of the keys that a registration would write.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bench.processes import tell
 from mooring.backends import open_store
 from mooring.store import Delete, Put, Store, key
 
-_PER_TICK = 10  # changes that are sent together
-_LATE = 0.1  # seconds that are made up for
+_PER_TICK = 10  # changes sent concurrently
+_LATE = 0.1  # seconds of delay to catch up on
 
 
 async def produce(url: str, instances: int, per_second: float) -> None:
@@ -33,7 +33,7 @@ async def produce(url: str, instances: int, per_second: float) -> None:
         for tick in itertools.count():
             numbers = range(tick * _PER_TICK, (tick + 1) * _PER_TICK)
             await asyncio.gather(*(_change(store, instances, number) for number in numbers))
-            # What could not be sent in time is not made up for: that would be another rate.
+            # A longer delay is not caught up on: that would be a higher rate.
             due = max(due + _PER_TICK / per_second, clock() - _LATE)
             await asyncio.sleep(due - clock())
 
@@ -46,7 +46,7 @@ async def _change(store: Store, instances: int, number: int) -> None:
         names = LAYOUT.encode(instance(turn))
         await store.commit(*(Delete(key(name)) for name in names))
     else:
-        # Among those in the middle, which are there and will be for a while.
+        # From the middle: registered now, and for a while to come.
         changed = instance(turn + instances // 4 + number * 7919 % (instances // 2), load=number)
         (_, (name, value)) = LAYOUT.encode(changed).items()
         await store.commit(Put(name, value))

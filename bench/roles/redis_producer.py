@@ -1,9 +1,9 @@
-"""Who makes a service on Redis change, so many times a second: half of the changes are of a status,
-and an instance joins for each one that leaves. All that are there beat as they should.
+"""Changes a service on Redis at a fixed rate: half are status changes, a quarter joins, a quarter
+departures. All registered instances send heartbeats.
 
 python -m bench.roles.redis_producer ADDRESS INSTANCES CHANGES_PER_SECOND
 
-It tells "ready" once the instances are there, and then changes them until it is killed.
+Prints "ready" once the instances are registered, and then changes them until it is killed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bench.population import instance
 from bench.processes import tell
 from mooring.registry.redis.registry import RedisRegistry
 
-_EVERY = 10.0  # seconds between beats
-_PER_TICK = 4  # one comes, one goes, two change
-_LATE = 0.1  # seconds that are made up for
+_EVERY = 10.0  # seconds between heartbeats
+_PER_TICK = 4  # one join, one departure, two status changes
+_LATE = 0.1  # seconds of delay to catch up on
 
 
 async def produce(address: str, instances: int, per_second: float) -> None:
@@ -52,11 +52,11 @@ async def _change(
         (members[instances + tick],) = await register(registry, [instances + tick])
         await members.pop(tick).record.withdraw()
         for number in (2 * tick, 2 * tick + 1):
-            # Among those in the middle, which are there and will be for a while.
+            # From the middle: registered now, and for a while to come.
             chosen = tick + instances // 4 + number * 7919 % (instances // 2)
             changed = instance(chosen, load=number)
             await members[chosen].record.beat(changed, update=True)
-        # What could not be sent in time is not made up for: that would be another rate.
+        # A longer delay is not caught up on: that would be a higher rate.
         due = max(due + _PER_TICK / per_second, clock() - _LATE)
         await asyncio.sleep(due - clock())
 

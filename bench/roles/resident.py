@@ -1,9 +1,9 @@
-"""Who has so many instances registered, does nothing else, and tells what that costs.
+"""A process that keeps instances registered, does nothing else, and reports the cost.
 
 python -m bench.roles.resident URL INSTANCES SETTLE SECONDS
 
-It tells "ready" once all are registered. After another SETTLE seconds it measures for SECONDS, and
-tells [its share of one core, how often it woke up in a second, how many are registered].
+Prints "ready" once all are registered. After another SETTLE seconds it measures for SECONDS, and
+prints [share of one core, wake-ups per second, number of registrations].
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def rest(url: str, instances: int, settle: float, seconds: float) -> None:
 
 
 def _wakeups() -> int:
-    """How often any of its threads has waited for something."""
+    """How often any thread of this process has blocked."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 

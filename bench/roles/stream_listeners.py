@@ -1,11 +1,11 @@
-"""Many who follow the live stream, and tell how late they heard of what changed.
+"""Many clients of the live stream, which report how late they receive changes.
 
 python -m bench.roles.stream_listeners HOST:PORT TOKEN SERVICE COUNT SECONDS
 
-The load of an instance's CPU is when it was written, on the machine's monotonic clock, which all
-processes share. It tells "ready" when all are connected and were greeted; and when they listened
-for so long [median of the lags, their 99th percentile, changes that were heard of, frames], in
-seconds and for all of them together.
+The CPU load of an instance is the time at which it was written, on the monotonic clock, which all
+processes of a machine share. Prints "ready" once all clients are connected and have received their
+hello; and after SECONDS [median lag, 99th percentile, changes received, frames], with lags in
+seconds, over all clients.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Heard:
     def __init__(self, count: int) -> None:
         self._missing = count
         self.greeted = asyncio.Event()
-        """By all."""
+        """Set once all have received their hello."""
         self.lags: list[float] = []
         self.frames = 0
         self.since = float("inf")
-        """What was written before is no news."""
+        """Changes written before this time do not count."""
 
     def greet(self) -> None:
         self._missing -= 1
@@ -45,7 +45,7 @@ class Heard:
 
 @lru_cache(maxsize=64)
 def written(block: bytes) -> tuple[float, ...]:
-    """When the instances of a frame were written. All are sent the same, which is read once."""
+    """When the instances of a frame were written. Cached, because all clients receive it."""
     return tuple(float(moment) for moment in _TIME.findall(block))
 
 
@@ -72,7 +72,7 @@ async def listen(host: str, port: int, head: bytes, heard: Heard) -> None:
 async def main(address: str, token: str, service: str, count: int, seconds: float) -> None:
     host, port = split(address)
     path = f"/admin/events?service={urllib.parse.quote(service, safe='')}"
-    # By HTTP/1.0, in which an answer is not sent in chunks.
+    # HTTP/1.0, so that the response is not chunked.
     head = f"GET {path} HTTP/1.0\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n"
     heard = Heard(count)
     async with asyncio.TaskGroup() as group:

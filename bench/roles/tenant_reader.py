@@ -1,9 +1,9 @@
-"""Who opens the tenants of a store, and tells what that took.
+"""Opens the tenants of a store and reports the time and memory that this takes.
 
 python -m bench.roles.tenant_reader URL TENANTS
 
-It tells [seconds of a bare read of their keys, seconds until the tenants were at hand, the longest
-time in seconds for which the event loop was held up meanwhile, bytes of memory for each tenant].
+Prints [seconds of a bare read of their keys, seconds until the tenants were loaded, longest stall
+of the event loop in seconds, bytes of memory per tenant].
 """
 
 from __future__ import annotations
