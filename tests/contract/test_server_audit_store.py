@@ -43,7 +43,7 @@ def audit_in(folder: Path) -> Audit:
 def entry(number: int, token: str = "t", **named: object) -> AuditEntry:
     fields = {"role": "operator", "status": 200, **named}
     id = f"{number:014x}0000"
-    return AuditEntry(id=id, time="", who=token, token=token, method="POST", path="/", **fields)  # type: ignore[arg-type]
+    return AuditEntry(id=id, time="", actor=token, token=token, method="POST", path="/", **fields)  # type: ignore[arg-type]
 
 
 async def read(

@@ -566,10 +566,10 @@ class TestAudit:
         async with admin.browser() as browser:
             await browser.delete(f"/admin/tokens/{made['id']}")
         told = (await admin.get("/admin/audit", as_="admin")).json()
-        assert [(each["who"], each["method"], each["path"], each["status"]) for each in told] == [
+        assert [(each["actor"], each["method"], each["path"], each["status"]) for each in told] == [
             ("admin", "DELETE", f"/admin/tokens/{made['id']}", 200),
             ("admin", "POST", "/login", 303),
-            ("nobody", "POST", "/admin/tokens", 401),
+            ("anonymous", "POST", "/admin/tokens", 401),
             ("a-operator", "POST", "/admin/tokens", 403),
             ("admin", "POST", "/admin/tokens", 201),
         ]
@@ -586,7 +586,7 @@ class TestAudit:
             await admin.post("/admin/login-codes", as_="viewer")
             await admin.post("/admin/tokens", as_="viewer")
         read: list[str] = []
-        path = "/admin/audit?who=a-viewer&refused=true&limit=2"
+        path = "/admin/audit?actor=a-viewer&refused=true&limit=2"
         while path:
             answer = await admin.get(path, as_="admin")
             assert {each["status"] for each in answer.json()} == {403}
@@ -594,7 +594,7 @@ class TestAudit:
             path = answer.links.get("next", {}).get("url", "")
         assert len(read) == len(set(read)) == 5
         assert read == sorted(read, reverse=True)
-        assert (await admin.get("/admin/audit?who=nobody-else", as_="admin")).json() == []
+        assert (await admin.get("/admin/audit?actor=nobody-else", as_="admin")).json() == []
 
 
 class TestWhileItStarts:

@@ -31,7 +31,7 @@ ENDPOINT = ApiEndpoint("POST", "/{service}", OPEN, nothing, "")
 
 
 def call(
-    who: Principal = ANN, path: str = "/a?secret=1", service: str = "a", **notes: Any
+    principal: Principal = ANN, path: str = "/a?secret=1", service: str = "a", **notes: Any
 ) -> ApiCall:
     raw, _, query = path.partition("?")
     scope = {
@@ -43,7 +43,9 @@ def call(
         "headers": [(b"authorization", b"Bearer hunter2"), (b"cookie", b"hunter2")],
         "client": ("192.0.2.7", 1),
     }
-    made = ApiCall(cast(ServerContext, None), Request(scope), ENDPOINT, {"service": service}, who)
+    made = ApiCall(
+        cast(ServerContext, None), Request(scope), ENDPOINT, {"service": service}, principal
+    )
     made.notes.update(notes)
     made.body = {"password": "hunter2"}
     return made
@@ -65,7 +67,7 @@ def test_an_entry_names_the_caller_and_the_action_without_secrets(folder: DataDi
     assert "secret" not in text
     del entry["id"], entry["time"]
     assert entry == {
-        "who": "ann",
+        "actor": "ann",
         "role": "operator",
         "token": "t1",
         "session": "s1",
@@ -89,7 +91,7 @@ def test_every_entry_is_one_line(tmp_path_factory: pytest.TempPathFactory, name:
     audit.write(call(Principal(name, "operator", token="t"), note=note), 200)
     audit.write(call(note="last"), 200)
     newest, oldest = audit.read(limit=10)
-    assert (oldest.who, oldest.notes["note"], newest.notes["note"]) == (name, note, "last")
+    assert (oldest.actor, oldest.notes["note"], newest.notes["note"]) == (name, note, "last")
     assert len((folder.path / "audit.jsonl").read_bytes().splitlines()) == 2
 
 
@@ -124,14 +126,16 @@ def stranger(address: str) -> ApiCall:
     return made
 
 
-@pytest.mark.parametrize(("who", "status"), [(ANONYMOUS, 401), (VIC, 403), (VIC, 429), (ANN, 404)])
-def test_repeated_refusals_are_counted(folder: DataDir, who: Principal, status: int):
+@pytest.mark.parametrize(
+    ("principal", "status"), [(ANONYMOUS, 401), (VIC, 403), (VIC, 429), (ANN, 404)]
+)
+def test_repeated_refusals_are_counted(folder: DataDir, principal: Principal, status: int):
     audit = Audit(folder)
     for _ in range(500):
-        audit.write(call(who), status)
+        audit.write(call(principal), status)
     audit.write(call(), 200)
     entries = audit.read(limit=1000)
-    assert (entries[0].who, entries[0].status) == ("ann", 200)
+    assert (entries[0].actor, entries[0].status) == ("ann", 200)
     assert 0 < len(entries) < 100
     assert sum(entry.left_out for entry in entries) + len(entries) == 501
 
@@ -144,9 +148,9 @@ def test_repeated_refusals_do_not_hide_other_callers(folder: DataDir):
     audit.write(stranger("192.0.2.2"), 401)
     audit.write(call(), 403)
     newest = audit.read(limit=2)
-    assert [(entry.who, entry.client) for entry in newest] == [
+    assert [(entry.actor, entry.client) for entry in newest] == [
         ("ann", "192.0.2.7"),
-        ("nobody", "192.0.2.2"),
+        ("anonymous", "192.0.2.2"),
     ]
 
 
@@ -174,7 +178,7 @@ def test_calls_of_lesser_roles_do_not_push_out_operator_actions(folder: DataDir,
     audit.write(call(number=1), 200)
     for _ in range(100):
         audit.write(call(Principal("eve", role, token="t9")), 201)
-    assert [entry.notes for entry in audit.read(limit=1000) if entry.who == "ann"] == [
+    assert [entry.notes for entry in audit.read(limit=1000) if entry.actor == "ann"] == [
         {"number": 1}
     ]
 

@@ -175,7 +175,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 class AuditQuery(PageQuery, frozen=True, kw_only=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    who: _Text = ""
+    actor: _Text = ""
     """The name of a token."""
     token: _Text = ""
     """The id of a token."""
@@ -187,7 +187,7 @@ class AuditQuery(PageQuery, frozen=True, kw_only=True):
 
     def matches(self, entry: AuditEntry) -> bool:
         return (
-            self.who in ("", entry.who)
+            self.actor in ("", entry.actor)
             and self.token in ("", entry.token)
             and self.service in ("", entry.service)
             and self.tenant in ("", entry.tenant)

@@ -26,7 +26,7 @@ from mooring.server.http.routing import SAFE, parameters
 
 T = TypeVar("T")
 
-ANONYMOUS = Principal("nobody", "viewer", frozenset(), frozenset())
+ANONYMOUS = Principal("anonymous", "viewer", frozenset(), frozenset())
 """The principal of requests without credentials to open endpoints."""
 
 NO_STORE = 409

@@ -54,7 +54,8 @@ class AuditEntry(
     id: str
     """Increases with time."""
     time: str
-    who: str
+    actor: str
+    """The name of the token, or `anonymous`."""
     role: str = ""
     token: str = ""
     """The id of the token."""
@@ -135,7 +136,7 @@ class Audit:
         entry = AuditEntry(
             id=self._next_id(),
             time=rfc3339(datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)),
-            who=principal.name if authenticated else "nobody",
+            actor=principal.name,
             role=principal.role if authenticated else "",
             token=principal.token,
             session=principal.session,
@@ -159,7 +160,7 @@ class Audit:
             self.failures += 1
             log.error(
                 "the audit log has no entry for what %s did (%s %s, status %d): %s: %s",
-                entry.who,
+                entry.actor,
                 entry.method,
                 entry.path,
                 entry.status,

@@ -33,7 +33,7 @@ const SOONEST = 400;
 const HIDDEN = 30000;
 
 class App {
-  who = null;
+  user = null;
   live = "connecting";
   stale = null;
   failure = "";
@@ -67,7 +67,7 @@ class App {
   }
 
   may(role) {
-    return (RANK[this.who?.role] ?? 0) >= RANK[role];
+    return (RANK[this.user?.role] ?? 0) >= RANK[role];
   }
 
   /** Whether this page may be outdated because the server or its store is unreachable. */
@@ -84,12 +84,12 @@ class App {
 
   /** Whether the user may see any `groups` or `tenants`. A token scoped to one sees none of the other. */
   sees(what) {
-    return this.who?.[what] === null || this.who?.[what].length > 0;
+    return this.user?.[what] === null || this.user?.[what].length > 0;
   }
 
   /** Whether the user's token is not scoped. */
   get unscoped() {
-    return this.who !== null && this.who.groups === null && this.who.tenants === null;
+    return this.user !== null && this.user.groups === null && this.user.tenants === null;
   }
 
   drawFrame() {
@@ -107,7 +107,7 @@ class App {
     clearTimeout(this.#leaving);
     if (document.hidden) {
       this.#leaving = setTimeout(() => this.#stream.close(), HIDDEN);
-    } else if (this.who) {
+    } else if (this.user) {
       this.#stream.open();
       this.soon();
     }
@@ -131,7 +131,7 @@ class App {
 
   async #enter() {
     try {
-      this.who = await find("/admin/whoami");
+      this.user = await find("/admin/whoami");
     } catch (error) {
       return this.#refused(error);
     }
@@ -139,7 +139,7 @@ class App {
   }
 
   async #go() {
-    if (!this.who) return;
+    if (!this.user) return;
     const [name, ...params] = location.hash.replace(/^#\//, "").split("/").map(decoded);
     const asked = PAGES[name ?? ""] ?? "overview";
     const module = asked === "overview" && !this.sees("groups") ? "tenants" : asked;
@@ -203,7 +203,7 @@ class App {
   }
 
   #draw() {
-    if (!this.who || !this.#page?.ready) return;
+    if (!this.user || !this.#page?.ready) return;
     const title = this.#page.title();
     document.title = title ? `${title} · Mooring` : "Mooring";
     this.#show(this.#page, this.#page.draw());
@@ -243,7 +243,7 @@ class App {
   /** The session is missing or has ended: show the login page. */
   async #refused(error) {
     this.#stream.close();
-    this.who = null;
+    this.user = null;
     this.#page = null;
     this.drawFrame();
     const { page } = await import("./pages/login.js");

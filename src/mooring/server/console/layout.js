@@ -41,16 +41,16 @@ export function frame(app) {
 function contents(app) {
   return [
     h("a", { class: "brand", href: "#/" }, anchor(), "Mooring"),
-    app.who && navigation(app),
-    app.who && search(),
+    app.user && navigation(app),
+    app.user && search(),
     h(
       "div",
       { class: "tools" },
-      app.who && state(app),
+      app.user && state(app),
       languages(app),
       theme(app),
       keys(),
-      app.who && who(app),
+      app.user && logoutButton(app),
     ),
   ];
 }
@@ -112,7 +112,7 @@ function state(app) {
 }
 
 function bannerText(app) {
-  if (!app.who) return "";
+  if (!app.user) return "";
   if (app.live === "broken") return t("frame.broken.banner");
   const disabled = app.away ? ` ${t("frame.disabled")}` : "";
   if (app.stale?.since) {
@@ -183,12 +183,12 @@ function keys() {
   );
 }
 
-function who(app) {
+function logoutButton(app) {
   const leave = async () => {
     await send("POST", "/logout").catch(() => null);
     location.reload();
   };
-  const title = `${app.who.name} · ${t(`role.${app.who.role}`)}`;
+  const title = `${app.user.name} · ${t(`role.${app.user.role}`)}`;
   return h(
     "button",
     { type: "button", class: "quiet", id: "leave", title, onclick: leave },

@@ -19,10 +19,10 @@ export function page(app) {
     columns: [
       { name: "time", title: () => t("column.time"), main: true, cell: ({ time }) => when(time) },
       {
-        name: "who",
-        title: () => t("column.who"),
+        name: "actor",
+        title: () => t("column.actor"),
         cell: (row) =>
-          h("span", {}, brief(row.who), " ", h("span", { class: "muted" }, brief(row.from, 40))),
+          h("span", {}, brief(row.actor), " ", h("span", { class: "muted" }, brief(row.from, 40))),
       },
       {
         name: "what",

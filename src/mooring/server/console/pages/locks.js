@@ -72,14 +72,14 @@ export function page(app, [wanted = ""]) {
   };
 }
 
-const who = (contender) => contender.by ?? contender.value ?? `lease ${contender.lease}`;
+const contenderName = (contender) => contender.by ?? contender.value ?? `lease ${contender.lease}`;
 
 function contenderOf(contender) {
   const kind = contender.kind && contender.kind !== "lock" ? ` ${contender.kind}` : "";
   return h(
     "span",
     {},
-    h("span", { class: "mono" }, brief(who(contender), 80)),
+    h("span", { class: "mono" }, brief(contenderName(contender), 80)),
     h(
       "span",
       { class: "muted" },
@@ -89,7 +89,7 @@ function contenderOf(contender) {
 }
 
 function holders(app, { name, holders: held }) {
-  if (!held.length) return mark("off", t("locks.nobody"));
+  if (!held.length) return mark("off", t("locks.unheld"));
   return h(
     "ul",
     { class: "plain" },
@@ -132,7 +132,7 @@ function queue(app, { name, waiting }, opened) {
 }
 
 function release(app, name, holder) {
-  const names = { name: plain(name), by: plain(who(holder)) };
+  const names = { name: plain(name), by: plain(contenderName(holder)) };
   const press = async () => {
     const done = await ask({
       title: t("locks.release.title", names),

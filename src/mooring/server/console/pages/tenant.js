@@ -278,7 +278,7 @@ export function historyTable(app, path, newest, rollback) {
           h("span", {}, `${version} `, h("span", { class: "group" }, brief(action, 20))),
       },
       { name: "at", title: () => t("column.time"), cell: ({ at }) => when(at) },
-      { name: "by", title: () => t("column.who"), cell: ({ by }) => brief(by, 40) },
+      { name: "by", title: () => t("column.actor"), cell: ({ by }) => brief(by, 40) },
       {
         name: "paths",
         title: () => t("column.what"),
