@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import mooring
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.model import Config, Instance, Service, Status
-from mooring.registry.json_values import Malformed, check_config, decode_info
+from mooring.registry.json_values import Malformed
 from mooring.registry.kv.layouts import layout_of
 from mooring.registry.kv.layouts.layout import CARRIES, File, Layout
+from mooring.registry.operations import check_config, decode_info
 from mooring.store import Entry, everything
 
 LAYOUTS = ["tree", "plain:/services/", "plain:", "endpoints:/e", "hprose"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -11,20 +10,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import in_words, quoted
-from mooring.model import (
-    JSON,
-    NO_CONFIG,
-    Config,
-    Group,
-    Service,
-    Time,
-    check_json,
-    check_metadata,
-    check_metadata_size,
-    check_text,
-)
-
-log = logging.getLogger(__name__)
+from mooring.model import JSON, NO_CONFIG, Config, Time
 
 T = TypeVar("T")
 
@@ -55,22 +41,6 @@ def decode(value: bytes) -> Fields:
         raise Malformed(in_words(error, "", joint="").strip()) from error
     if not isinstance(fields, dict):
         raise Malformed(f"is not a JSON object but {quoted(fields)}")
-    return fields
-
-
-def edited(
-    value: bytes, where: str, set: Mapping[str, JSON], unset: Iterable[str] = ()
-) -> dict[str, JSON]:
-    """The fields of a value after a change. Replaces a value that is not a JSON object as a whole,
-    with a warning."""
-    fields: dict[str, JSON] = {}
-    try:
-        fields = decode(value) if value else {}
-    except Malformed as error:
-        log.warning("%s %s: its %d bytes are replaced", where, error, len(value))
-    fields.update(set)
-    for name in unset:
-        fields.pop(name, None)
     return fields
 
 
@@ -136,36 +106,3 @@ def decode_config(value: bytes) -> Config:
         metadata=get(fields, "metadata", dict[str, str], {}),
         values={name: value for name, value in fields.items() if name not in _CONFIG_FIELDS},
     )
-
-
-def decode_info(value: bytes, *, group: str = "", service: str = "") -> Group | Service:
-    """The description of a group or a service. Raises `Malformed`."""
-    fields = decode(value)
-    title = get(fields, "displayName", str, "")
-    description = get(fields, "description", str, "")
-    if service:
-        return Service(service, title, description)
-    return Group(group, title, get(fields, "department", str, ""), description)
-
-
-def check_config(service: str, set: Mapping[str, JSON]) -> None:
-    """Raise `InvalidRequest` for invalid overrides of a service or an instance."""
-    check_json(f"the config of {service}", set)
-    if isinstance(metadata := set.get("metadata"), dict):
-        check_metadata(metadata)
-        check_metadata_size(service, metadata)
-    with located(f"the config of {service}"):
-        decode_config(encode(set))
-
-
-def check_info(set: Mapping[str, str], *, service: bool) -> None:
-    """Raise `InvalidRequest` for invalid fields of a description."""
-    known = (
-        ["description", "displayName"] if service else ["department", "description", "displayName"]
-    )
-    if unknown := [field for field in set if field not in known]:
-        raise InvalidRequest(
-            f"unknown description field {quoted(unknown[0])}: choose one of {', '.join(known)}"
-        )
-    for field, text in set.items():
-        check_text(field, text)

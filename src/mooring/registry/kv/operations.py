@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from mooring.errors import Conflict, OutcomeUnknown
-from mooring.model import JSON, Group, Instance, Service, now
+from mooring.model import Instance, now
 from mooring.registry import json_values as values
-from mooring.registry.contract import Operations
 from mooring.registry.kv.feeds import InstanceIndex
 from mooring.registry.kv.layouts.layout import Layout
+from mooring.registry.operations import ObjectOperations, StoredObject
 from mooring.store.contract import (
     Delete,
     Entry,
@@ -31,11 +31,35 @@ _FORGET_BATCH = 60
 _RESTORE_WITHIN = 10.0
 
 
-class StoreOperations(Operations):
+class _Key(StoredObject):
+    """The object in a key."""
+
+    def __init__(self, store: Store, name: bytes) -> None:
+        self._store, self._name, self.place = store, name, name.decode()
+        self._modified = 0
+
+    async def read(self) -> bytes | None:
+        entry = (await self._store.read(key(self._name))).first
+        self._modified = 0 if entry is None else entry.modified
+        return None if entry is None else entry.value
+
+    async def replace(self, value: bytes) -> bool:
+        write = Put(self._name, value) if value else Delete(key(self._name))
+        try:
+            await self._store.commit(write, require=[unchanged(self._name, self._modified)])
+        except Conflict:
+            return False
+        return True
+
+
+class StoreOperations(ObjectOperations):
     def __init__(self, store: Store, layout: Layout) -> None:
         self.store, self.layout = store, layout
         self.described: set[str] = set()
         """Services whose descriptions are known to exist."""
+
+    def canonical(self, service: str) -> str:
+        return self.layout.canonical(service)
 
     async def _entries(self, service: str, *, keys_only: bool = False) -> tuple[list[Entry], int]:
         """All entries in the ranges of a service, and a revision that they are not older than."""
@@ -78,53 +102,11 @@ class StoreOperations(Operations):
             except Conflict:
                 continue  # it has changed: perhaps another incarnation registered
 
-    async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
-        name = self.layout.config_key(service, id)
-        entry = (await self.store.read(key(name))).first
-        with values.located(name.decode()):
-            return {} if entry is None else values.decode(entry.value)
+    def _overrides(self, service: str, id: str) -> StoredObject:
+        return _Key(self.store, self.layout.config_key(service, id))
 
-    async def configure(
-        self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
-    ) -> Mapping[str, JSON]:
-        values.check_config(service, set)
-        return await self._edit(self.layout.config_key(service, id), set, unset, config=True)
-
-    async def _edit(
-        self, name: bytes, set: Mapping[str, JSON], unset: tuple[str, ...] = (), *, config: bool
-    ) -> dict[str, JSON]:
-        """Change some fields of a value and keep the others, even under concurrent writes."""
-        where = name.decode()
-        while True:
-            entry = (await self.store.read(key(name))).first
-            fields = values.edited(b"" if entry is None else entry.value, where, set, unset)
-            value = values.encode(fields)
-            if config:
-                with values.located(where):
-                    self.layout.decode_config(value)  # never write overrides that cannot be read
-            write = Put(name, value) if fields or not config else Delete(key(name))
-            check = unchanged(name, entry.modified if entry else 0)
-            with contextlib.suppress(Conflict):
-                await self.store.commit(write, require=[check])
-                return fields
-
-    async def info(self, *, group: str = "", service: str = "") -> Group | Service:
-        name = self.layout.info_key(group=group, service=service)
-        entry = (await self.store.read(key(name))).first
-        return self._info(name, b"{}" if entry is None else entry.value, group, service)
-
-    def _info(self, name: bytes, value: bytes, group: str, service: str) -> Group | Service:
-        with values.located(name.decode()):
-            service = service and self.layout.canonical(service)
-            return values.decode_info(value, group=group, service=service)
-
-    async def describe(
-        self, *, group: str = "", service: str = "", set: Mapping[str, str]
-    ) -> Group | Service:
-        name = self.layout.info_key(group=group, service=service)
-        values.check_info(set, service=bool(service))
-        fields = await self._edit(name, dict(set), config=False)
-        return self._info(name, values.encode(fields), group, service)
+    def _description(self, group: str, service: str) -> StoredObject:
+        return _Key(self.store, self.layout.info_key(group=group, service=service))
 
     async def forget(self, service: str) -> bool:
         """A store cannot check in a commit that a range is empty. So each commit also reads the

@@ -70,9 +70,6 @@ class StoreRegistry(StoreOperations, Registry):
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
         self._config_users: Counter[str] = Counter()
 
-    def canonical(self, service: str) -> str:
-        return self.layout.canonical(service)
-
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
         id = instance.address
         if "id" in self.layout.carries:

@@ -155,6 +155,90 @@ async def send(
     return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]
 
 
+class ServiceWriter:
+    """Runs the scripts that write a service."""
+
+    def __init__(self, connection: Connection, keys: RedisKeys, service: str) -> None:
+        self.name, self.keys = service, keys.of(service)
+        self._connection, self._all_keys = connection, keys
+
+    async def register(
+        self,
+        instance: Instance,
+        fields: Mapping[str, str],
+        *,
+        place: str,
+        head: str,
+        registered: str,
+        fresh: bool,
+        timeout: float,
+        tried: float = 0.0,
+        returns: bool = False,
+    ) -> str:
+        """Write the record. Returns when this incarnation registered. `tried`: the seconds since an
+        earlier attempt, which may have succeeded. `timeout`: after that many seconds without a
+        heartbeat, a predecessor counts as dead. `returns`: register again even after the instance
+        left that place. Raises `Superseded`, `Removed`."""
+        mode = "fresh" if fresh else "back" if returns else "repair"
+        if fresh and tried:
+            mode, registered = "again", str(int(tried * 1000))
+        what = f"registration of {self.name} {instance.id}"
+        if self._all_keys.cluster:
+            await list_service(self._connection, self._all_keys, self.name, what=what)
+        reply: Any = await self._connection.run(
+            REGISTER,
+            self._tiers(instance.id),
+            [
+                mode,
+                instance.id,
+                instance.incarnation,
+                place,
+                registered,
+                int(timeout * 1000),
+                self.keys.changes,
+                head,
+                "true" if instance.status.healthy else "false",
+                self.name,
+                *(part for pair in fields.items() for part in pair),
+            ],
+            what=what,
+        )
+        if reply[0] == b"ok":
+            registered_at: str = reply[1].decode()
+            return registered_at
+        if reply[0] == b"removed":
+            raise removed(self.name, instance.id)
+        raise superseded(self.name, instance.id)
+
+    def _tiers(self, id: str) -> list[str]:
+        keys = self.keys
+        tiers = [keys.heartbeats, keys.instance(id), keys.removed, keys.persistent]
+        return tiers if self._all_keys.cluster else [*tiers, self._all_keys.services]
+
+    async def deregister(self, id: str, incarnation: str, *, head: str, place: str = "") -> bool:
+        """Delete the record of this incarnation; without one, as an operator, of any. An earlier
+        registration from the same `place` that arrives later does not restore it. Returns whether
+        it was registered."""
+        reply: Any = await self._connection.run(
+            DEREGISTER,
+            self._tiers(id),
+            [
+                id,
+                incarnation,
+                place,
+                _KEPT_OWN if incarnation else KEPT,
+                self.keys.changes,
+                head,
+                self.name,
+            ],
+            what=f"deregistration of {self.name} {id}",
+        )
+        existed, empty = reply
+        if empty and self._all_keys.cluster:
+            await drop_service(self._connection, self._all_keys, self.name)
+        return bool(existed)
+
+
 class LiveRecord(Protocol):
     """The record of an instance that is registered here."""
 
@@ -167,7 +251,7 @@ class LiveRecord(Protocol):
         """Check that the record still exists."""
 
 
-class LiveService:
+class LiveService(ServiceWriter):
     """What the registrations of one service share: channel, operator overrides and heartbeats."""
 
     def __init__(
@@ -179,11 +263,11 @@ class LiveService:
         *,
         timeout: float,
     ) -> None:
-        self.name, self.timeout = service, timeout
-        self.keys = keys.of(service)
+        super().__init__(connection, keys, service)
+        self.timeout = timeout
         self.config: Mapping[str, Config] = {}
         self.heartbeats = HeartbeatBatches(connection, keys, self.keys)
-        self._connection, self._all_keys, self._channels = connection, keys, channels
+        self._channels = channels
         self._records: list[LiveRecord] = []
         self._reader = Reader(connection)
         self._tasks = Tasks()
@@ -243,80 +327,6 @@ class LiveService:
                 self.config = state.config
                 for record in tuple(self._records):
                     record.notify()
-
-    async def register(
-        self,
-        instance: Instance,
-        fields: Mapping[str, str],
-        *,
-        place: str,
-        head: str,
-        registered: str,
-        fresh: bool,
-        tried: float = 0.0,
-        returns: bool = False,
-    ) -> str:
-        """Write the record. Returns when this incarnation registered. `tried`: the seconds since an
-        earlier attempt, which may have succeeded. `returns`: register again even after the instance
-        left that place. Raises `Superseded`, `Removed`."""
-        mode = "fresh" if fresh else "back" if returns else "repair"
-        if fresh and tried:
-            mode, registered = "again", str(int(tried * 1000))
-        what = f"registration of {self.name} {instance.id}"
-        if self._all_keys.cluster:
-            await list_service(self._connection, self._all_keys, self.name, what=what)
-        reply: Any = await self._connection.run(
-            REGISTER,
-            self._tiers(instance.id),
-            [
-                mode,
-                instance.id,
-                instance.incarnation,
-                place,
-                registered,
-                int(self.timeout * 1000),
-                self.keys.changes,
-                head,
-                "true" if instance.status.healthy else "false",
-                self.name,
-                *(part for pair in fields.items() for part in pair),
-            ],
-            what=what,
-        )
-        if reply[0] == b"ok":
-            registered_at: str = reply[1].decode()
-            return registered_at
-        if reply[0] == b"removed":
-            raise removed(self.name, instance.id)
-        raise superseded(self.name, instance.id)
-
-    def _tiers(self, id: str) -> list[str]:
-        keys = self.keys
-        tiers = [keys.heartbeats, keys.instance(id), keys.removed, keys.persistent]
-        return tiers if self._all_keys.cluster else [*tiers, self._all_keys.services]
-
-    async def deregister(self, id: str, incarnation: str, *, head: str, place: str = "") -> bool:
-        """Delete the record of this incarnation; without one, as an operator, of any. An earlier
-        registration from the same `place` that arrives later does not restore it. Returns whether
-        it was registered."""
-        reply: Any = await self._connection.run(
-            DEREGISTER,
-            self._tiers(id),
-            [
-                id,
-                incarnation,
-                place,
-                _KEPT_OWN if incarnation else KEPT,
-                self.keys.changes,
-                head,
-                self.name,
-            ],
-            what=f"deregistration of {self.name} {id}",
-        )
-        existed, empty = reply
-        if empty and self._all_keys.cluster:
-            await drop_service(self._connection, self._all_keys, self.name)
-        return bool(existed)
 
     async def aclose(self) -> None:
         if self._unsubscribe is not None:

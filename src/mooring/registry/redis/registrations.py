@@ -23,10 +23,11 @@ from mooring.registry.contract import (
 from mooring.registry.redis import layout
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import refused
-from mooring.registry.redis.layout import RedisKeys, ServiceKeys
+from mooring.registry.redis.layout import RedisKeys, ServiceKeys, check_service
 from mooring.registry.redis.live_service import (
     Beat,
     LiveService,
+    ServiceWriter,
     list_service,
     message_head,
     send,
@@ -119,6 +120,7 @@ class RedisInstanceRecord(InstanceRecord):
             head=self._head,
             registered=self._registered,
             fresh=fresh,
+            timeout=self._service.timeout,
             tried=moment - self._tried,
         )
         self._entered, self._beaten = True, sent
@@ -205,20 +207,24 @@ class RedisRemoteRegistrations:
         self._connection, self._keys, self._reader = connection, keys, reader
         self._timeout, self._limit = timeout, limit
 
-    async def enter(self, live: LiveService, instance: Instance, *, returns: bool) -> None:
+    def _writer(self, service: str) -> ServiceWriter:
+        return ServiceWriter(self._connection, self._keys, service)
+
+    async def enter(self, instance: Instance, *, returns: bool) -> None:
         """Register a prepared instance. `returns`: as the same incarnation, even after it left."""
         fields = layout.encode(instance)
         if returns and (metrics := await self._metrics(instance)):
             status = msgspec.structs.replace(instance.status, metrics=metrics)
             complete = layout.encode(msgspec.structs.replace(instance, status=status))
             fields = complete if layout.size(complete) <= self._limit else fields
-        await live.register(
+        await self._writer(instance.service).register(
             instance,
             fields,
             place=_place(instance.incarnation),
-            head=message_head(live.name, instance.id, instance),
+            head=message_head(instance.service, instance.id, instance),
             registered="",
             fresh=not returns,
+            timeout=self._timeout,
             returns=returns,
         )
 
@@ -280,12 +286,13 @@ class RedisRemoteRegistrations:
         until = await self._score(keys, keys.removed, member)
         return until > (await self._reader.state(keys)).now
 
-    async def leave(self, live: LiveService, id: str, incarnation: str) -> bool:
+    async def leave(self, service: str, id: str, incarnation: str) -> bool:
         """Returns whether the instance was registered."""
-        check_incarnation(live.name, id, incarnation)
+        writer = self._writer(check_service(service))
+        check_incarnation(service, id, incarnation)
         check_text("id", id)
-        head = message_head(live.name, id)
-        return await live.deregister(id, incarnation, head=head, place=_place(incarnation))
+        head = message_head(service, id)
+        return await writer.deregister(id, incarnation, head=head, place=_place(incarnation))
 
 
 def _place(incarnation: str) -> str:

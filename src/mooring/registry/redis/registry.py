@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from mooring.errors import InvalidRequest, StoreError
-from mooring.formatting import quoted
 from mooring.mirror import Feed
-from mooring.model import JSON, Group, Instance, Service, check_text, new_incarnation
+from mooring.model import Instance, new_incarnation
 from mooring.names import check_name, split_service
-from mooring.registry import json_values as values
 from mooring.registry.contract import (
     InstanceFeed,
     InstanceRecord,
@@ -34,9 +31,10 @@ from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys, check_service, is_service
-from mooring.registry.redis.live_service import LiveService, drop_service, message_head
+from mooring.registry.redis.live_service import LiveService
 from mooring.registry.redis.liveness import overdue, visible
-from mooring.registry.redis.pipeline import EDIT, FORGET, LEAD, NOTE
+from mooring.registry.redis.operations import RedisOperations
+from mooring.registry.redis.pipeline import LEAD, NOTE
 from mooring.registry.redis.pubsub import ChangeChannels
 from mooring.registry.redis.reader import Reader, read_each, with_config
 from mooring.registry.redis.registrations import RedisInstanceRecord, RedisRemoteRegistrations
@@ -50,13 +48,13 @@ _NOTE_TTL = 7 * 86400
 """Seconds for which the note of the last leader is kept."""
 
 
-class RedisRegistry(Registry):
+class RedisRegistry(RedisOperations, Registry):
     evictions: RedisEvictions
     leader_lease: RedisLeaderLease
 
     def __init__(self, connection: Connection, keys: RedisKeys, settings: RegistrySettings) -> None:
+        super().__init__(connection, keys)
         interval = settings.heartbeat.heartbeat_interval
-        self.url = connection.url
         self.guarantees = RegistryGuarantees(
             expires=(
                 "consumers leave out an instance without heartbeats after their own timeout, and "
@@ -66,7 +64,7 @@ class RedisRegistry(Registry):
             describes=True,
             late=3 * interval,
         )
-        self.connection, self.keys, self.settings = connection, keys, settings
+        self.settings = settings
         self.reader = Reader(connection)
         self.evictions = RedisEvictions(
             connection, keys, self.reader, settings.cleanup, beat=interval
@@ -88,9 +86,6 @@ class RedisRegistry(Registry):
         """Seconds without a heartbeat after which this consumer leaves out an instance."""
         redis = self.settings.redis
         return redis.consumer_timeout or self.settings.cleanup.global_timeout
-
-    def canonical(self, service: str) -> str:
-        return check_service(service)
 
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
         ready = msgspec.structs.replace(
@@ -121,7 +116,13 @@ class RedisRegistry(Registry):
         self._registered_here.add(place)
         live = self._services.get(instance.service)
         if live is None:
-            live = self._services[instance.service] = self._live_service(instance.service)
+            live = self._services[instance.service] = LiveService(
+                self.connection,
+                self.keys,
+                self._channels,
+                instance.service,
+                timeout=self.settings.cleanup.global_timeout,
+            )
 
         async def leave() -> None:
             self._registered_here.discard(place)
@@ -132,17 +133,12 @@ class RedisRegistry(Registry):
         limit = self.settings.redis.metadata_limit
         return RedisInstanceRecord(live, instance, limit=limit, leave=leave)
 
-    def _live_service(self, service: str) -> LiveService:
-        timeout = self.settings.cleanup.global_timeout
-        return LiveService(self.connection, self.keys, self._channels, service, timeout=timeout)
-
     async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
         """On Redis the TTL is the timeout of cleanup, whatever `ttl` requests."""
         if ttl is not None:
             check_ttl(ttl)
         ready, lost = self.prepare(instance)
-        live = self._live_service(ready.service)
-        await self._remote.enter(live, ready, returns=bool(instance.incarnation))
+        await self._remote.enter(ready, returns=bool(instance.incarnation))
         every = self.settings.heartbeat.heartbeat_interval
         return RemoteRegistration(ready, self.settings.cleanup.global_timeout, every, tuple(lost))
 
@@ -150,8 +146,7 @@ class RedisRegistry(Registry):
         return await self._remote.beat(service, id, incarnation, report)
 
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
-        live = self._live_service(check_service(service))
-        return await self._remote.leave(live, id, incarnation)
+        return await self._remote.leave(service, id, incarnation)
 
     async def groups(self) -> list[str]:
         listed, described = await self._listed(), await self._described()
@@ -246,89 +241,6 @@ class RedisRegistry(Registry):
         state, scores = await asyncio.gather(self.reader.state(keys), self.reader.scores(keys))
         return {id: state.clock.silence(score, state.now) for id, score in scores.items()}
 
-    async def deregister(self, service: str, id: str) -> bool:
-        check_text("id", id)
-        live = self._live_service(check_service(service))
-        return await live.deregister(id, "", head=message_head(service, id))
-
-    async def config(self, service: str, id: str = "") -> Mapping[str, JSON]:
-        key = self.keys.of(service).config
-        value = await self._field(key, id)
-        with values.located(f"{key} {quoted(id)}"):
-            return values.decode(value) if value else {}
-
-    async def _field(self, key: str, field: str) -> bytes:
-        value: bytes | None = await self.connection.call("HGET", key, field, what=f"read of {key}")
-        return value or b""
-
-    async def configure(
-        self, service: str, id: str = "", *, set: Mapping[str, JSON], unset: tuple[str, ...] = ()
-    ) -> Mapping[str, JSON]:
-        values.check_config(service, set)
-        keys = self.keys.of(service)
-        return await self._edit(keys.config, id, set, unset, service=service)
-
-    async def _edit(
-        self,
-        key: str,
-        field: str,
-        set: Mapping[str, JSON],
-        unset: tuple[str, ...] = (),
-        *,
-        service: str = "",
-    ) -> dict[str, JSON]:
-        """Change some fields of a value and keep the others, even under concurrent writes.
-        `service`: the value holds overrides, and followers of the service are notified."""
-        channel = self.keys.of(service).changes if service else ""
-        where = f"{key} {quoted(field)}"
-        while True:
-            before = await self._field(key, field)
-            fields = values.edited(before, where, set, unset)
-            after = values.encode(fields) if fields else b""
-            if channel and fields:
-                with values.located(where):
-                    values.decode_config(after)  # never write overrides that cannot be read
-            done: Any = await self.connection.run(
-                EDIT,
-                [key],
-                [field, before, after, channel, message_head(service, field)],
-                what=f"change of {key} {field}",
-            )
-            if done:
-                return fields
-
-    async def info(self, *, group: str = "", service: str = "") -> Group | Service:
-        field = _info_field(group, service)
-        value = await self._field(self.keys.info, field)
-        return self._info(field, value or b"{}", group, service)
-
-    def _info(self, field: str, value: bytes, group: str, service: str) -> Group | Service:
-        with values.located(f"{self.keys.info} {quoted(field)}"):
-            return values.decode_info(value, group=group, service=service)
-
-    async def describe(
-        self, *, group: str = "", service: str = "", set: Mapping[str, str]
-    ) -> Group | Service:
-        field = _info_field(group, service)
-        values.check_info(set, service=bool(service))
-        fields = await self._edit(self.keys.info, field, dict(set))
-        return self._info(field, values.encode(fields), group, service)
-
-    async def forget(self, service: str) -> bool:
-        """On Redis, silent instances are registered until cleanup evicts them."""
-        keys, what = self.keys.of(service), f"deletion of {service}"
-        shared = [] if self.keys.cluster else [self.keys.info, self.keys.services]
-        done = await self.connection.run(
-            FORGET,
-            [keys.heartbeats, keys.config, *shared],
-            [service, keys.changes, message_head(service, "")],
-            what=what,
-        )
-        if done and self.keys.cluster:
-            await self.connection.call("HDEL", self.keys.info, service, what=what, writes=True)
-            await drop_service(self.connection, self.keys, service)
-        return bool(done)
-
     async def aclose(self) -> None:
         for live in list(self._services.values()):
             await live.aclose()
@@ -337,19 +249,12 @@ class RedisRegistry(Registry):
 
 
 def _is_group(field: str) -> bool:
-    """Whether a field holds the description of a group: see `_info_field`."""
+    """Whether a field holds the description of a group: see `RedisOperations`."""
     try:
         check_name("group", field.removesuffix("/"))
     except InvalidRequest:
         return False
     return field.endswith("/")
-
-
-def _info_field(group: str, service: str) -> str:
-    if service:
-        return check_service(service)
-    check_name("group", group)
-    return f"{group}/"
 
 
 class RedisLeaderLease(LeaderLease):
