@@ -69,7 +69,7 @@ async def test_instances_are_counted_by_service_and_state(admin: Admin):
         assert found["mooring_instances", "shop/orders", "up"] == 1
         assert found["mooring_instances", "shop/orders", "silent"] == 0
         assert found["mooring_services",] == 1
-        assert found["mooring_brake", "shop/orders"] == 0
+        assert found["mooring_brake_engaged", "shop/orders"] == 0
         assert found["mooring_fleet_stale",] == 0
         assert found["mooring_problems", "warning"] == 1
         assert found["mooring_audit_failures_total",] == 0

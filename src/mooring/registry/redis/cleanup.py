@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter
 
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
 from mooring.formatting import format_duration
@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REMOVED = Counter("mooring_cleanup_removed", "Instances that were evicted", ["service"])
-BRAKE = Gauge("mooring_cleanup_brake", "1 while the brake of a service is engaged", ["service"])
+EVICTIONS = Counter("mooring_evictions", "Instances that this process evicted", ["service"])
 
 _BATCH = 100
 """Instances per script call, so that it takes far less than 10 ms."""
@@ -289,7 +288,7 @@ class RedisEvictions(Evictions):
         """Report an outcome. Returns whether the instance left the range."""
         if outcome == "removed":
             report.removed.append((service, id))
-            REMOVED.labels(service).inc()
+            EVICTIONS.labels(service).inc()
             log.info("%s %s: evicted, no heartbeat for %s", service, id, self._timeout)
         elif outcome == "unhealthy":
             report.unhealthy.append((service, id))
@@ -313,7 +312,6 @@ class RedisEvictions(Evictions):
     def _report_brake(self, service: str, state: str, brake: Brake, report: CleanupReport) -> bool:
         """Report a change of the brake once. Returns whether it is engaged."""
         holds = state in ("tripped", "holding")
-        BRAKE.labels(service).set(holds)
         if holds:
             report.brakes[service] = brake
             if service not in self._braked:
