@@ -15,7 +15,7 @@ import trustme
 from hypothesis import settings
 
 from mooring.backends import open_store
-from mooring.formatting import parse_duration
+from mooring.durations import parse_duration
 from mooring.store import Store
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.redis import RedisCluster, RedisServer, SentinelGroup

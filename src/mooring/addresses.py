@@ -9,7 +9,7 @@ import re
 import socket
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import Message, message
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,7 @@ def split(address: str) -> tuple[str, int]:
     if bracketed:
         host = host[1:-1]
     if not colon or not _PORT.fullmatch(port) or (":" in host) != bracketed:
-        raise InvalidRequest(
-            f"{quoted(address)} is not an address: write it like 192.168.0.1:8080 or [::1]:8080"
-        )
+        raise InvalidRequest(message("address_invalid", address=address))
     check_host(host)
     check_port(int(port))
     return host, int(port)
@@ -56,51 +54,41 @@ def is_loopback(host: str) -> bool:
 def check_host(host: object) -> None:
     """Raise `InvalidRequest` unless it is a host that other machines can call."""
     if not isinstance(host, str) or not host:
-        raise InvalidRequest(f"a host must be an IP address or a host name, not {quoted(host)}")
+        raise InvalidRequest(message("host_not_text", host=host))
     if problem := _host_problem(host):
         raise InvalidRequest(problem)
 
 
 @functools.lru_cache(maxsize=10_000)
-def _host_problem(host: str) -> str:
+def _host_problem(host: str) -> Message | None:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return _host_name_problem(host)
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:
-            return (
-                f"{host} ends in a zone (%{address.scope_id}), which names a network interface of "
-                "one machine: other machines cannot call it. Use an address without a zone"
-            )
+            return message("host_in_zone", host=host, zone=address.scope_id)
         address = address.ipv4_mapped or address
-    return _unspecified(host) if address.is_unspecified else ""
+    return message("host_unspecified", host=host) if address.is_unspecified else None
 
 
-def _host_name_problem(host: str) -> str:
+def _host_name_problem(host: str) -> Message | None:
     if host.startswith("[") and host.endswith("]"):
-        return _host_problem(host[1:-1]) or f"{host} has brackets: write an IPv6 host without them"
+        return _host_problem(host[1:-1]) or message("host_in_brackets", host=host)
     labels = host.removesuffix(".").split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        return f"{quoted(host)} is neither an IP address nor a host name"
+        return message("host_invalid", host=host)
     if not all(_NUMBER.fullmatch(label) for label in labels):
-        return ""
+        return None
     # The C library reads such a name as an IPv4 address: 0x0 and 0 as 0.0.0.0.
     if not any(int(label, 16 if label[:2] in ("0x", "0X") else 10) for label in labels):
-        return _unspecified(host)
-    return f"{quoted(host)} looks like an IP address, but is not a valid one"
-
-
-def _unspecified(host: str) -> str:
-    return (
-        f"{host} means every address of a machine, and others cannot call it: use the address that "
-        "others can reach, or none to have it determined automatically"
-    )
+        return message("host_unspecified", host=host)
+    return message("host_not_an_ip", host=host)
 
 
 def check_port(port: object) -> None:
     if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-        raise InvalidRequest(f"port {quoted(port)} is not between 1 and 65535")
+        raise InvalidRequest(message("port_invalid", port=port))
 
 
 def reachable_host() -> str:

@@ -43,11 +43,34 @@ with a check that makes the write idempotent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mooring.messages import Message
 
 
 class MooringError(Exception):
-    """The root of the tree."""
+    """The root of the tree. `str(error)` is its message in English."""
+
+    def __init__(self, text: str | Message) -> None:
+        super().__init__(str(text))
+        self._text = text
+
+    @property
+    def message(self) -> Message:
+        """The kind of the message and its parameters, for translation. Errors of the command line
+        and of clients are plain text."""
+        from mooring.messages import (
+            verbatim,  # every program imports this module, so it stays light
+        )
+
+        return verbatim(self._text) if isinstance(self._text, str) else self._text
+
+
+def _message(kind: str, **params: object) -> Message:
+    from mooring.messages import message
+
+    return message(kind, **params)
 
 
 class InvalidRequest(MooringError, ValueError):
@@ -66,7 +89,10 @@ class MissingExtra(MooringError, ImportError):
     """An optional dependency is not installed. The message names the extra to install."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional dependency: pip install 'mooring[{extra}]'")
+        from mooring.messages import verbatim
+
+        package = f"mooring[{extra}]"
+        super().__init__(_message("missing_extra", what=verbatim(what), package=package))
 
 
 class SessionLost(MooringError):
@@ -129,8 +155,8 @@ class Taken(TenantError):
     """A code, name, host or FTP user belongs to another tenant, which the message names. Nothing
     was written."""
 
-    def __init__(self, message: str, *, holder: int, claim: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, text: str | Message, *, holder: int, claim: str = "") -> None:
+        super().__init__(text)
         self.holder = holder
         self.claim = claim
         """What is taken, for callers that may not see the other tenant."""
@@ -156,8 +182,8 @@ class Conflict(StoreError):
     with the check, so that a caller can name the holder.
     """
 
-    def __init__(self, message: str, *, revision: int, reads: Sequence[Any] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, text: str | Message, *, revision: int, reads: Sequence[Any] = ()) -> None:
+        super().__init__(text)
         self.revision = revision
         self.reads = tuple(reads)
 
@@ -166,9 +192,7 @@ class LeaseNotFound(StoreError):
     """The lease expired, was revoked, or never existed. Its keys are gone."""
 
     def __init__(self, lease: int) -> None:
-        super().__init__(
-            f"lease {lease:x} is not known to the store: it expired or was revoked; grant a new one"
-        )
+        super().__init__(_message("lease_not_found", lease=f"{lease:x}"))
         self.lease = lease
 
 
@@ -183,11 +207,7 @@ class Compacted(CannotResume):
     """
 
     def __init__(self, asked: int, *, revision: int | None = None) -> None:
-        start = f", the history starts at {revision}" if revision else ""
-        super().__init__(
-            f"revision {asked} is compacted{start}: read the current state again and continue from "
-            "its revision"
-        )
+        super().__init__(_message("compacted", asked=asked, start=revision or ""))
         self.asked = asked
         self.revision = revision
 
@@ -196,10 +216,7 @@ class FutureRevision(CannotResume):
     """The requested revision has not happened: a mistake, or a store restored from a backup."""
 
     def __init__(self, asked: int) -> None:
-        super().__init__(
-            f"revision {asked} has not happened yet: the store may have been restored from a "
-            "backup; read the current state again"
-        )
+        super().__init__(_message("future_revision", asked=asked))
         self.asked = asked
 
 

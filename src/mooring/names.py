@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 
 from mooring.errors import InvalidName
 from mooring.formatting import quoted
+from mooring.messages import Message, message
 
 DEFAULT_GROUP = "default"
 """The group of a service that is written without one."""
@@ -70,47 +71,48 @@ def closest(name: str, known: Iterable[str]) -> str:
 def check_name(what: str, name: str) -> None:
     """Raise `InvalidName` for an invalid name. The message says which rule it violates."""
     if problem := _name_problem(name):
-        raise InvalidName(f"the {what} name {quoted(name, 100)} {problem}")
+        raise _invalid(what, name, problem)
 
 
-_TOO_LONG = f"is longer than {LONGEST} characters"
+def _invalid(what: str, name: str, problem: Message) -> InvalidName:
+    return InvalidName(
+        message("name_invalid", what=message(f"what_{what}"), name=name, problem=problem)
+    )
 
 
-def _name_problem(name: str) -> str:
+def _name_problem(name: str) -> Message | None:
     if not isinstance(name, str):
-        return "must be text"
+        return message("name_not_text")
     if not name:
-        return "is empty"
+        return message("name_empty")
     if len(name) > LONGEST:
-        return _TOO_LONG
+        return message("name_too_long", limit=LONGEST)
     if "/" in name:
-        return "contains a slash"
+        return message("name_has_slash")
     if _CONTROL.search(name):
-        return "contains a control character"
+        return message("name_has_control")
     if name != name.strip():
-        return "starts or ends with a space"
+        return message("name_has_space_around")
     if name in (".", ".."):
-        return "means a folder"
-    return ""
+        return message("name_is_folder")
+    return None
 
 
 def check_part(what: str, name: str) -> None:
     """Like `check_name`, but also rejects colons and spaces."""
     check_name(what, name)
     if _COLON_OR_SPACE.search(name):
-        raise InvalidName(f"the {what} name {quoted(name)} contains a colon or a space")
+        raise _invalid(what, name, message("name_has_colon_or_space"))
 
 
 def split_service(service: str) -> tuple[str, str]:
     """The group and name of a service that is written `group/name` or `name`."""
     if not isinstance(service, str):
-        raise InvalidName(f"a service's name must be text, not {quoted(service)}")
+        raise InvalidName(message("service_not_text", name=service))
     if len(service) <= _CACHED:
         return _split_cached(service)
     if len(service) > 2 * LONGEST + 1:
-        raise InvalidName(
-            f"the service {quoted(service, 40)} is too long: {LONGEST} characters is the limit"
-        )
+        raise InvalidName(message("service_too_long", name=service, limit=LONGEST))
     return _split(service)
 
 
@@ -128,13 +130,11 @@ def _split(service: str) -> tuple[str, str]:
     if not slash:
         group = DEFAULT_GROUP
     elif "/" in group:
-        raise InvalidName(f"the service {quoted(service)} has two slashes: write it as group/name")
+        raise InvalidName(message("service_two_slashes", name=service))
     check_name("group", group)
     check_name("service", name)
     if name == "info":
-        raise InvalidName(
-            f"the service name 'info' in {quoted(service)} is reserved for descriptions"
-        )
+        raise InvalidName(message("service_reserved", name=service))
     return group, name
 
 

@@ -60,7 +60,9 @@ assert mooring.sync.connect and not hasattr(mooring, "conect")
 def test_every_error_is_exported():
     public = vars(mooring.errors).items()
     errors = {
-        name for name, value in public if getattr(value, "__module__", "") == "mooring.errors"
+        name
+        for name, value in public
+        if getattr(value, "__module__", "") == "mooring.errors" and not name.startswith("_")
     }
     assert errors - {"misplaced"} <= {*mooring.__all__}
 

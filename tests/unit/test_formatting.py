@@ -13,15 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mooring
+from mooring.durations import format_duration, parse_duration
 from mooring.errors import InvalidRequest
-from mooring.formatting import (
-    describe,
-    format_duration,
-    parse_duration,
-    printable,
-    quoted,
-    readable,
-)
+from mooring.formatting import describe, printable, quoted, readable
 
 ROOT = Path(mooring.__file__).parent
 

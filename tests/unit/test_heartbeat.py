@@ -15,9 +15,11 @@ def test_every_public_name_exists():
 
 def test_it_does_not_import_stores_or_sessions():
     below = {
+        "durations",
         "errors",
         "formatting",
         "heartbeat",
+        "messages",
         "model",
         "names",
         "settings",

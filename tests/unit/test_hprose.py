@@ -90,7 +90,7 @@ class TestDecide:
         assert decision is FailoverAction.NEXT
 
     @pytest.mark.parametrize(
-        "error", [HproseException("boom"), ValueError(), TypeError(), MooringError()]
+        "error", [HproseException("boom"), ValueError(), TypeError(), MooringError("failed")]
     )
     @given(known=servers, failed=servers, tried=st.integers(1, 12))
     def test_errors_of_the_function_pass_through(

@@ -53,7 +53,7 @@ LOOP = {"asyncio", "msgspec", "ssl"}
     ("script", "needed", "most_of_ours", "most_of_others"),
     [
         pytest.param("import mooring", set(), 3, 20, id="import"),
-        pytest.param("from mooring import connect", LOOP, 47, 150, id="connect"),
+        pytest.param("from mooring import connect", LOOP, 51, 150, id="connect"),
         pytest.param(COMMAND.format("version"), {"typer"}, 11, 240, id="version"),
         pytest.param(COMMAND.format("--version"), {"typer"}, 9, 110, id="--version"),
         pytest.param(COMMAND.format("--help"), {"rich", "typer"}, 9, 290, id="help"),

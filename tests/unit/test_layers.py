@@ -14,11 +14,13 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 
 LAYERS = [
-    {"errors"},
     {"formatting"},
+    {"messages"},
+    {"errors"},
     {
         "atomic_file",
         "connection_limit",
+        "durations",
         "fork_safety",
         "names",
         "protobuf",
@@ -26,7 +28,7 @@ LAYERS = [
     },
     {"addresses"},
     {"model"},
-    {"masking", "messages", "settings", "telemetry"},
+    {"masking", "settings", "telemetry"},
     {"store"},
     {"session", "mirror"},
     {"heartbeat", "locks", "tenants"},
@@ -274,7 +276,7 @@ def test_tasks_are_created_in_one_place():
 
 
 def test_http_does_not_import_the_domain():
-    allowed = ("mooring.server.http", "mooring.errors", "mooring.formatting")
+    allowed = ("mooring.server.http", "mooring.errors", "mooring.formatting", "mooring.messages")
     modules = _modules()
     wrong = [
         f"{file.name} imports {target}"

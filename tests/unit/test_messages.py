@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -9,14 +10,19 @@ from pathlib import Path
 import pytest
 
 import mooring
-from mooring.messages import TEXTS, joined, message, parameters
+from mooring.errors import InvalidName, MooringError
+from mooring.messages import TEXTS, joined, message, parameters, verbatim
+from mooring.names import check_name
 
-CHINESE = Path(mooring.__file__).parent / "server/console/locales/zh.js"
+ROOT = Path(mooring.__file__).parent
+CHINESE = ROOT / "server/console/locales/zh_messages.js"
 _ENTRY = re.compile(r'^  (\w+):\s+"(.*)",$', re.MULTILINE)
+_COMMENT = re.compile(r"^  //.*\n", re.MULTILINE)
 
 
 def chinese() -> dict[str, str]:
-    _, _, table = CHINESE.read_text(encoding="utf-8").partition("export const MESSAGES = {\n")
+    _, _, table = CHINESE.read_text(encoding="utf-8").partition("export default {\n")
+    table = _COMMENT.sub("", table)
     entries = _ENTRY.findall(table)
     assert len(entries) == table.count(",\n"), "an entry of the table could not be read"
     return dict(entries)
@@ -26,6 +32,60 @@ def test_the_chinese_table_has_the_same_kinds_with_the_same_parameters():
     assert {kind: parameters(text) for kind, text in chinese().items()} == {
         kind: parameters(text) for kind, text in TEXTS.items()
     }
+
+
+MESSAGES_ONLY = (
+    "addresses.py",
+    "durations.py",
+    "names.py",
+    "server/http/",
+)
+"""Modules whose errors reach the API, so that each has a kind and parameters."""
+
+
+def test_errors_that_reach_the_api_have_a_kind():
+    plain = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in sorted(ROOT.rglob("*.py"))
+        if file.relative_to(ROOT).as_posix().startswith(MESSAGES_ONLY)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Raise | ast.Return)
+        and isinstance(node.exc if isinstance(node, ast.Raise) else node.value, ast.Call)
+        and _is_plain(node.exc if isinstance(node, ast.Raise) else node.value)
+    ]
+    assert plain == []
+
+
+def _is_plain(call: ast.expr | None) -> bool:
+    """Whether a call creates one of our errors with plain text."""
+    assert isinstance(call, ast.Call)
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+    ours = {kind.__name__ for kind in _subclasses(MooringError)}
+    return (
+        name in ours and bool(call.args) and isinstance(call.args[0], ast.Constant | ast.JoinedStr)
+    )
+
+
+def _subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_subclasses, kind.__subclasses__()))
+
+
+def test_an_error_keeps_its_kind_and_parameters():
+    with pytest.raises(InvalidName, match="the group name 'a/b' contains a slash") as raised:
+        check_name("group", "a/b")
+    problem = raised.value.message
+    assert (problem.kind, problem.params["name"]) == ("name_invalid", "a/b")
+    assert problem.params["problem"] == message("name_has_slash")
+    assert MooringError("plain").message == verbatim("plain")
+
+
+@pytest.mark.parametrize("value", ["x' exists", 'it\'s "x"', "x\n"])
+def test_a_quoted_value_cannot_end_its_quotes(value: str):
+    text = message("service_reserved", name=value).text
+    shown = text.removeprefix("the service name 'info' in ").removesuffix(
+        " is reserved for descriptions"
+    )
+    assert shown == (json.dumps(value) if "'" in value else "'x<U+000A>'")
 
 
 def test_a_message_takes_exactly_the_parameters_of_its_text():

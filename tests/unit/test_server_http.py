@@ -85,13 +85,14 @@ def every_error() -> list[type[errors.MooringError]]:
 @pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
 def test_every_error_of_ours_has_a_status(kind: type[errors.MooringError]):
     error = kind.__new__(kind)
-    Exception.__init__(error, "what happened")
+    errors.MooringError.__init__(error, "what happened")
     refused = http_error(error)
     assert 400 <= refused.status < 600
     assert refused.status != 500
     assert refused.code
     body = msgspec.json.decode(error_response(refused).body())
-    assert body == {"error": {"code": refused.code, "message": str(error)}}
+    assert body["error"]["code"] == refused.code
+    assert body["error"]["message"] == "what happened"
 
 
 @given(st.lists(st.text(min_size=1), unique=True), st.integers(min_value=1, max_value=7))

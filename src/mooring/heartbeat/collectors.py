@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
+from mooring.durations import format_duration
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe, format_duration, quoted
+from mooring.formatting import describe, quoted
 from mooring.names import nearest
 from mooring.settings import MetricsSettings
 from mooring.tasks import Tasks, in_thread

@@ -13,8 +13,8 @@ import os
 import time
 from collections.abc import Callable
 
+from mooring.durations import format_duration
 from mooring.errors import Closed, InvalidRequest, LeaseNotFound, MooringError, StoreError
-from mooring.formatting import format_duration
 from mooring.session import Session
 from mooring.store.contract import Store
 from mooring.tasks import Tasks

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from types import TracebackType
 
+from mooring.durations import format_duration
 from mooring.errors import (
     InvalidName,
     InvalidRequest,
@@ -20,7 +21,7 @@ from mooring.errors import (
     StoreError,
     Unavailable,
 )
-from mooring.formatting import format_duration, quoted
+from mooring.formatting import quoted
 from mooring.locks.held import Held, caller, has_ended
 from mooring.locks.lease_pool import GRACE, PooledLease, wait_up_to
 from mooring.locks.ordering import (

@@ -68,10 +68,7 @@ class Application:
 
     def __init__(self, server: ServerContext, endpoints: Iterable[ApiEndpoint]) -> None:
         self._server = server
-        self._router = Router(
-            ((endpoint.method, endpoint.path, endpoint) for endpoint in endpoints),
-            hint=": see /admin/openapi.json. Write the slash between a group and a service as %2F",
-        )
+        self._router = Router((endpoint.method, endpoint.path, endpoint) for endpoint in endpoints)
         self._streams: set[asyncio.Timeout] = set()
 
     def end_streams(self) -> None:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from mooring.addresses import join
 from mooring.backends import open_runner
+from mooring.durations import format_duration
 from mooring.etcd_server.locking import ServerLocks
 from mooring.etcd_server.server import EtcdAPIServer, ServerTLS
-from mooring.formatting import format_duration
 from mooring.hub import Hub, connect
 from mooring.server.alerts import Alerts, RedisElection, StoreElection
 from mooring.server.api import all_endpoints

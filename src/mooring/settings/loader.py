@@ -16,8 +16,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from mooring.durations import parse_duration
 from mooring.errors import InvalidRequest
-from mooring.formatting import in_words, parse_duration, quoted
+from mooring.formatting import in_words, quoted
 from mooring.names import nearest
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
+from mooring.durations import parse_duration
 from mooring.errors import InvalidURL
-from mooring.formatting import parse_duration, quoted
+from mooring.formatting import quoted
 from mooring.names import did_you_mean, nearest
 
 T = TypeVar("T")

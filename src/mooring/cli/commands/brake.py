@@ -9,7 +9,7 @@ from mooring.cli.io.connect import open_hub, require_service
 from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption
 from mooring.cli.io.output import log_to_stderr, note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
-from mooring.formatting import format_duration
+from mooring.durations import format_duration
 from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.registry.evictions import Brake, Evictions

@@ -11,7 +11,7 @@ import typer
 from mooring.cli.io.connect import open_hub, run_until_stopped
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
 from mooring.cli.io.output import log_to_stderr, note, show_json
-from mooring.formatting import format_duration
+from mooring.durations import format_duration
 from mooring.model import JSON
 from mooring.registry.evictions import CleanupReport, Evictions
 from mooring.settings import RegistrySettings, load, parse

@@ -20,8 +20,9 @@ from mooring.backends import open_redis, open_store
 from mooring.cli.io.connect import url_or_local
 from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import show_json
+from mooring.durations import format_duration
 from mooring.errors import StoreError
-from mooring.formatting import format_duration, quoted
+from mooring.formatting import quoted
 from mooring.settings import parse as parse_settings
 from mooring.store import Delete, Member, Put, Store, StoreStatus, key
 from mooring.store.url import REDIS, parse

@@ -15,7 +15,7 @@ from mooring.cli.io.output import (
     show,
     yes_no,
 )
-from mooring.formatting import format_duration
+from mooring.durations import format_duration
 from mooring.masking import masked_fields
 from mooring.model import JSON, Instance, RecordedMetadata, now
 from mooring.registry.json_values import config_fields, number, show_time

@@ -11,8 +11,9 @@ from mooring.cli.commands.login import ServerTarget
 from mooring.cli.io.options import JSONOption, tenant_id
 from mooring.cli.io.output import note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
+from mooring.durations import parse_duration
 from mooring.errors import InvalidRequest
-from mooring.formatting import parse_duration, printable, quoted
+from mooring.formatting import printable, quoted
 
 ROLES = ("viewer", "operator", "admin", "service")
 _PAGE = 1000

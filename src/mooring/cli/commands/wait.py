@@ -18,8 +18,8 @@ from mooring.cli.io.options import (
     pairs,
     seconds,
 )
+from mooring.durations import format_duration
 from mooring.errors import NoInstance
-from mooring.formatting import format_duration
 
 _FIRST_RESPONSE = 1.0  # seconds for the first response of the store, even with a shorter --timeout
 

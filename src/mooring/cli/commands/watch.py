@@ -13,7 +13,8 @@ from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import JSONOption, ServiceArgument
 from mooring.cli.io.output import EMPTY_FIELD, as_text, log_to_stderr, note, show_json
 from mooring.discovery.view import View
-from mooring.formatting import format_duration, printable
+from mooring.durations import format_duration
+from mooring.formatting import printable
 from mooring.masking import MASK
 from mooring.mirror import Change
 from mooring.model import JSON, Instance

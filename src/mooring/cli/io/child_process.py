@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mooring.cli.io.output import note
-from mooring.formatting import format_duration
+from mooring.durations import format_duration
 
 _POLL_INTERVAL = 0.02  # seconds between two checks whether a process group has ended
 _KILL_TIMEOUT = 2.0  # seconds until a killed process group has ended

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mooring.durations import parse_duration
 from mooring.errors import Conflict, InvalidRequest
-from mooring.formatting import parse_duration, quoted
+from mooring.formatting import quoted
 from mooring.tenants.keys import NAMESPACE_VARIABLE, Owner, is_id, named
 
 if TYPE_CHECKING:

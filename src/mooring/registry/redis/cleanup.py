@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from prometheus_client import Counter
 
+from mooring.durations import format_duration
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
-from mooring.formatting import format_duration
 from mooring.registry.evictions import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys, ServiceKeys, is_service

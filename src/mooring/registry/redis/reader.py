@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from mooring.durations import format_duration
 from mooring.errors import InvalidRequest, StoreError
-from mooring.formatting import format_duration, quoted
+from mooring.formatting import quoted
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry import json_values as values
 from mooring.registry.contract import Problem

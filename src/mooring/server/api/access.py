@@ -8,8 +8,9 @@ from typing import Annotated
 
 import msgspec
 
+from mooring.durations import parse_duration
 from mooring.errors import InvalidRequest, StoreError
-from mooring.formatting import parse_duration, quoted
+from mooring.formatting import quoted
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.audit import AuditEntry
 from mooring.server.auth.authorization import ROLES, Need, Role, need

@@ -16,7 +16,7 @@ import msgspec
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
 from mooring.discovery.selector import Selector
-from mooring.formatting import parse_duration
+from mooring.durations import parse_duration
 from mooring.messages import message
 from mooring.model import Instance, State
 from mooring.server.api.endpoint import ApiCall, EndpointList

@@ -1,5 +1,6 @@
 // Client of the admin API. It sends ETags, so that the server does not send unchanged data again.
 
+import { say } from "./i18n.js";
 import { learn } from "./time_format.js";
 
 export class Failed extends Error {
@@ -76,7 +77,7 @@ async function ask(url, options) {
 async function failure(response) {
   try {
     const { error } = await response.json();
-    return new Failed(response.status, error.code, error.message);
+    return new Failed(response.status, error.code, say({ ...error, text: error.message }));
   } catch {
     return new Failed(response.status, "unknown", response.statusText);
   }

@@ -1,7 +1,8 @@
 // Texts of the console in the chosen language.
 
 import en from "./locales/en.js";
-import zh, { MESSAGES } from "./locales/zh.js";
+import zh from "./locales/zh.js";
+import MESSAGES from "./locales/zh_messages.js";
 
 const ALL = { en, zh };
 export const LANGUAGES = { en: "English", zh: "中文" };
@@ -57,22 +58,26 @@ export function percent(rate) {
 export function say({ kind, params, text }) {
   const words = language === "zh" ? MESSAGES[kind] : undefined;
   if (words === undefined) return text;
-  const filled = (section) => names(section).some((name) => String(params[name] ?? "") !== "");
+  const filled = (section) =>
+    [...section.matchAll(PLACEHOLDER)].some(([, name]) => String(params[name] ?? "") !== "");
   return words
-    .replace(/\[([^[\]]*)\]/g, (_, section) => (filled(section) ? section : ""))
-    .replace(/\{(\w+)\}/g, (_, name) => parameter(params[name]));
+    .replace(/\[([^[\]]*\{[^[\]]*)\]/g, (_, section) => (filled(section) ? section : ""))
+    .replace(PLACEHOLDER, (_, name, quoted) => parameter(params[name], Boolean(quoted)));
 }
 
 export const sayAll = (messages) => messages.map(say).join(language === "zh" ? "；" : "; ");
 
-const names = (section) => [...section.matchAll(/\{(\w+)\}/g)].map(([, name]) => name);
+const PLACEHOLDER = /\{(\w+)(!q)?\}/g;
 
-// As in mooring/messages.py: a single word is shown as it is; anything else is quoted, so that it cannot
-// look like a sentence of the server.
+// As in mooring/messages: a single word is shown as it is; anything else is quoted, so that it cannot look
+// like a sentence of the server.
 const NAME = /^(?:[\p{L}\p{N}_.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](?::\d+)?)$/u;
 
-function parameter(value) {
-  if (Array.isArray(value)) return value.map(parameter).join("、");
+function parameter(value, quoted = false) {
+  if (Array.isArray(value)) return value.map((item) => parameter(item)).join("、");
+  if (value?.kind) return say(value);
   if (typeof value === "number") return n(value, 6);
-  return NAME.test(value) ? value : JSON.stringify(value ?? "");
+  if (typeof value !== "string") return String(value ?? null);
+  if (quoted && !value.includes("'")) return `'${value}'`;
+  return !quoted && NAME.test(value) ? value : JSON.stringify(value);
 }

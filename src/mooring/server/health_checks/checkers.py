@@ -21,8 +21,9 @@ import grpc
 import grpc.aio
 
 from mooring import __version__, addresses
+from mooring.durations import format_duration
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe, format_duration, quoted
+from mooring.formatting import describe, quoted
 from mooring.grpc.health import SERVICE, ServingStatus, encoded
 from mooring.names import nearest
 from mooring.server.settings import NONE

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from mooring.formatting import format_duration
+from mooring.durations import format_duration
 from mooring.model import Instance
 from mooring.server.health_checks import target_policy as targets
 from mooring.server.health_checks.checkers import (

@@ -1,4 +1,4 @@
-"""Responses: JSON bodies, ETags, and errors as `{"error": {"code": …, "message": …}}`."""
+"""Responses: JSON bodies, ETags, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, overload
 import msgspec
 
 from mooring import errors
+from mooring.messages import Message, Parameter, message, verbatim
 
 
 def _encode_other(value: object) -> object:
@@ -65,8 +66,12 @@ def etag_matches(header: str, etag: str) -> bool:
 
 class Failure(msgspec.Struct, frozen=True):
     code: str
+    """The class of the error, for programs."""
     message: str
     """What happened, to what, and what to do."""
+    kind: str
+    """The kind of the message: with its parameters it can be translated."""
+    params: dict[str, Parameter]
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -77,9 +82,20 @@ class HTTPError(Exception):
     """Raised by handlers to answer with an error."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        code: str,
+        kind: str | Message,
+        /,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **params: object,
     ) -> None:
-        super().__init__(message)
+        """`kind` and `params` are those of a message, unless it is a message itself."""
+        if isinstance(kind, str):
+            kind = verbatim(kind) if " " in kind else message(kind, **params)
+        self.message = kind
+        super().__init__(self.message.text)
         self.status, self.code, self.headers = status, code, dict(headers or {})
 
 
@@ -109,10 +125,11 @@ def http_error(error: Exception) -> HTTPError:
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == 503 else None
-            return HTTPError(status, code, str(error), headers=headers)
-    return HTTPError(500, "internal", "internal error: the server's log has the details")
+            return HTTPError(status, code, error.message, headers=headers)
+    return HTTPError(500, "internal", "internal_error")
 
 
 def error_response(error: HTTPError) -> Response:
-    body = ErrorBody(Failure(error.code, str(error)))
+    failure = Failure(error.code, error.message.text, error.message.kind, error.message.params)
+    body = ErrorBody(failure)
     return Response(body, error.status, headers=error.headers)

@@ -12,6 +12,7 @@ import urllib.parse
 from collections.abc import Collection, Iterable
 from typing import Generic, TypeVar
 
+from mooring.messages import verbatim
 from mooring.server.http.response import HTTPError
 
 T = TypeVar("T")
@@ -37,10 +38,8 @@ class Router(Generic[T]):
     """A table of targets by method and path, in which parameters are segments in braces:
     `/services/{service}/health`."""
 
-    def __init__(self, routes: Iterable[tuple[str, str, T]], *, hint: str = "") -> None:
-        """`hint` follows the message about an unknown path."""
+    def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
         self._root: _RouteNode[T] = _RouteNode()
-        self._hint = hint
         for method, path, target in routes:
             self._add(method, path, target)
 
@@ -69,18 +68,14 @@ class Router(Generic[T]):
                 values.append(segment)
             node = next_node
             if node is None:
-                raise self._not_found(raw_path)
+                raise _not_found(raw_path)
         if node is None or not node.targets or not raw_path.startswith(b"/"):
-            raise self._not_found(raw_path)
+            raise _not_found(raw_path)
         match = node.targets.get("GET" if method == "HEAD" else method)
         if match is None:
             raise _wrong_method(method, node.targets)
         target, names = match
         return target, dict(zip(names, map(decode_segment, values), strict=True))
-
-    def _not_found(self, raw_path: bytes) -> HTTPError:
-        path = raw_path.decode("ascii", "backslashreplace")[:200]
-        return HTTPError(404, "not_found", f"no endpoint at {path}{self._hint}")
 
 
 def parameters(path: str) -> list[str]:
@@ -92,24 +87,29 @@ def decode_segment(segment: bytes) -> str:
     """The text of a path segment. Raises `HTTPError` (400) if it is not valid UTF-8, contains a
     control character or is longer than any name, which bounds the work that it can cause."""
     if not segment:
-        raise HTTPError(404, "not_found", "the path has an empty segment")
+        raise HTTPError(404, "not_found", "path_empty_segment")
     if len(segment) > 3 * 4 * LONGEST:  # 4 bytes per character, each written as %XX
         raise _too_long()
     if _INVALID_ESCAPE.search(segment):
-        raise HTTPError(400, "bad_path", "the path has a % without two hex digits")
+        raise HTTPError(400, "bad_path", "path_bad_escape")
     try:
         text = urllib.parse.unquote_to_bytes(segment).decode()
     except UnicodeDecodeError:
-        raise HTTPError(400, "bad_path", "the path is not valid UTF-8") from None
+        raise HTTPError(400, "bad_path", "path_not_utf8") from None
     if len(text) > LONGEST:
         raise _too_long()
     if not text.isprintable() and any(unicodedata.category(char) == "Cc" for char in text):
-        raise HTTPError(400, "bad_path", "the path contains a control character")
+        raise HTTPError(400, "bad_path", "path_has_control")
     return text
 
 
+def _not_found(raw_path: bytes) -> HTTPError:
+    path = raw_path.decode("ascii", "backslashreplace")[:200]
+    return HTTPError(404, "not_found", "no_endpoint", path=path)
+
+
 def _too_long() -> HTTPError:
-    return HTTPError(400, "bad_path", f"a segment of the path exceeds {LONGEST} characters")
+    return HTTPError(400, "bad_path", "path_too_long", limit=LONGEST)
 
 
 def _wrong_method(method: str, targets: Collection[str]) -> HTTPError:
@@ -118,6 +118,8 @@ def _wrong_method(method: str, targets: Collection[str]) -> HTTPError:
     return HTTPError(
         405,
         "bad_method",
-        f"{method[:20]} is not supported here: use {listed}",
+        "method_not_supported",
+        method=method[:20],
+        allowed=verbatim(listed),
         headers={"Allow": listed},
     )

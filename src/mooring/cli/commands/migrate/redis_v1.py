@@ -16,8 +16,8 @@ from mooring.cli.io.connect import registry_url, run_until_stopped
 from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
 from mooring.cli.io.output import Columns, log_to_stderr, note, progress, show
 from mooring.cli.typer_extensions import CommandGroup
+from mooring.durations import format_duration
 from mooring.errors import InvalidRequest
-from mooring.formatting import format_duration
 from mooring.migrate import verified_file
 from mooring.model import JSON
 from mooring.settings import parse as parse_settings

@@ -1,22 +1,8 @@
-"""Messages as data: a kind with parameters, and the table of their English texts.
-
-The console translates messages by kind and parameters. Parameters come from instances, operators
-and libraries. A value that is not a plain name is quoted and escaped, so that it cannot pass for a
-message of the server.
-"""
+"""The English texts of events, reasons, problems and remarks."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
-
-import msgspec
-
-from mooring.formatting import printable
-
-Parameter: TypeAlias = str | int | float | list[str]
+from collections.abc import Mapping
 
 TEXTS: Mapping[str, str] = {
     # Events.
@@ -154,60 +140,3 @@ TEXTS: Mapping[str, str] = {
     ),
     "hint_disabled": "An operator disabled the instance: enable it when it may get calls again.",
 }
-"""The English text of each kind. `{name}` is a parameter; `[…]` is omitted if its parameters are
-empty. The placeholders declare the parameters of the kind."""
-
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
-_NAME = re.compile(r"[\w.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](:\d+)?")
-"""A value that is shown without quotes: one word without quotes, brackets or separators."""
-
-
-class Message(msgspec.Struct, frozen=True):
-    """A text and the data it is made of."""
-
-    kind: str
-    params: dict[str, Parameter]
-    text: str
-    """In English."""
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def message(kind: str, /, **params: Parameter) -> Message:
-    """Create a message of a known kind, with exactly the parameters that its text names."""
-    return Message(kind, params, _render(TEXTS[kind], params))
-
-
-def joined(messages: Iterable[Message]) -> str:
-    """Several messages in one line."""
-    return "; ".join(message.text for message in messages)
-
-
-def parameters(template: str) -> frozenset[str]:
-    """The names of the placeholders of a text."""
-    return frozenset(_PLACEHOLDER.findall(template))
-
-
-def _render(template: str, params: Mapping[str, Parameter]) -> str:
-    if params.keys() != parameters(template):
-        raise ValueError(f"the parameters {', '.join(sorted(params))} do not match: {template}")
-
-    def optional(section: re.Match[str]) -> str:
-        names = parameters(section[1])
-        return section[1] if any(params[name] not in ("", []) for name in names) else ""
-
-    return _PLACEHOLDER.sub(
-        lambda match: _formatted(params[match[1]]), _OPTIONAL.sub(optional, template)
-    )
-
-
-def _formatted(value: Parameter) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_formatted, value))
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, int) or (value.isprintable() and _NAME.fullmatch(value)):
-        return str(value)
-    return json.dumps(printable(value), ensure_ascii=False)
