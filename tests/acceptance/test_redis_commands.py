@@ -98,7 +98,7 @@ async def left_behind(hub: Hub, *ids: str, service: str = "orders", **fields: ob
         name = Instance(service, "10.0.0.1", 80, id=id, **fields)  # type: ignore[arg-type]
         instance, _ = hub.registry.prepare(name)
         record = hub.registry.instance_record(instance)
-        record.open()
+        record.open(lambda: None)
         await record.put(instance, fresh=True)
         await record.aclose(within=1)
 

@@ -43,7 +43,7 @@ async def test_a_heartbeat_carries_no_metadata(server: RedisServer, hub: Hub):
     registry = hub.registry
     me, _ = registry.prepare(Instance("echo", "10.0.0.1", 1, metadata=MUCH))
     record = registry.instance_record(me)
-    record.open()
+    record.open(lambda: None)
     await record.put(me, fresh=True)
 
     def received() -> int:

@@ -127,10 +127,6 @@ class InstanceRecord(ABC):
         """The operator overrides of the instance and its service, live."""
 
     @abstractmethod
-    def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when any of these may have changed. It must not block."""
-
-    @abstractmethod
     async def put(self, instance: Instance, *, fresh: bool) -> None:
         """Write the record. `fresh`: for the first time, replacing a predecessor; otherwise it is
         a repair.
@@ -147,8 +143,9 @@ class InstanceRecord(ABC):
         """Delete the record if this incarnation still owns it. Raises `StoreError`."""
 
     @abstractmethod
-    def open(self) -> None:
-        """Start to watch the record. Writes nothing."""
+    def open(self, changed: Callable[[], None]) -> None:
+        """Start to watch the record. Writes nothing. `changed` is called when any of the properties
+        may have changed; it must not block."""
 
     @abstractmethod
     async def aclose(self, *, within: float) -> None:

@@ -191,8 +191,7 @@ class Registration:
         self._published.log_lost_fields()
         self._record, self._entered = record, True
         telemetry.REGISTRATIONS.show(*self._labels, self)
-        record.subscribe(self._on_record_change)
-        record.open()
+        record.open(self._on_record_change)
         if self._metrics is not None:
             self._end_metrics = self._metrics.subscribe(self._on_metrics)
         self._enter("registering")

@@ -188,11 +188,12 @@ class StoreInstanceRecord(InstanceRecord):
         """A revision from before the first write."""
         self._left_out = ""
         """What is not written because it is too large."""
-        self._callbacks: tuple[Callable[[], None], ...] = ()
+        self._changed: Callable[[], None] = lambda: None
         self._in_doubt = self._writing = False
         self._written = 0
 
-    def open(self) -> None:
+    def open(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
         self._lease.acquire(self)
         self._host_watch.join(self._instance.id, self)
 
@@ -230,9 +231,6 @@ class StoreInstanceRecord(InstanceRecord):
             return NO_CONFIG if entry is None else self._shared.layout.decode_config(entry.value)
         except Exception:  # noqa: BLE001 - the listing of the service reports it
             return NO_CONFIG
-
-    def subscribe(self, callback: Callable[[], None]) -> None:
-        self._callbacks += (callback,)
 
     def lost(self) -> None:
         self._disturb()
@@ -274,11 +272,10 @@ class StoreInstanceRecord(InstanceRecord):
                 self._disturb()
 
     def notify(self) -> None:
-        for callback in self._callbacks:
-            try:
-                callback()
-            except Exception:  # the other records of the host and the lease follow
-                log.exception("%s %s: a subscriber failed", *self._labels)
+        try:
+            self._changed()
+        except Exception:  # the other records of the host and the lease follow
+            log.exception("%s %s: a subscriber failed", *self._labels)
 
     async def put(self, instance: Instance, *, fresh: bool) -> None:
         problem: TooLarge | None = None

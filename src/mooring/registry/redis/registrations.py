@@ -61,7 +61,7 @@ class RedisInstanceRecord(InstanceRecord):
         """Whether it was registered, and has not left since."""
         self._beaten = 0.0
         """When the last acknowledged heartbeat was sent, on the session's clock."""
-        self._callbacks: list[Callable[[], None]] = []
+        self.notify: Callable[[], None] = lambda: None
         self._too_large = self._in_doubt = ""
         self._metadata: Mapping[str, str] | None = None
         """The last metadata within the limit."""
@@ -79,14 +79,8 @@ class RedisInstanceRecord(InstanceRecord):
         overrides = self._service.config
         return overrides.get(self.id, NO_CONFIG).over(overrides.get("", NO_CONFIG))
 
-    def subscribe(self, callback: Callable[[], None]) -> None:
-        self._callbacks.append(callback)
-
-    def notify(self) -> None:
-        for callback in self._callbacks:
-            callback()
-
-    def open(self) -> None:
+    def open(self, changed: Callable[[], None]) -> None:
+        self.notify = changed
         self._service.join(self)
 
     async def aclose(self, *, within: float) -> None:

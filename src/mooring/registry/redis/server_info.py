@@ -51,7 +51,7 @@ class AccessTrial:
 
     async def register(self) -> None:
         record = self._registry.instance_record(self.instance)
-        record.open()
+        record.open(lambda: None)
         self._record = record
         await record.put(self.instance, fresh=True)
         self._registered = True
