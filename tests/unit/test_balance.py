@@ -25,7 +25,6 @@ from mooring.discovery.balance import (
     WeightedRoundRobin,
     make,
 )
-from mooring.discovery.balance.consistent_hash import Ring
 from mooring.errors import InvalidRequest
 
 weights = st.one_of(
@@ -671,14 +670,13 @@ class TestConsistentHash:
     st.lists(st.binary(max_size=8), min_size=1, max_size=5),
 )
 def test_the_ring_agrees_with_a_search_of_all_points(operations, keys):
-    ring, there = Ring[int](), dict[int, float]()
+    ring, there = ConsistentHash(), dict[int, Node]()
     for add, owner, weight in operations:
         if add and owner not in there:
-            there[owner] = weight
-            ring.add(owner, str(owner), weight)
+            there[owner] = Node(str(owner), weight)
+            ring.add(there[owner])
         elif not add and owner in there:
-            del there[owner]
-            ring.remove(owner)
+            ring.remove(there.pop(owner))
     assert len(ring) == len(there)
     for circle in ring._circles.values():
         points = sorted(circle.owners)
@@ -689,10 +687,11 @@ def test_the_ring_agrees_with_a_search_of_all_points(operations, keys):
             assert arc[-1] == points[following % len(points)] + (wraps << 64)
     for key in keys:
         if there:
-            assert ring.find(key) == nearest_of_all(there, key)
+            weights = {owner: node.weight for owner, node in there.items()}
+            assert ring.pick(key) is there[nearest_of_all(weights, key)]
         else:
             with pytest.raises(LookupError):
-                ring.find(key)
+                ring.pick(key)
 
 
 def nearest_of_all(owners: dict[int, float], key: bytes) -> int:

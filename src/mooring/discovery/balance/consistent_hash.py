@@ -6,9 +6,7 @@ import math
 import random
 import struct
 from bisect import bisect_left, insort
-from collections.abc import Hashable
 from hashlib import blake2b, shake_128
-from typing import Generic, TypeVar
 
 from mooring.discovery.balance.picker import (
     Counting,
@@ -18,8 +16,6 @@ from mooring.discovery.balance.picker import (
     effective_weight,
     no_node,
 )
-
-T = TypeVar("T", bound=Hashable)
 
 _SPACE = 1 << 64
 _MASK = _SPACE - 1
@@ -33,62 +29,8 @@ _points = struct.Struct("<8Q").unpack
 _probes = struct.Struct("<21Q").unpack  # 168 bytes: one block of SHAKE128
 
 
-class Ring(Generic[T]):
-    """Maps keys to owners, which have names and weights. All changes cost O(log n)."""
-
-    def __init__(self) -> None:
-        self._circles: dict[int, _Circle[T]] = {}
-        self._places: dict[T, tuple[int, list[int]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def add(self, owner: T, name: str, weight: float = 1.0) -> None:
-        step = _step(weight)
-        circle = self._circles.get(step)
-        if circle is None:
-            circle = self._circles[step] = _Circle(_divided_by(step))
-        self._places[owner] = (
-            step,
-            [
-                circle.insert(point, owner)
-                for point in _points(blake2b(name.encode("utf-8", "surrogatepass")).digest())
-            ],
-        )
-
-    def remove(self, owner: T) -> None:
-        step, points = self._places.pop(owner)
-        circle = self._circles[step]
-        for point in points:
-            circle.delete(point)
-        if not circle.owners:
-            del self._circles[step]
-
-    def reweight(self, owner: T, name: str, weight: float) -> None:
-        if self._places[owner][0] != _step(weight):
-            self.remove(owner)
-            self.add(owner, name, weight)
-
-    def find(self, key: bytes) -> T:
-        """The owner of `key`. Raises `LookupError` if the ring is empty."""
-        probes = _probes(shake_128(key).digest(168))
-        best, nearest, owner = math.inf, 0, None
-        for circle in self._circles.values():
-            arcs, least = circle.arcs, 2 * _SPACE
-            for probe in probes:
-                points = arcs[probe >> _SHIFT]
-                point = points[bisect_left(points, probe)]
-                if point - probe < least:
-                    least, nearest = point - probe, point
-            if least * circle.scale < best:
-                best, owner = least * circle.scale, circle.owners[nearest & _MASK]
-        if owner is None:
-            raise LookupError("the ring is empty")
-        return owner
-
-
-class _Circle(Generic[T]):
-    """The points of all owners of one weight.
+class _Circle:
+    """The points of all nodes of one weight.
 
     Every arc ends with one point that is not its own: the next one around the circle, plus 2**64 if
     it lies past zero. So a search always succeeds in one step.
@@ -98,10 +40,10 @@ class _Circle(Generic[T]):
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
-        self.owners: dict[int, T] = {}
+        self.owners: dict[int, Node] = {}
         self.arcs: list[list[int]] = [[] for _ in range(_ARCS)]
 
-    def insert(self, point: int, owner: T) -> int:
+    def insert(self, point: int, owner: Node) -> int:
         """Insert a point; its final position, which is one further if the position was taken."""
         while point in self.owners:
             point = (point + 1) & _MASK
@@ -147,35 +89,61 @@ def _divided_by(step: int) -> float:
 
 
 class ConsistentHash(Counting):
-    """The same key goes to the same node while the set of nodes does not change."""
+    """The same key goes to the same node while the set of nodes does not change. All changes cost
+    O(log n)."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
-        self._ring: Ring[Node] = Ring()
-        self._nodes: dict[Node, None] = {}
+        self._circles: dict[int, _Circle] = {}
+        self._places: dict[Node, tuple[int, list[int]]] = {}
+        """The circle of each node, and its points there."""
 
     def add(self, node: Node) -> None:
-        check_new(node, present=node in self._nodes)
-        self._nodes[node] = None
-        self._ring.add(node, node.id, node.weight)
+        check_new(node, present=node in self._places)
+        self._insert(node)
+
+    def _insert(self, node: Node) -> None:
+        step = _step(node.weight)
+        circle = self._circles.get(step)
+        if circle is None:
+            circle = self._circles[step] = _Circle(_divided_by(step))
+        points = _points(blake2b(node.id.encode("utf-8", "surrogatepass")).digest())
+        self._places[node] = step, [circle.insert(point, node) for point in points]
 
     def remove(self, node: Node) -> None:
-        del self._nodes[node]
-        self._ring.remove(node)
+        step, points = self._places.pop(node)
+        circle = self._circles[step]
+        for point in points:
+            circle.delete(point)
+        if not circle.owners:
+            del self._circles[step]
 
     def reweight(self, node: Node, weight: float) -> None:
-        check_present(node, present=node in self._nodes)
+        check_present(node, present=node in self._places)
         node.weight = effective_weight(weight, node.id)
-        self._ring.reweight(node, node.id, node.weight)
+        if self._places[node][0] != _step(node.weight):
+            self.remove(node)
+            self._insert(node)
 
     def pick(self, key: str | bytes | None = None) -> Node:
-        if not self._nodes:
-            raise no_node()
         if key is None:
             key = self._rng.randbytes(16)
         elif isinstance(key, str):
             key = key.encode("utf-8", "surrogatepass")
-        return self._ring.find(key)
+        probes = _probes(shake_128(key).digest(168))
+        best, nearest, owner = math.inf, 0, None
+        for circle in self._circles.values():
+            arcs, least = circle.arcs, 2 * _SPACE
+            for probe in probes:
+                points = arcs[probe >> _SHIFT]
+                point = points[bisect_left(points, probe)]
+                if point - probe < least:
+                    least, nearest = point - probe, point
+            if least * circle.scale < best:
+                best, owner = least * circle.scale, circle.owners[nearest & _MASK]
+        if owner is None:
+            raise no_node()
+        return owner
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._places)
