@@ -39,8 +39,6 @@ _PAGE = 1000
 _PAGE_OF_VALUES = 250
 _LEASES = 20
 """Concurrent queries for the remaining TTL of leases."""
-_LARGE_METADATA = 10_000
-"""Characters of metadata from which on `prepare` checks the size of a record."""
 _BEATS_PER_TTL = 3
 """Heartbeats of a remote registration within its TTL: two may be lost."""
 
@@ -80,19 +78,13 @@ class StoreRegistry(StoreOperations, Registry):
         msgspec.structs.force_setattr(ready, "id", id)
         incarnation = instance.incarnation or new_incarnation()
         msgspec.structs.force_setattr(ready, "incarnation", incarnation)
-        self.layout.check(ready)
-        metadata = ready.metadata
-        if sum(map(len, metadata)) + sum(map(len, metadata.values())) > _LARGE_METADATA:
-            self._check_size(ready)
-        return ready, self.layout.cannot_carry(instance)
-
-    def _check_size(self, instance: Instance) -> None:
-        size = sum(len(key) + len(value) for key, value in self.layout.encode(instance).items())
+        size = sum(len(name) + len(value) for name, value in self.layout.encode(ready).items())
         if size > MAX_REQUEST_BYTES:
             raise InvalidRequest(
-                f"the record of {instance.service} {instance.id} has {size} bytes, but a store "
-                f"accepts {MAX_REQUEST_BYTES} in one commit: reduce its metadata"
+                f"the record of {ready.service} {ready.id} has {size} bytes, but a store accepts "
+                f"{MAX_REQUEST_BYTES} in one commit: reduce its metadata"
             )
+        return ready, self.layout.cannot_carry(instance)
 
     def instance_record(self, instance: Instance, *, ttl: float | None = None) -> InstanceRecord:
         ttl = self.layout.ttl if ttl is None else ttl

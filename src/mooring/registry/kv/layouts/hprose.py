@@ -55,9 +55,6 @@ class Hprose(Layout):
     def host_range(self, instance: Instance) -> Range:
         return self.home(instance)
 
-    def check(self, instance: Instance) -> None:
-        self.encode(instance)
-
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
         fields: dict[str, JSON] = {
             "UUID": instance.id,

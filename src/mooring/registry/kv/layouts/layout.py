@@ -136,13 +136,10 @@ class Layout(ABC):
             f"{instance.id}/{incarnation or 'any'}".encode()
         )
 
-    def check(self, instance: Instance) -> None:  # noqa: B027 - most layouts accept any instance
-        """Raise `InvalidRequest` for an instance that this layout cannot store."""
-
     @abstractmethod
     def encode(self, instance: Instance) -> dict[bytes, bytes]:
-        """The keys on the lease of an instance and their values, the main key first. Raises as
-        `check` does."""
+        """The keys on the lease of an instance and their values, the main key first. Raises
+        `InvalidRequest` for an instance that this layout cannot store."""
 
     def lasting(self, instance: Instance) -> dict[bytes, bytes]:
         """The keys that must exist besides those of the instance. A registration creates missing
