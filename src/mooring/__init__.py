@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from mooring.locks.inspect import Contender as Contender
     from mooring.locks.inspect import LockInfo as LockInfo
     from mooring.locks.lock import Lock as Lock
-    from mooring.locks.lock import ReadWriteLock as ReadWriteLock
-    from mooring.locks.lock import Semaphore as Semaphore
+    from mooring.locks.rwlock import ReadWriteLock as ReadWriteLock
+    from mooring.locks.semaphore import Semaphore as Semaphore
     from mooring.mirror import Mirror as Mirror
     from mooring.model import Config as Config
     from mooring.model import Group as Group
@@ -132,7 +132,9 @@ _NAMES = {
     "mooring.locks.election": ("Campaign", "Election", "Leader", "Leaders", "Leadership"),
     "mooring.locks.held": ("Held",),
     "mooring.locks.inspect": ("Contender", "LockInfo"),
-    "mooring.locks.lock": ("Lock", "ReadWriteLock", "Semaphore"),
+    "mooring.locks.lock": ("Lock",),
+    "mooring.locks.rwlock": ("ReadWriteLock",),
+    "mooring.locks.semaphore": ("Semaphore",),
     "mooring.mirror": ("Mirror",),
     "mooring.model": ("Config", "Group", "Instance", "Service", "Status"),
     "mooring.registry.contract": ("Registry",),

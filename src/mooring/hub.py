@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from mooring.locks.barrier import Barrier
     from mooring.locks.election import Election
     from mooring.locks.inspect import LockInfo
-    from mooring.locks.lock import Lock, ReadWriteLock, Semaphore
+    from mooring.locks.lock import Lock
     from mooring.locks.queue import Queue
+    from mooring.locks.rwlock import ReadWriteLock
+    from mooring.locks.semaphore import Semaphore
     from mooring.registry.contract import Registry
     from mooring.registry.registration import Registration
     from mooring.tenants.publish.publisher import Publisher
@@ -262,7 +264,7 @@ class Hub:
         self, name: str, *, ttl: float = 10.0, timeout: float | None = None
     ) -> ReadWriteLock:
         """A lock that readers share: enter `read()` or `write()`."""
-        from mooring.locks.lock import ReadWriteLock
+        from mooring.locks.rwlock import ReadWriteLock
 
         return ReadWriteLock(self._queue(), name, ttl=ttl, timeout=timeout)
 
@@ -270,7 +272,7 @@ class Hub:
         self, name: str, places: int, *, ttl: float = 10.0, timeout: float | None = None
     ) -> Semaphore:
         """A lock with up to `places` holders at a time."""
-        from mooring.locks.lock import Semaphore
+        from mooring.locks.semaphore import Semaphore
 
         return Semaphore(self._queue(), name, places, ttl=ttl, timeout=timeout)
 

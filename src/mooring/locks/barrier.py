@@ -6,9 +6,10 @@ import asyncio
 
 from mooring.locks.held import Held
 from mooring.locks.lease_pool import GRACE
-from mooring.locks.lock import Lock, check_size
+from mooring.locks.lock import Lock
 from mooring.locks.ordering import PARTY, BarrierRule, ContenderValue, encode_value
 from mooring.locks.queue import Queue
+from mooring.locks.semaphore import check_size
 from mooring.store.contract import Put
 
 

@@ -1,4 +1,4 @@
-"""Exclusive locks, read-write locks and semaphores by name."""
+"""Exclusive locks by name."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from mooring.locks.held import Held, caller, has_ended
 from mooring.locks.lease_pool import GRACE, PooledLease, wait_up_to
 from mooring.locks.ordering import (
     EXCLUSIVE,
-    PLACE,
-    SHARED,
     ContenderValue,
     decode_value,
     encode_value,
@@ -319,63 +317,3 @@ class Lock:
                 "`acquire` and `release`"
             )
         return ended[0]
-
-
-class ReadWriteLock:
-    """Many readers or one writer: enter `read()` or `write()`.
-
-    prices = hub.rwlock("prices")
-    async with prices.read():  # together with other readers
-        ...
-    async with prices.write() as held:  # alone
-        await hub.store.commit(Put(b"/prices", b"…"), require=[held.check])
-
-    A reader is admitted when no writer is ahead of it in the queue, a writer when nothing is ahead.
-    So none starves: a reader that arrives after a writer waits for that writer.
-    `write()` is the same lock as `Lock` and `etcdctl lock` with this name.
-
-    Entering waits and raises like `Lock`. A read lock cannot be upgraded: a task that holds one and
-    enters `write()` raises `Reentered`.
-    """
-
-    def __init__(self, queue: Queue, name: str, *, ttl: float, timeout: float | None) -> None:
-        check_name(name)
-        check_times(ttl, timeout)
-        self.name: str = name
-        self._queue, self._ttl, self._timeout = queue, ttl, timeout
-
-    def read(self) -> Lock:
-        """A lock that readers share."""
-        return Lock(self._queue, self.name, ttl=self._ttl, timeout=self._timeout, kind=SHARED)
-
-    def write(self) -> Lock:
-        """An exclusive lock."""
-        return Lock(self._queue, self.name, ttl=self._ttl, timeout=self._timeout)
-
-
-class Semaphore(Lock):
-    """A lock that up to `places` contenders hold at a time.
-
-    async with hub.semaphore("exports", 3):  # at most three exports at a time, on all hosts
-        ...
-
-    All must use the same number, else entering raises `InvalidRequest`. One task may hold several
-    places; it never raises `Reentered`. Otherwise entering waits and raises like `Lock`.
-
-    Contenders get places in the order of their arrival. A place is free again once its holder
-    leaves, or `ttl` seconds after the holder's last heartbeat.
-    """
-
-    def __init__(
-        self, queue: Queue, name: str, places: int, *, ttl: float, timeout: float | None
-    ) -> None:
-        check_size("places", places)
-        super().__init__(queue, name, ttl=ttl, timeout=timeout, kind=PLACE, size=places)
-
-
-def check_size(what: str, size: object) -> None:
-    """Raise `InvalidRequest` if a number of places or parties is not a positive integer."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise InvalidRequest(
-            f"{what}={quoted(size)} is invalid: it must be an integer of at least 1"
-        )
