@@ -7,11 +7,12 @@ and escaped, so that it cannot pass for a message of the server.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -50,12 +51,11 @@ def message(kind: str, /, **params: object) -> Message:
 
     A parameter may be a message itself, or an exception. Values that JSON cannot represent, and
     those that are too long to be quoted, are described."""
-    template = TEXTS[kind]
-    if params.keys() != parameters(template):
-        raise ValueError(f"the parameters {', '.join(sorted(params))} do not match: {template}")
-    quoted = {name for name, mark in _PLACEHOLDER.findall(template) if mark}
-    data = {name: _parameter(value, name in quoted) for name, value in params.items()}
-    return Message(kind, data, _render(template, data))
+    quoted, sections = _parsed(kind)
+    if params.keys() != quoted.keys():
+        raise ValueError(f"the parameters {', '.join(sorted(params))} do not match: {TEXTS[kind]}")
+    data = {name: _parameter(value, quoted[name]) for name, value in params.items()}
+    return Message(kind, data, "".join([_render(section, data) for section in sections]))
 
 
 def verbatim(text: str) -> Message:
@@ -100,32 +100,52 @@ def _parameter(value: object, quoted: bool) -> Parameter:
             return message("an_object", type=type(value).__name__)
 
 
-def _render(template: str, params: Mapping[str, Parameter]) -> str:
-    def optional(section: re.Match[str]) -> str:
-        names = parameters(section[1])
-        return section[1] if any(params[name] not in ("", []) for name in names) else ""
+class _Section(NamedTuple):
+    optional: bool
+    start: str
+    values: tuple[tuple[str, bool, str], ...]
+    """The name of each parameter, whether it is always quoted, and the text after it."""
 
-    return _PLACEHOLDER.sub(
-        lambda match: _formatted(params[match[1]], quoted=bool(match[2])),
-        _OPTIONAL.sub(optional, template),
-    )
+
+@functools.cache
+def _parsed(kind: str) -> tuple[Mapping[str, bool], Sequence[_Section]]:
+    """The parameters of a kind and whether they are quoted, and its text in sections. Errors are
+    created in loops that should be fast."""
+    quoted: dict[str, bool] = {}
+    for name, mark in _PLACEHOLDER.findall(TEXTS[kind]):
+        quoted[name] = quoted.get(name, False) or bool(mark)
+    sections = []
+    for index, text in enumerate(_OPTIONAL.split(TEXTS[kind])):
+        start, *rest = _PLACEHOLDER.split(text)
+        values = zip(rest[::3], map(bool, rest[1::3]), rest[2::3], strict=True)
+        sections.append(_Section(index % 2 == 1, start, tuple(values)))
+    return quoted, sections
+
+
+def _render(section: _Section, params: Mapping[str, Parameter]) -> str:
+    optional, text, values = section
+    if optional and all(params[name] in (None, "", []) for name, _, _ in values):
+        return ""
+    for name, quoted, after in values:
+        text += _formatted(params[name], quoted=quoted) + after
+    return text
 
 
 def _formatted(value: Parameter, *, quoted: bool = False) -> str:
     match value:
+        case str() if quoted and "'" not in value:
+            return f"'{printable(value)}'"
+        case str() if not quoted and value.isprintable() and _NAME.fullmatch(value):
+            return value
+        case str():
+            return json.dumps(printable(value), ensure_ascii=False)
         case Message():
             return value.text
         case None | bool():
             return json.dumps(value)
-        case int():
-            return str(value)
         case float():
             return f"{value:g}"
         case list():
             return ", ".join(map(_formatted, value))
-        case _ if quoted and "'" not in value:
-            return f"'{printable(value)}'"
-        case _ if not quoted and value.isprintable() and _NAME.fullmatch(value):
-            return value
         case _:
-            return json.dumps(printable(value), ensure_ascii=False)
+            return str(value)
