@@ -62,7 +62,10 @@ def python_page(group: str) -> str:
         if path in written:
             continue  # exported under two names
         written.add(path)
-        lines += [f"::: {path}", "    options:", f"      heading: {name}", ""]
+        lines += [f"::: {path}", "    options:", f"      heading: {name}"]
+        if name in sources.CREATED_BY_MOORING:
+            lines.append("      merge_init_into_class: false")
+        lines.append("")
     if group == "Blocking API":
         names = ", ".join(f"`{name}`" for name in sources.blocking_names())
         lines += [
@@ -78,7 +81,7 @@ def python_page(group: str) -> str:
 def commands_page() -> str:
     root = sources.command()
     context = click.Context(root, info_name="mooring")
-    lines = ["# Commands", "", "Every command prints this text with `--help`, too.", ""]
+    lines = ["# Commands", "", "`mooring COMMAND --help` prints the same text.", ""]
     for path, command, inner in _commands(root, context):
         lines += _command(path, command, inner)
     return "\n".join(lines)
@@ -127,7 +130,7 @@ def http_page(document: Mapping[str, Any]) -> str:
     lines = [
         "# HTTP API",
         "",
-        "A running server has the same as OpenAPI 3.1 at `/admin/openapi.json`. "
+        "A running server serves this description as OpenAPI 3.1 at `/admin/openapi.json`. "
         "[Admin API](../admin-api.md) explains how to use it.",
         "",
         "## Endpoints",
@@ -228,8 +231,8 @@ def settings_page() -> str:
         "# Settings",
         "",
         "`mooring serve --config FILE` reads this YAML. The section `registry:` also configures "
-        "clients; an environment variable such as `MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL` "
-        "overrides one of its settings.",
+        "clients. Environment variables override its settings, for example "
+        "`MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL=5s`.",
         "",
     ]
     for section, kind in sources.settings().items():

@@ -122,6 +122,37 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """The public names by page. A module stands for everything in its `__all__`."""
 
+CREATED_BY_MOORING = {
+    "mooring.Barrier",
+    "mooring.Campaign",
+    "mooring.Election",
+    "mooring.Held",
+    "mooring.Hub",
+    "mooring.Leaders",
+    "mooring.Leadership",
+    "mooring.Lock",
+    "mooring.Mirror",
+    "mooring.Pick",
+    "mooring.Provider",
+    "mooring.Publisher",
+    "mooring.ReadWriteLock",
+    "mooring.Registration",
+    "mooring.Semaphore",
+    "mooring.View",
+    "mooring.asgi.Lifespan",
+    "mooring.asgi.ServerRegistration",
+    "mooring.grpc.BlockingServing",
+    "mooring.grpc.Channel",
+    "mooring.grpc.Serving",
+    "mooring.grpc.aio.Channel",
+    "mooring.hprose.BlockingClient",
+    "mooring.hprose.Client",
+    "mooring.hprose.Registered",
+    "mooring.tenants.Tenants",
+    "mooring.wsgi.RegisteredApplication",
+}
+"""Classes that programs do not construct: the reference omits the parameters of `__init__`."""
+
 
 def public_names(group: str) -> Iterator[tuple[str, str]]:
     """Each public name of a group, and the path at which the source defines it."""

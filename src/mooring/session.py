@@ -1,8 +1,10 @@
 """A session: a lease that is kept alive, and that reports its loss.
 
+```python
 async with Session(store, ttl=15) as session:
     await store.commit(Put(b"/here", b"1", session.lease))
     await session.lost.wait()
+```
 """
 
 from __future__ import annotations

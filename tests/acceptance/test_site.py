@@ -114,6 +114,7 @@ async def test_a_browser_finds_a_chinese_word_and_asks_no_other_host(site, tmp_p
 def test_every_name_that_mooring_exports_is_in_the_reference():
     listed = {name for group in reference_sources.GROUPS for name, _ in public(group)}
     assert reference_sources.exported() <= listed
+    assert listed >= reference_sources.CREATED_BY_MOORING
 
 
 def test_every_name_that_a_page_uses_is_in_the_reference():
@@ -146,6 +147,13 @@ def test_every_name_of_the_reference_has_an_entry_in_the_site(site):
     paths = {path for group in reference_sources.GROUPS for _, path in public(group)}
     assert paths <= anchors
     assert "mooring.registry.contract.Registry.instances" in anchors  # inherited
+    assert "mooring.model.Instance.port" in anchors  # without a docstring
+
+
+def test_every_setting_in_the_reference_has_a_description():
+    rows = [row for row in reference.settings_page().splitlines() if row.startswith("| `")]
+    assert rows
+    assert [row for row in rows if row.endswith("|  |")] == []
 
 
 def test_every_command_is_in_the_reference_with_its_options():

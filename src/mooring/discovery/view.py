@@ -1,8 +1,10 @@
 """A live view of a service: its instances, those that may be called, and the next one to call.
 
+```python
 async with hub.discover("Common/AuthenticationService") as auth:
     async with auth.pick() as instance:
         ...  # the picker learns from the result and the duration
+```
 """
 
 from __future__ import annotations

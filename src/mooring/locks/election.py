@@ -80,7 +80,9 @@ class Election:
     def campaign(self, value: str | bytes = b"") -> Campaign:
         """Become a candidate with a value.
 
+        ```python
         async with election.campaign("10.0.0.1:8080") as leadership: ...
+        ```
         """
         return Campaign(self._queue, self.name, value, ttl=self._ttl, timeout=self._timeout)
 
@@ -91,8 +93,10 @@ class Election:
     def observe(self) -> Leaders:
         """Follow the leader from now on.
 
+        ```python
         async with election.observe() as leaders:
             async for leader in leaders: ...
+        ```
         """
         return Leaders(self._queue, self._start)
 

@@ -79,8 +79,10 @@ def _is_timeout(value: object) -> bool:
 class Lock:
     """An exclusive lock. Many tasks may use one object, each as a contender of its own.
 
+    ```python
     async with hub.lock("reindex", ttl=10) as held:
         await hub.store.commit(Put(b"/index", b"…"), require=[held.check])
+    ```
 
     Entering waits for the lock for at most `timeout` seconds (None: without limit; 0: not at all).
     It raises `LockTimeout`, `Reentered` if the same task already contends for the lock, and the

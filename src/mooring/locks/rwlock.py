@@ -13,11 +13,13 @@ from mooring.locks.queue import Queue
 class ReadWriteLock:
     """Many readers or one writer: enter `read()` or `write()`.
 
+    ```python
     prices = hub.rwlock("prices")
     async with prices.read():  # together with other readers
         ...
     async with prices.write() as held:  # alone
         await hub.store.commit(Put(b"/prices", b"…"), require=[held.check])
+    ```
 
     It is fair: a reader that arrives after a writer waits for that writer, so none starves.
     `write()` is the same lock as `Lock` and `etcdctl lock` with this name.

@@ -15,8 +15,10 @@ from mooring.locks.queue import Queue
 class Semaphore(Lock):
     """A lock that up to `places` contenders hold at a time.
 
+    ```python
     async with hub.semaphore("exports", 3):  # at most three exports at a time, on all hosts
         ...
+    ```
 
     All must use the same number, else entering raises `InvalidRequest`. One task may hold several
     places; it never raises `Reentered`. Otherwise entering waits and raises like `Lock`.

@@ -116,6 +116,7 @@ _PATH = re.compile(r"/(?!/)[!-~]{0,199}")
 
 class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = False
+    """Whether the server checks the health of instances."""
     services: tuple[str, ...] = ("*",)
     """The services to check, by name or pattern: `orders`, `shop/*`."""
     interval: Seconds = 10.0
@@ -194,8 +195,11 @@ class TLSFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Files in PEM format. With `client_ca`, clients must present a certificate that it signed."""
 
     cert: str
+    """A file with the certificate of the server and its chain."""
     key: str
+    """A file with the private key."""
     client_ca: str = ""
+    """A file with CA certificates. If set, all clients must present a certificate."""
 
 
 class ConnectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -221,6 +225,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cleanup: bool = True
     """Whether to evict expired instances of a registry on Redis."""
     http: str = HTTP
+    """The address of the admin API and the console."""
     etcd: str | None = None
     """The address of etcd's API; "off" disables it. For an embedded store it is on by default."""
     xds: str = "off"

@@ -96,38 +96,46 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 class HeartbeatSettings(_Section, frozen=True):
     heartbeat_interval: Seconds = 10.0
+    """The time between heartbeats."""
     metadata_interval: Seconds = 60.0
-    """Between updates of the metrics, which are heartbeats too."""
+    """The time between updates of the metrics. An update is a heartbeat, too."""
     change_thresholds: dict[str, Threshold] = {}
-    """As configured; `RegistrySettings.thresholds` are the effective ones."""
+    """Changes of metrics that are sent early. Takes precedence over `metrics.change-thresholds`."""
 
 
 class MetricsSettings(_Section, frozen=True):
     enabled_metrics: tuple[str, ...] = ("memory", "cpu", "application", "disk")
+    """The collectors that run."""
     collection_intervals: dict[str, Seconds] = {}
-    """As configured; other collectors have their default interval."""
+    """The time between collections, by collector. Others use their default interval."""
     change_thresholds: dict[str, Threshold] = {}
-    """As configured; `RegistrySettings.thresholds` are the effective ones."""
+    """Changes of metrics that are sent early, in addition to the default thresholds."""
     immediate_update_on_significant_change: bool = True
+    """Whether to send a significant change at once, instead of with the next heartbeat."""
     collection_timeout: Seconds = 5.0
+    """The timeout of one collection."""
 
 
 class CleanupSettings(_Section, frozen=True):
     interval: Seconds = 30.0
+    """The time between passes."""
     global_timeout: Seconds = 120.0
     """An instance is evicted after this time without a heartbeat."""
     brake_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
-    """Eviction pauses if more than this share of a service would expire at once…"""
+    """The brake pauses evictions if more than this share of a service would be evicted at once."""
     brake_least: Annotated[int, msgspec.Meta(ge=1)] = 3
-    """…and at least this number of instances…"""
+    """The brake does not engage for fewer instances than this."""
     brake_release: Seconds = 600.0
-    """…for at most this time."""
+    """The brake pauses evictions for at most this time."""
 
 
 class RedisSettings(_Section, frozen=True):
     key_prefix: Annotated[str, msgspec.Meta(min_length=1)] = "registry"
+    """The prefix of all keys."""
     namespace: str = ""
+    """A further prefix, in front of `key-prefix`; empty: none."""
     connection_timeout: Seconds = 3.0
+    """The time until a call fails, including its retries."""
     consumer_timeout: Seconds | None = None
     """Consumers drop an instance after this time without a heartbeat. The default is
     `cleanup.global-timeout`, so that the brake can engage first."""

@@ -340,8 +340,10 @@ def current_or_none() -> Tenant | None:
 class acting_for:
     """Makes a tenant the current one, in a job or a test; None: no tenant.
 
+    ```python
     with acting_for(tenants.get(7)):
         ...
+    ```
     """
 
     # A class, since a generator would take four times as long for each request.

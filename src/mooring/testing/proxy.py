@@ -17,9 +17,11 @@ from mooring.tasks import Tasks
 class FaultProxy:
     """Forwards connections to one address. A fault lasts until `heal`.
 
+    ```python
     async with FaultProxy("127.0.0.1:2379") as proxy:
         hub = mooring.connect(f"etcd://{proxy.address}")
         proxy.blackhole()
+    ```
     """
 
     def __init__(self, target: str) -> None:

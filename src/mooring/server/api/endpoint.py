@@ -1,10 +1,12 @@
-"""EndpointList of the API: how a module declares them, and what a handler receives.
+"""Endpoints of the API: how a module declares them, and what a handler receives.
 
+```python
 endpoints = EndpointList()
 
 @endpoints.add("GET", "/admin/locks", need("viewer", "everything"), answers={200: list[LockInfo]})
 async def list_locks(call: ApiCall) -> Response:
     \"\"\"List locks.\"\"\"            # the summary in the OpenAPI document
+```
 """
 
 from __future__ import annotations
