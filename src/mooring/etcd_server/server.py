@@ -120,6 +120,10 @@ _OPTIONS = [
 _HEALTHY = b"\x08\x01"  # the response SERVING of grpc.health.v1
 
 
+_STREAMS = {"watch", "keepalive", "snapshot", "lock", "campaign", "observe"}
+_WITHOUT_TOKEN = {"watch", "status", "authenticate"}
+"""A watch stream is always accepted: each watch on it is checked separately."""
+
 _USER_METHODS = (
     "AuthEnable AuthDisable UserAdd UserGet UserList UserDelete UserChangePassword UserGrantRole "
     "UserRevokeRole RoleAdd RoleGet RoleList RoleDelete RoleGrantPermission RoleRevokePermission"
@@ -205,40 +209,22 @@ class EtcdAPIServer:
         await self.drain(0)
 
     def _route(self) -> None:
-        kv, leases = KVService(self._runner), LeaseService(self._runner)
-        watches = WatchService(self._runner, self._auth, self._progress_interval)
-        maintenance = MaintenanceService(self._runner)
-        calls = self._calls
-        calls.unary("range", kv.range)
-        calls.unary("put", kv.put)
-        calls.unary("delete_range", kv.delete_range)
-        calls.unary("txn", kv.txn)
-        calls.unary("compact", kv.compact)
-        # A watch stream is always accepted: each watch on it is checked separately.
-        calls.stream("watch", watches.watch, needs_token=False)
-        calls.unary("grant", leases.grant)
-        calls.unary("revoke", leases.revoke)
-        calls.unary("time_to_live", leases.time_to_live)
-        calls.unary("leases", leases.leases)
-        calls.stream("keepalive", leases.keepalive)
-        calls.unary("status", maintenance.status, needs_token=False)
-        calls.unary("hash", maintenance.hash)
-        calls.unary("hash_kv", maintenance.hash_kv)
-        calls.unary("alarm", maintenance.alarm)
-        calls.stream("snapshot", maintenance.snapshot)
-        calls.unary("defragment", maintenance.defragment)
-        calls.unary("member_list", ClusterService(self.url).member_list)
-        calls.unary("authenticate", self._auth.authenticate, needs_token=False)
-        calls.unary("auth_status", self._auth.auth_status)
+        calls, runner = self._calls, self._runner
+        services: list[tuple[object, str]] = [
+            (KVService(runner), "range put delete_range txn compact"),
+            (WatchService(runner, self._auth, self._progress_interval), "watch"),
+            (LeaseService(runner), "grant revoke time_to_live leases keepalive"),
+            (MaintenanceService(runner), "status hash hash_kv alarm snapshot defragment"),
+            (ClusterService(self.url), "member_list"),
+            (self._auth, "authenticate auth_status"),
+        ]
         if self._locks is not None:
-            locking = LockService(self._runner, self._locks)
-            calls.stream("lock", locking.lock)
-            calls.unary("unlock", locking.unlock)
-            calls.stream("campaign", locking.campaign)
-            calls.unary("proclaim", locking.proclaim)
-            calls.unary("leader", locking.leader)
-            calls.stream("observe", locking.observe)
-            calls.unary("resign", locking.resign)
+            methods = "lock unlock campaign proclaim leader observe resign"
+            services.append((LockService(runner, self._locks), methods))
+        for service, methods in services:
+            for name in methods.split():
+                serve = calls.stream if name in _STREAMS else calls.unary
+                serve(name, getattr(service, name), needs_token=name not in _WITHOUT_TOKEN)
         calls.refuse("Cluster", "MemberAdd MemberRemove MemberUpdate MemberPromote", MEMBERS)
         calls.refuse("Maintenance", "MoveLeader Downgrade", MEMBERS)
         calls.refuse("Auth", _USER_METHODS, USERS)
