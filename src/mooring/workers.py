@@ -16,7 +16,6 @@ import logging
 import os
 import stat
 import tempfile
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -26,6 +25,7 @@ import msgspec
 
 from mooring.addresses import reachable_host
 from mooring.errors import InvalidRequest
+from mooring.file_lock import close_lock, open_lock
 from mooring.hub import Hub
 from mooring.model import Instance, RegistrationState
 from mooring.registry.registration import Registration
@@ -238,13 +238,13 @@ class Turn:
         descriptor = _try_lock(self._queue)
         if descriptor is None:
             return True
-        _close(descriptor)
+        close_lock(descriptor)
         return False
 
     async def wait(self) -> bool:
         """Wait for the lock. Returns whether the turn is valid, that is, whether no holder has
         called `forbid` meanwhile. A cancelled wait leaves the lock to others."""
-        queueing = _open(self._queue)
+        queueing = open_lock(self._queue)
         fcntl.flock(queueing, fcntl.LOCK_SH)
         try:
             before = self._mark
@@ -252,7 +252,7 @@ class Turn:
                 await _freed(self._lock)
             return self._mark in (before, b"")
         finally:
-            _close(queueing)
+            close_lock(queueing)
 
     @property
     def _mark(self) -> bytes:
@@ -270,7 +270,7 @@ class Turn:
         """Release the lock. Does nothing without the lock."""
         if self._held is not None:
             held, self._held = self._held, None
-            _close(held)
+            close_lock(held)
 
 
 def runtime_folder() -> Path:
@@ -297,13 +297,13 @@ async def _freed(path: Path) -> None:
     """Wait until a lock is free, in a thread, because there is no asynchronous wait for a file."""
     # The thread cannot be woken and closes its descriptor itself, however late: closed earlier, the
     # number could belong to another file by then.
-    descriptor = _open(path)
+    descriptor = open_lock(path)
 
     def wait() -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
-            _close(descriptor)
+            close_lock(descriptor)
 
     outcome = await in_thread(wait, name=f"mooring waits for {path.name}")
     if outcome is not None:
@@ -311,14 +311,14 @@ async def _freed(path: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    descriptor = _open(path)
+    descriptor = open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        _close(descriptor)
+        close_lock(descriptor)
         return None
     if not _is_still(path, descriptor):
-        _close(descriptor)
+        close_lock(descriptor)
         return _try_lock(path)
     return descriptor
 
@@ -329,32 +329,3 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-_descriptors: set[int] = set()
-_changing = threading.Lock()
-
-
-def _open(path: Path) -> int:
-    with _changing:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _descriptors.add(descriptor)
-        return descriptor
-
-
-def _close(descriptor: int) -> None:
-    with _changing:
-        _descriptors.discard(descriptor)
-        os.close(descriptor)
-
-
-def _forget_locks() -> None:
-    """Close the inherited locks in a forked child, which would keep them when the parent ends."""
-    global _changing
-    _changing = threading.Lock()
-    for descriptor in _descriptors:
-        os.close(descriptor)
-    _descriptors.clear()
-
-
-os.register_at_fork(after_in_child=_forget_locks)

@@ -21,6 +21,7 @@ LAYERS = [
         "atomic_file",
         "connection_limit",
         "durations",
+        "file_lock",
         "fork_safety",
         "names",
         "protobuf",

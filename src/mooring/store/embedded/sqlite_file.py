@@ -16,10 +16,10 @@ from importlib import resources
 from pathlib import Path
 from tempfile import mkstemp
 
+from mooring import file_lock
 from mooring.errors import InvalidRequest, InvalidURL, StoreError, misplaced
 from mooring.formatting import readable
 from mooring.store.contract import Batch, Entry
-from mooring.store.embedded import file_lock
 from mooring.store.embedded.keyspace import tombstone
 from mooring.store.embedded.store import new_cluster_id
 
