@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import weakref
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mooring.errors import InvalidRequest
 
@@ -47,6 +47,15 @@ def tracked(channel: C) -> C:
     return channel
 
 
+def open_channel(api: Any, target: str, credentials: object = None, **options: object) -> Any:
+    """A channel of `grpc` or `grpc.aio`, the `api`. Raises `InvalidRequest` as `check_process`."""
+    check_process()
+    # Keyword arguments: instrumentation that wraps these functions expects them.
+    if credentials is None:
+        return tracked(api.insecure_channel(target, **options))
+    return tracked(api.secure_channel(target, credentials, **options))
+
+
 def kept_in_children(call: C) -> C:
     """Keep a call in children that are forked meanwhile, and return it."""
     _calls.add(call)
@@ -54,8 +63,7 @@ def kept_in_children(call: C) -> C:
 
 
 def check_process() -> None:
-    """Call it before each new channel. Raises `InvalidRequest` if gRPC ran when this process was
-    forked."""
+    """Raises `InvalidRequest` if gRPC ran when this process was forked."""
     if _inherited:
         raise InvalidRequest(
             "a gRPC channel (to etcd, or to a service) or a gRPC server was open when this process "

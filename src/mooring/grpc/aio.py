@@ -14,7 +14,7 @@ from mooring import hub as hubs
 from mooring.discovery.selector import Explanation
 from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import InvalidRequest
-from mooring.fork_safety import check_process, tracked
+from mooring.fork_safety import open_channel
 from mooring.formatting import quoted
 from mooring.grpc.methods import ConnectionMethod, Repeatable, check_tries, method_maker
 from mooring.grpc.options import (
@@ -85,19 +85,10 @@ class Method(ConnectionMethod[Subchannel]):
 class _StreamRequestMethod(Method):
     streams_requests = True
 
-    def __call__(
-        self,
-        request_iterator: Any = None,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         """gRPC names the first parameter differently if requests are a stream."""
-        return super().__call__(
-            request_iterator, timeout, metadata, credentials, wait_for_ready, compression
-        )
+        requests = options.pop("request_iterator", None)
+        return super().__call__(*(arguments or (requests,)), **options)
 
 
 class UnaryUnary(Method, grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[misc]
@@ -175,32 +166,20 @@ def channel(
             service,
             opened,
             partial(opened.discover, service, policy=policy, **discovery),
-            partial(_connect, credentials, all_options, interceptors, compression),
+            partial(
+                open_channel,
+                grpc.aio,
+                credentials=credentials,
+                options=all_options,
+                compression=compression,
+                interceptors=interceptors,
+            ),
             owns_hub=owns_hub,
         ),
         repeatable,
         tries,
         keyed=policy == "consistent_hash",
     )
-
-
-def _connect(
-    credentials: grpc.ChannelCredentials | None,
-    options: Options,
-    interceptors: Sequence[grpc.aio.ClientInterceptor],
-    compression: grpc.Compression | None,
-    target: str,
-) -> grpc.aio.Channel:
-    # Keyword arguments: instrumentation that wraps these functions expects them.
-    arguments: dict[str, Any] = {
-        "options": options,
-        "compression": compression,
-        "interceptors": interceptors,
-    }
-    check_process()
-    if credentials is None:
-        return tracked(grpc.aio.insecure_channel(target, **arguments))
-    return tracked(grpc.aio.secure_channel(target, credentials, **arguments))
 
 
 class Channel(grpc.aio.Channel):  # type: ignore[misc]

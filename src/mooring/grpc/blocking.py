@@ -15,7 +15,7 @@ import mooring.sync
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import Closed, InvalidRequest
-from mooring.fork_safety import check_process, kept_in_children, tracked
+from mooring.fork_safety import kept_in_children, open_channel
 from mooring.formatting import quoted
 from mooring.grpc.methods import (
     NOTICED_WITHIN,
@@ -234,12 +234,7 @@ def _connect(
     compression: grpc.Compression | None,
     target: str,
 ) -> Route:
-    check_process()
-    if credentials is None:
-        bare = grpc.insecure_channel(target, options=options, compression=compression)
-    else:
-        bare = grpc.secure_channel(target, credentials, options=options, compression=compression)
-    tracked(bare)
+    bare = open_channel(grpc, target, credentials, options=options, compression=compression)
     return Route(bare, grpc.intercept_channel(bare, *interceptors) if interceptors else bare)
 
 

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from mooring.errors import Closed
-from mooring.fork_safety import check_process, tracked
+from mooring.fork_safety import open_channel
 from mooring.store.etcd.proto import Methods
 
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -57,12 +57,8 @@ class EtcdEndpoint:
         self._connect()
 
     def _connect(self) -> None:
-        check_process()
-        if self._credentials is None:
-            channel = grpc.aio.insecure_channel(self.address, self._options)
-        else:
-            channel = grpc.aio.secure_channel(self.address, self._credentials, self._options)
-        self.channel = tracked(channel)
+        credentials, options = self._credentials, self._options
+        self.channel = open_channel(grpc.aio, self.address, credentials, options=options)
         self.methods = Methods(self.channel)
         self._made = time.monotonic()
 
