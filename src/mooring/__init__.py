@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mooring.errors import MooringError as MooringError
     from mooring.errors import NoInstance as NoInstance
     from mooring.errors import NotConfigured as NotConfigured
+    from mooring.errors import NotFound as NotFound
     from mooring.errors import NotHeld as NotHeld
     from mooring.errors import OutcomeUnknown as OutcomeUnknown
     from mooring.errors import OutOfSpace as OutOfSpace
@@ -111,6 +112,7 @@ _NAMES = {
         "MooringError",
         "NoInstance",
         "NotConfigured",
+        "NotFound",
         "NotHeld",
         "OutcomeUnknown",
         "OutOfSpace",

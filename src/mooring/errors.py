@@ -9,7 +9,8 @@
     ├── RegistryError
     │   ├── Superseded                  another process registered this instance
     │   ├── Removed                     an operator deregistered this instance
-    │   └── NoInstance                  nothing to call: none registered, or none eligible
+    │   ├── NoInstance                  nothing to call: none registered, or none eligible
+    │   └── NotFound                    no service, group or instance of this name
     ├── LockError
     │   ├── LockLost                    it was held and no longer is: its lease or key is gone
     │   ├── LockTimeout (TimeoutError)  it was not acquired in time
@@ -113,6 +114,11 @@ class Removed(RegistryError):
 
 class NoInstance(RegistryError):
     """No instance can be called. The message says how many there are and why none is eligible."""
+
+
+class NotFound(RegistryError):
+    """The registry has no service, group or instance of this name. The message suggests a similar
+    name, if there is one."""
 
 
 class LockError(MooringError):

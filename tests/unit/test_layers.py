@@ -189,6 +189,7 @@ def test_consumers_of_a_registry_take_the_roles_that_they_use():
         "__init__.py",
         "hub.py",
         "registry/kv/registry.py",
+        "registry/lookup.py",
         "registry/redis/registry.py",
         "server/context.py",
     }

@@ -47,6 +47,9 @@ TEXTS: Mapping[str, str] = {
     "port_invalid": "port {port!q} is not between 1 and 65535",
     "duration_invalid": "{text!q} is not a duration: write it like 10s, 1m30s or 250ms",
     # Instances and the registry.
+    "service_not_found": "service {service!q} not found[: did you mean {close!q}?]",
+    "group_not_found": "group {group!q} not found[: did you mean {close!q}?]",
+    "instance_not_found": "{service} has no instance {id!q}[: did you mean {close!q}?]",
     # Locks.
     # Stores.
     "lease_not_found": (

@@ -322,10 +322,6 @@ class Discovery(RegistryRole):
         """Seconds since the last heartbeat of each instance of a service, by id, if known. On a
         store that is the last renewal of its lease, in whole seconds."""
 
-    @abstractmethod
-    async def configured(self, service: str) -> bool:
-        """Whether an operator override exists for a service or for one of its instances."""
-
 
 class Operations(RegistryRole):
     """What an operator changes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from mooring.cli.commands.cleanup import ConfigOption, load_settings
-from mooring.cli.io.connect import open_hub, require_service
+from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption
 from mooring.cli.io.output import log_to_stderr, note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
@@ -13,6 +13,7 @@ from mooring.durations import format_duration
 from mooring.hub import Hub
 from mooring.model import JSON
 from mooring.registry.evictions import Brake, Evictions
+from mooring.registry.lookup import require_service
 
 app = CommandGroup()
 
@@ -65,7 +66,7 @@ async def release(
             return
         released = await evictions.release(service)
         if not released:
-            await require_service(hub, service)
+            await require_service(hub.registry, service)
     if as_json:
         show_json({"service": service, "released": released})
     elif released:

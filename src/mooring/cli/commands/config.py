@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mooring.cli.io.connect import RegistryTarget, require_service
+from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import InstanceOption, JSONOption, RevealOption, ServiceArgument, pairs
 from mooring.cli.io.output import as_text, note, show_fields, show_json
 from mooring.cli.typer_extensions import CommandGroup
@@ -17,6 +17,7 @@ from mooring.formatting import printable, quoted
 from mooring.hub import Hub
 from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON
+from mooring.registry.lookup import require_service
 
 app = CommandGroup()
 
@@ -37,7 +38,7 @@ async def get(
     async with target.connect() as hub:
         fields = await hub.registry.config(service, instance)
         if not fields:
-            await require_service(hub, service)
+            await require_service(hub.registry, service)
     if reveal:
         note(f"the secrets of {_subject(service, instance)} are shown in clear text")
     else:

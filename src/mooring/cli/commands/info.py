@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import RegistryTarget, require_group, require_service
+from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import JSONOption, pairs
 from mooring.cli.io.output import show_fields
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.model import JSON, Group, Service
+from mooring.registry.lookup import require_group, require_service
 
 app = CommandGroup()
 
@@ -37,9 +38,9 @@ async def get(
     async with target.connect() as hub:
         description = await hub.registry.info(service=service, group=group)
         if service:
-            await require_service(hub, service)
+            await require_service(hub.registry, service)
         else:
-            await require_group(hub, group)
+            await require_group(hub.registry, group)
     _show_description(description, as_json)
 
 

@@ -21,12 +21,11 @@ from mooring.cli.io.child_process import Child, queue_signals, report_not_starte
 from mooring.cli.io.connect import START_ONE, RegistryTarget, list_instances
 from mooring.cli.io.options import JSONOption, ServiceArgument, pairs, seconds
 from mooring.cli.io.output import log_to_stderr, note, print_stderr, show_json, warn
-from mooring.errors import RegistryError
 from mooring.formatting import quoted
 from mooring.model import Instance
-from mooring.names import did_you_mean
 from mooring.registry.kv.layouts import layout_of
 from mooring.registry.kv.layouts.hprose import protocol_of
+from mooring.registry.lookup import instance_not_found
 from mooring.registry.registration import Registration
 from mooring.store.validation import check_ttl
 from mooring.tasks import Tasks
@@ -253,7 +252,7 @@ async def deregister(
     async with target.connect() as hub:
         if not await hub.registry.deregister(service, id):
             known = [instance.id for instance in await list_instances(hub, service)]
-            raise RegistryError(f"{service} has no instance {quoted(id)}{did_you_mean(id, known)}")
+            raise instance_not_found(service, id, known)
     if as_json:
         show_json({"service": service, "id": id, "deregistered": True})
     else:

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import RegistryTarget, require_group
+from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import note, show, warn
 from mooring.errors import StoreError
 from mooring.registry.contract import ServiceCount
 from mooring.registry.evictions import Evictions
+from mooring.registry.lookup import require_group
 
 
 async def groups(target: RegistryTarget, as_json: JSONOption = False) -> None:
@@ -36,7 +37,7 @@ async def services(
     async with target.connect() as hub:
         counts = await hub.registry.services(group)
         if not counts and group:
-            await require_group(hub, group)
+            await require_group(hub.registry, group)
         if (evictions := hub.registry.evictions) is not None:
             await _warn_of_brakes(evictions, counts)
     if not counts:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.commands.resolve import ProtocolOption, show_addresses
-from mooring.cli.io.connect import RegistryTarget, require_service
+from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import (
     JSONOption,
     ServiceArgument,
@@ -20,6 +20,7 @@ from mooring.cli.io.options import (
 )
 from mooring.durations import format_duration
 from mooring.errors import NoInstance
+from mooring.registry.lookup import require_service
 
 _FIRST_RESPONSE = 1.0  # seconds for the first response of the store, even with a shorter --timeout
 
@@ -57,7 +58,7 @@ async def wait(
         except TimeoutError:
             explanations = view.explain()
             if not explanations:
-                await require_service(hub, service)
+                await require_service(hub.registry, service)
             callable_count = sum(explanation.called for explanation in explanations)
             raise NoInstance(
                 f"{service} has {callable_count} of {count} callable instances after "

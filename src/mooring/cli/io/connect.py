@@ -13,11 +13,10 @@ import typer
 
 from mooring.cli.io.options import LayoutOption, NamespaceOption, RegistryOption, StoreOption
 from mooring.cli.io.output import log_crashes, log_to_stderr, note, show_json, warn
-from mooring.errors import InvalidRequest, RegistryError, Unavailable
-from mooring.formatting import quoted
+from mooring.errors import Unavailable
 from mooring.hub import Hub, connect
 from mooring.model import JSON, Instance
-from mooring.names import did_you_mean, join_service, split_service
+from mooring.registry.lookup import require_service
 from mooring.settings import RegistrySettings, parse
 from mooring.tasks import Tasks
 from mooring.tenants.keys import NAMESPACE, TenantKeys
@@ -163,30 +162,11 @@ def url_or_local(url: str) -> Iterator[str]:
 
 
 async def list_instances(hub: Hub, service: str) -> tuple[Instance, ...]:
-    """The instances of a service. Warns of unreadable records. Raises `RegistryError` if the
-    service does not exist."""
+    """The instances of a service. Warns of unreadable records. Raises `NotFound` if the service
+    does not exist."""
     listing = await hub.registry.instances(service)
     for problem in listing.problems:
         warn(str(problem))
     if not listing.instances:
-        await require_service(hub, service)
+        await require_service(hub.registry, service)
     return listing.instances
-
-
-async def require_service(hub: Hub, service: str) -> None:
-    """Raise `RegistryError` if a service has no instances, no description and no configuration."""
-    try:
-        known = await hub.registry.names()
-    except InvalidRequest:
-        return  # a layout without a root cannot list its services
-    if service in known or join_service(*split_service(service)) in known:
-        return
-    if not await hub.registry.configured(service):
-        raise RegistryError(f"service {quoted(service)} not found{did_you_mean(service, known)}")
-
-
-async def require_group(hub: Hub, group: str) -> None:
-    """Raise `RegistryError` if the group does not exist."""
-    known = await hub.registry.groups()
-    if group not in known:
-        raise RegistryError(f"group {quoted(group)} not found{did_you_mean(group, known)}")

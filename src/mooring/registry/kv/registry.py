@@ -208,11 +208,6 @@ class StoreRegistry(StoreOperations, Registry):
         instances = sorted(registered.instances.values(), key=lambda instance: instance.id)
         return Listing(tuple(instances), revision, tuple(registered.problems.values()))
 
-    async def configured(self, service: str) -> bool:
-        service = self.layout.canonical(service)
-        entries, _ = await self._entries(service, keys_only=True)
-        return any(at.file == "config" for at, _ in self.layout.keys_of(service, entries))
-
     def follow(self, service: str) -> InstanceFeed:
         return ServiceFeed(self.store, self.layout, service)
 

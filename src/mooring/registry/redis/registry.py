@@ -175,10 +175,6 @@ class RedisRegistry(RedisOperations, Registry):
             return []
         return [*layout.from_pairs(reply)]
 
-    async def configured(self, service: str) -> bool:
-        state = await self.reader.state(self.keys.of(service))
-        return bool(state.config or state.problems)
-
     async def services(self, group: str = "") -> list[ServiceCount]:
         """Leaves out services that cannot be read, with a warning."""
         listings = await read_each(await self.names(group), self.instances, log=log)

@@ -19,7 +19,6 @@ import msgspec
 from starlette.requests import Request
 
 from mooring.formatting import quoted
-from mooring.names import did_you_mean
 from mooring.server.auth.authorization import Need, Principal
 from mooring.server.context import ServerContext
 from mooring.server.http.request import paginate
@@ -120,11 +119,6 @@ class UnmaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 UNMASKED: Mapping[str, str] = {"Cache-Control": "no-store"}
 """Headers of a response with secrets in clear text."""
-
-
-def not_found(message: str, name: str, known: Iterable[str]) -> HTTPError:
-    """A 404 that suggests the most similar of the known names."""
-    return HTTPError(404, "not_found", f"{message}{did_you_mean(name, known)}")
 
 
 Handler = Callable[[ApiCall], Awaitable[Response]]

@@ -8,7 +8,7 @@ import msgspec
 
 from mooring.formatting import quoted
 from mooring.locks.inspect import Contender, LockInfo, find_lock, locks, release
-from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList, not_found
+from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList
 from mooring.server.auth.authorization import need
 from mooring.server.http.request import PageQuery
 from mooring.server.http.response import HTTPError, Response, digest, encode
@@ -132,7 +132,9 @@ async def release_lock(call: ApiCall) -> Response:
 async def _lock(store: Store, name: str) -> LockInfo:
     lock = await find_lock(store, name)
     if lock is None:
-        raise not_found(f"the lock {quoted(name)} has neither holders nor waiters", name, ())
+        raise HTTPError(
+            404, "not_found", f"the lock {quoted(name)} has neither holders nor waiters"
+        )
     return lock
 
 

@@ -14,7 +14,8 @@ from mooring.formatting import quoted
 from mooring.masking import masked_fields
 from mooring.messages import Parameter, message
 from mooring.model import JSON, Instance
-from mooring.server.api.endpoint import ApiCall, EndpointList, not_found
+from mooring.registry.lookup import instance_not_found, require_service
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.api.registry import INSTANCE, SERVICE, known_of
 from mooring.server.auth.authorization import READING, need
 from mooring.server.http.request import PageQuery
@@ -177,7 +178,7 @@ async def deregister(call: ApiCall) -> Response:
     if not await registry.deregister(service, id):
         fleet.expect_departure(service, id, None)
         await instance_of(call)  # raises a more precise error if the name is wrong
-        raise not_found(f"{service} no longer has the instance {quoted(id)}", id, ())
+        raise HTTPError(404, "not_found", f"{service} no longer has the instance {quoted(id)}")
     _record(call, service, id, "deregistered_by")
     return Response(status=204)
 
@@ -277,27 +278,18 @@ async def release_brake(call: ApiCall) -> Response:
 
 
 async def service_of(call: ApiCall) -> str:
-    """The canonical name of the service in the path, read from the registry. Raises `HTTPError`
-    (404) if it has neither instances nor a description nor a configuration."""
+    """The canonical name of the service in the path, read from the registry. Raises `NotFound`
+    if it has neither instances nor a description nor a configuration."""
     registry = call.server.registry
     service = registry.canonical(call.service)
     known = call.server.fleet.service(service)
-    if known is not None and known.instances:
-        return service
-    try:
-        names = await registry.names()
-    except InvalidRequest:
-        return service  # a layout without a root cannot list its services
-    if service in names:
-        return service
-    if registry.guarantees.describes and await registry.config(service):
-        return service
-    visible = [name for name in names if call.principal.sees_service(name)]
-    raise not_found(f"service {quoted(service)} not found", service, visible)
+    if known is None or not known.instances:
+        await require_service(registry, service, call.principal.sees_service)
+    return service
 
 
 async def instance_of(call: ApiCall) -> Instance:
-    """The instance in the path, read from the registry. Raises `HTTPError` (404)."""
+    """The instance in the path, read from the registry. Raises `NotFound`."""
     registry = call.server.registry
     service, id = registry.canonical(call.service), call.path["id"]
     listed = {item.id: item for item in (await registry.instances(service)).instances}
@@ -307,4 +299,4 @@ async def instance_of(call: ApiCall) -> Instance:
     if known is not None and id in known.instances:
         return known.instances[id]
     await service_of(call)
-    raise not_found(f"{service} has no instance {quoted(id)}", id, listed)
+    raise instance_not_found(service, id, listed)

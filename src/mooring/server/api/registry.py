@@ -15,11 +15,11 @@ from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
 from mooring.discovery.selector import Selector
 from mooring.errors import InvalidName
-from mooring.formatting import quoted
 from mooring.messages import Message
 from mooring.model import Instance, now
 from mooring.names import split_service
-from mooring.server.api.endpoint import ApiCall, EndpointList, not_found
+from mooring.registry.lookup import instance_not_found, service_not_found
+from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.api.overview import EventInfo
 from mooring.server.auth.authorization import DISCOVERING, READING, need
 from mooring.server.http.request import PageQuery
@@ -110,7 +110,7 @@ def loaded_fleet(call: ApiCall) -> Fleet:
 
 
 def known_of(call: ApiCall) -> KnownService:
-    """The service in the path. Raises `HTTPError` (404)."""
+    """The service in the path. Raises `NotFound`."""
     fleet = loaded_fleet(call)
     try:
         name = fleet.discovery.canonical(call.service)
@@ -118,17 +118,16 @@ def known_of(call: ApiCall) -> KnownService:
         name = call.service
     known = fleet.service(name)
     if known is None or not call.principal.sees_service(name):
-        visible = filter(call.principal.sees_service, fleet.names())
-        raise not_found(f"service {quoted(name)} not found", name, visible)
+        raise service_not_found(name, filter(call.principal.sees_service, fleet.names()))
     return known
 
 
 def _known_instance(call: ApiCall) -> tuple[KnownService, Instance]:
-    """The instance in the path. Raises `HTTPError` (404)."""
+    """The instance in the path. Raises `NotFound`."""
     known, id = known_of(call), call.path["id"]
     instance = known.instances.get(id)
     if instance is None:
-        raise not_found(f"{known.name} has no instance {quoted(id)}", id, known.instances)
+        raise instance_not_found(known.name, id, known.instances)
     return known, instance
 
 

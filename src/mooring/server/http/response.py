@@ -102,6 +102,7 @@ class HTTPError(Exception):
 _STATUS: tuple[tuple[type[errors.MooringError], int, str], ...] = (
     (errors.NotConfigured, 404, "not_found"),
     (errors.NoInstance, 404, "not_found"),
+    (errors.NotFound, 404, "not_found"),
     (errors.InvalidRequest, 400, "bad_request"),
     (errors.Superseded, 409, "superseded"),
     (errors.Removed, 410, "removed"),

@@ -139,6 +139,9 @@ export default {
   // Instances and the registry.
   // Locks.
   // Stores.
+  service_not_found: "没有服务 {service!q}[：是否指 {close!q}？]",
+  group_not_found: "没有分组 {group!q}[：是否指 {close!q}？]",
+  instance_not_found: "{service} 没有实例 {id!q}[：是否指 {close!q}？]",
   lease_not_found: "存储不认识租约 {lease}：它已过期或被撤销；请申请新的租约",
   compacted: "版本 {asked} 已被压缩[，历史从 {start} 开始]：请重新读取当前状态，并从它的版本继续",
   future_revision: "版本 {asked} 还不存在：存储可能已从备份恢复；请重新读取当前状态",
