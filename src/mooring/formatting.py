@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from typing import Any
@@ -85,61 +84,7 @@ def describe(error: BaseException) -> str:
     return _WORD.sub(" ", type(error).__name__).lower()
 
 
-_TYPE_NAMES = {
-    "array": "a list",
-    "bool": "true or false",
-    "bytes": "text in base64",
-    "datetime": "a time such as 2026-01-31T09:26:53Z",
-    "float": "a number",
-    "int": "a whole number",
-    "null": "null",
-    "object": "an object",
-    "str": "text",
-}
-_PATH = re.compile(r" - at `(?:key in )?\$?([^`]*)`$")
-_PATTERNS = (
-    (re.compile(r"Expected `([^`]+)`, got `([^`]+)`"), "must be {0}, not {1}"),
-    (re.compile(r"Expected `str` of length (<=|>=|==) (\d+)"), "must have {2} characters"),
-    (re.compile(r"Expected `\w+` of length (<=|>=|==) (\d+)"), "must have {2} entries"),
-    (re.compile(r"Expected `(?:int|float)` (<=|>=|<|>) (\S+)"), "must be {2}"),
-    (re.compile(r"Expected `str` matching regex '(.*)'"), "does not match the pattern {0}"),
-    (re.compile(r"Object missing required field `([^`]+)`"), "has no {0}"),
-    (re.compile(r"Object contains unknown field `([^`]+)`"), "has an unknown field {0}"),
-    (re.compile(r"JSON is malformed: (.*) \(byte (\d+)\)"), "is not valid JSON: {0} at byte {1}"),
-    (re.compile(r"Input data was truncated"), "is not valid JSON: it ends too early"),
-)
-_NOT_ALLOWED = re.compile(r"Invalid enum value (.*)")
 _QUOTED = re.compile(r"'([^']*)'")
-_COMPARISONS = {
-    "<=": "at most",
-    ">=": "at least",
-    "==": "exactly",
-    "<": "less than",
-    ">": "more than",
-}
-
-
-def in_words(error: Exception, what: str, *, joint: str = ": ") -> str:
-    """Why msgspec rejected a value. `what` names the whole value, and `joint` connects it with the
-    path within it."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"{what} is not UTF-8"
-    if isinstance(error, RecursionError):
-        return f"{what} is nested too deeply"
-    text = str(error)
-    if match := _PATH.search(text):
-        path = match[1].lstrip(".")
-        what, text = f"{what}{joint}{path}" if path else what, text[: match.start()]
-    if match := _NOT_ALLOWED.fullmatch(text):
-        return f"{what} {quoted(ast.literal_eval(match[1]))} is not an allowed value"
-    for pattern, words in _PATTERNS:
-        if match := pattern.fullmatch(text):
-            parts = [printable(_type_names(part)) for part in match.groups()]
-            comparison = " ".join(_COMPARISONS.get(part, part) for part in match.groups())
-            while len(parts) < 2:
-                parts.append("")
-            return f"{what} {words.format(*parts, comparison)}"
-    return f"{what}: {text[:1].lower()}{printable(text[1:])}".replace("`", "")
 
 
 def yaml_in_words(error: Exception) -> str:
@@ -157,12 +102,3 @@ def yaml_place(mark: Any) -> str:
 def _without_words(quoted: re.Match[str]) -> str:
     """A quoted character or `<token>` of YAML as it is; anything else may be from the file."""
     return quoted[0] if len(quoted[1]) <= 1 or quoted[1].startswith("<") else "…"
-
-
-def _type_names(expected: str) -> str:
-    """The names of msgspec's types as words; anything else as it is."""
-    names = expected.split(" | ")
-    if not all(name in _TYPE_NAMES for name in names):
-        return expected
-    *rest, last = [_TYPE_NAMES[name] for name in names]
-    return f"{', '.join(rest)} or {last}" if rest else last

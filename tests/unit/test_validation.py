@@ -8,7 +8,9 @@ import msgspec
 import pytest
 import yaml
 
-from mooring.formatting import in_words, yaml_in_words
+from mooring.formatting import yaml_in_words
+from mooring.messages import message
+from mooring.messages.validation import rejection
 
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,7 +36,7 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
             b'{"port": 1, "state": "\\u001b\\u00ff"}',
             "the body: state '<U+001B>ÿ' is not an allowed value",
         ),
-        (b'{"port": 1, "\\u001b": 1}', "the body has an unknown field <U+001B>"),
+        (b'{"port": 1, "\\u001b": 1}', 'the body has an unknown field "<U+001B>"'),
         (
             b'{"port": 1, "enabled": 1}',
             "the body: enabled must be true or false, not a whole number",
@@ -51,7 +53,7 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
 def test_an_invalid_value_is_explained_in_words(value: bytes, words: str):
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as caught:
         msgspec.json.decode(value, type=Shape)
-    assert in_words(caught.value, "the body") == words
+    assert rejection(caught.value, message("the_body")).text == words
 
 
 @pytest.mark.parametrize("value", [True, 1, 1.5, "x", None, [1], {"a": 1}])
@@ -60,7 +62,7 @@ def test_no_backtick_of_msgspec_is_left(value: Any, kind: Any):
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        words = in_words(error, "it")
+        words = rejection(error, "it").text
         assert "`" not in words
         assert "Expected" not in words
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import in_words, quoted
+from mooring.formatting import quoted
+from mooring.messages.validation import rejection
 from mooring.model import JSON, NO_CONFIG, Config, Time
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ def decode(value: bytes) -> Fields:
     try:
         fields = _decoder.decode(value)
     except (ValueError, RecursionError) as error:  # invalid UTF-8 is not a `DecodeError`
-        raise Malformed(in_words(error, "", joint="").strip()) from error
+        raise Malformed(rejection(error)) from error
     if not isinstance(fields, dict):
         raise Malformed(f"is not a JSON object but {quoted(fields)}")
     return fields
@@ -66,7 +67,7 @@ def get(fields: Fields, name: str, kind: Any, default: T) -> T:
         converted: T = msgspec.convert(value, kind)
         return converted
     except msgspec.ValidationError as error:
-        raise Malformed(f"has an invalid value: {in_words(error, name)}") from error
+        raise Malformed(f"has an invalid value: {rejection(error, name)}") from error
 
 
 def number(value: float) -> int | float:

@@ -18,7 +18,9 @@ from mooring.addresses import is_loopback
 from mooring.backends import EMBEDDED, no_store
 from mooring.connection_limit import LOOPBACK, PER_ADDRESS, ConnectionLimit
 from mooring.errors import InvalidRequest
-from mooring.formatting import in_words, quoted, yaml_in_words
+from mooring.formatting import quoted, yaml_in_words
+from mooring.messages import message
+from mooring.messages.validation import rejection
 from mooring.names import nearest
 from mooring.server.auth.csrf import parse_host
 from mooring.server.auth.data_dir import data_folder, expanded
@@ -308,7 +310,7 @@ def load(file: Path | None, **flags: object) -> ServerSettings:
     try:
         return checked(msgspec.convert(values, ServerSettings))
     except msgspec.ValidationError as error:
-        raise InvalidRequest(in_words(error, str(file or "the settings"))) from error
+        raise InvalidRequest(rejection(error, str(file or message("the_settings")))) from error
 
 
 def _normalize(values: dict[Any, Any]) -> None:

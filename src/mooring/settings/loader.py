@@ -18,7 +18,8 @@ import msgspec
 
 from mooring.durations import parse_duration
 from mooring.errors import InvalidRequest
-from mooring.formatting import in_words, quoted
+from mooring.formatting import quoted
+from mooring.messages.validation import rejection
 from mooring.names import nearest
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ def _convert(path: str, value: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(in_words(error, path, joint=".")) from error
+        raise InvalidRequest(rejection(error, path, joint=".")) from error
 
 
 def _fields(kind: Any) -> Iterator[tuple[str, Any]]:

@@ -16,8 +16,10 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe, in_words
+from mooring.formatting import describe
 from mooring.masking import masked
+from mooring.messages import message
+from mooring.messages.validation import rejection
 from mooring.model import JSON, walk
 from mooring.tenants.keys import identity, kind_of, name_of, normal_host
 from mooring.tenants.secrets import Keyring, Secret
@@ -227,7 +229,7 @@ def to_record(kind: type[R], value: Mapping[str, Any]) -> R:
     try:
         return msgspec.convert(known, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UnreadableValue(in_words(error, "the value")) from None
+        raise UnreadableValue(str(rejection(error, message("the_value")))) from None
 
 
 @lru_cache

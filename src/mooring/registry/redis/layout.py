@@ -30,7 +30,8 @@ from typing import cast
 import msgspec
 
 from mooring.errors import InvalidName, InvalidRequest
-from mooring.formatting import in_words, quoted
+from mooring.formatting import quoted
+from mooring.messages.validation import rejection
 from mooring.model import JSON, Instance, RecordedMetadata, State, Status
 from mooring.names import check_part, split_service
 from mooring.registry import json_values as values
@@ -275,7 +276,7 @@ def _state(fields: Mapping[str, str]) -> State:
     try:
         state: State = msgspec.convert(text, State)
     except msgspec.ValidationError as error:
-        raise Malformed(f"has an invalid value: {in_words(error, 'state')}") from error
+        raise Malformed(f"has an invalid value: {rejection(error, 'state')}") from error
     return state
 
 

@@ -11,7 +11,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from mooring.formatting import in_words, quoted
+from mooring.formatting import quoted
+from mooring.messages import message
+from mooring.messages.validation import rejection
 from mooring.server.http.response import HTTPError
 
 MAX_DEPTH = 64
@@ -48,7 +50,7 @@ def parse_query(kind: type[msgspec.Struct] | None, query: bytes) -> Any:
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise HTTPError(400, "bad_query", in_words(error, "the query")) from error
+        raise HTTPError(400, "bad_query", rejection(error, message("the_query"))) from error
 
 
 async def read_body(kind: Any, request: Request, *, limit: int) -> Any:
@@ -79,7 +81,7 @@ async def read_body(kind: Any, request: Request, *, limit: int) -> Any:
     try:
         return msgspec.json.decode(bytes(received), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HTTPError(400, "bad_request", in_words(error, "the body")) from error
+        raise HTTPError(400, "bad_request", rejection(error, message("the_body"))) from error
 
 
 def depth(body: bytes | bytearray) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from immutables import MapMutation
 
-from mooring.formatting import in_words
+from mooring.messages.validation import rejection
 from mooring.model import JSON, Time, rewrite_maps
 from mooring.store.contract import Entry
 from mooring.tasks import SlicedWork, run_now, slices
@@ -227,7 +227,7 @@ def _parse_common(path: str, entry: Entry) -> object:
     try:
         return msgspec.convert(value.get("updatedAt"), Time, strict=False)
     except msgspec.ValidationError as error:
-        raise UnreadableValue(in_words(error, "updatedAt")) from None
+        raise UnreadableValue(str(rejection(error, "updatedAt"))) from None
 
 
 class _PlatformValue(msgspec.Struct, frozen=True):
