@@ -188,7 +188,6 @@ class DemoInstance:
             raise
 
     def update(self, *, healthy: bool | None = None) -> None:
-        """Publish new metrics, and the health if it changes."""
         if healthy is not None:
             self._metrics.failing = not healthy
         if self._registration is not None and not self.removed:

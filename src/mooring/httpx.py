@@ -288,7 +288,6 @@ class Attempts:
         self._url: httpx.URL | None = None
 
     def to(self, instance: Instance) -> httpx.Request:
-        """The request for an instance."""
         request = self.request
         scheme = request.url.scheme.partition("+")[0]
         port = instance.port_for("http")
@@ -353,7 +352,6 @@ class InstanceCall(Pick):
         view.rotation.picker.started(node)
 
     def responded(self, response: httpx.Response) -> None:
-        """The response headers arrived."""
         self._responded_at = time.monotonic()
         response.extensions["mooring_instance"] = self.instance
 

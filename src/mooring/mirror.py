@@ -71,7 +71,6 @@ class Feed(Protocol[K, V]):
     """A source that can be read as a whole and then followed."""
 
     name: str
-    """A name for messages."""
 
     async def snapshot(self) -> tuple[dict[K, V], int]:
         """All items, and the mark to follow from."""
@@ -354,8 +353,6 @@ class Mirror(Generic[K, V]):
 
 
 class _UpdateReader(AsyncIterator[Update[K, V]]):
-    """The pending updates of one reader."""
-
     def __init__(self) -> None:
         self._updates: deque[Update[K, V]] = deque()
         self._bytes, self._most = 0, _MAX_PENDING_BYTES

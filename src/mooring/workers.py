@@ -227,14 +227,12 @@ class Turn:
         self._held: int | None = None
 
     def take(self) -> bool:
-        """Acquire the lock, if it is free."""
         if self._held is None:
             self._held = _try_lock(self._lock)
         return self._held is not None
 
     @property
     def wanted(self) -> bool:
-        """Whether another process waits."""
         descriptor = _try_lock(self._queue)
         if descriptor is None:
             return True

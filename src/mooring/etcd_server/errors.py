@@ -24,8 +24,6 @@ _Code = grpc.StatusCode
 
 @dataclass(frozen=True, slots=True)
 class RpcStatus:
-    """The error status of a call."""
-
     code: grpc.StatusCode
     text: str
 

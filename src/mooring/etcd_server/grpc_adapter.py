@@ -178,8 +178,6 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _refusing(answer: RpcStatus) -> Any:
-    """A handler that rejects every call."""
-
     async def handle(_: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(answer.code, answer.text)
 

@@ -99,7 +99,6 @@ def earliest(engine: Engine) -> int:
 
 
 def confirmed(engine: Engine) -> Look:
-    """Reads confirmed entries."""
     if engine.confirmed == engine.revision:
         return engine.newest
     return lambda range: engine.past(range, engine.confirmed)
@@ -117,7 +116,6 @@ def _range(engine: Engine, request: Any) -> Any:
 
 
 def growth(put: Any) -> int:
-    """The bytes that a put adds."""
     return len(put.key) + len(put.value)
 
 

@@ -173,7 +173,6 @@ class EtcdAPIServer:
 
     @property
     def url(self) -> str:
-        """The URL for clients."""
         if self._advertise:
             return self._advertise
         name = self._bind.rpartition(":")[0]

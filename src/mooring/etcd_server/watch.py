@@ -34,8 +34,6 @@ _NUMBERS = 64  # the maximum bytes of an event in addition to its keys and value
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a watch."""
-
     puts: bool = True
     deletes: bool = True
     prev_kv: bool = False
@@ -147,8 +145,6 @@ class WatchService:
 
 
 class _StreamWatch:
-    """One watch of a stream."""
-
     __slots__ = ("backlog", "id", "options", "progress", "signalled", "watcher")
 
     def __init__(self, watch_id: int, options: Options, progress: bool) -> None:

@@ -28,8 +28,6 @@ Listener = Callable[["ServingStatus | None"], None]
 
 
 class ServingStatus(IntEnum):
-    """The values on the wire."""
-
     UNKNOWN = 0
     SERVING = 1
     NOT_SERVING = 2
@@ -197,7 +195,6 @@ def _method_handlers(check: Any, watch: Any) -> dict[str, grpc.RpcMethodHandler]
 
 
 def encoded(status: ServingStatus) -> bytes:
-    """A `HealthCheckResponse`."""
     return bytes((0x08, status))
 
 

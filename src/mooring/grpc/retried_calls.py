@@ -29,8 +29,6 @@ _CANCELLED = "Locally cancelled by application!"  # as gRPC says
 
 
 class CallArguments(NamedTuple):
-    """The arguments of a call."""
-
     request: Any
     """Or the iterator of requests."""
     deadline: float | None
@@ -39,9 +37,7 @@ class CallArguments(NamedTuple):
     key: str | None
     """The key for consistent hashing."""
     tries: int
-    """The maximum number of attempts."""
     options: Mapping[str, Any]
-    """All others, by the names that gRPC gives them."""
 
 
 def failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
@@ -170,7 +166,6 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
         return other if budget.try_retry(time.monotonic()) else None
 
     async def _next_instance(self) -> tuple[Node, Subchannel]:
-        """Wait for an instance to call."""
         subchannels, arguments = self._subchannels, self._arguments
         try:
             async with asyncio.timeout_at(arguments.deadline):
@@ -200,7 +195,6 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
         return False
 
     def _request(self) -> Any:
-        """The request of the next attempt, or the iterator of requests."""
         return self._arguments.request
 
     def _start(self, node: Node, subchannel: Subchannel) -> None:
@@ -297,8 +291,6 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
 
 
 class _UnaryResponse(PendingCall):
-    """A call with one response."""
-
     def __await__(self) -> Generator[Any, None, Any]:
         return self._response().__await__()
 
@@ -307,8 +299,6 @@ class _UnaryResponse(PendingCall):
 
 
 class _StreamResponse(PendingCall):
-    """A call with a stream of responses."""
-
     _first: Any = None
     _first_error: grpc.aio.AioRpcError | None = None
     """The error of the first read: a call with interceptors raises it only once."""
@@ -331,8 +321,6 @@ class _StreamResponse(PendingCall):
 
 
 class _StreamRequest(PendingCall):
-    """A call with a stream of requests."""
-
     _replayable: ReplayableRequests | None = None
 
     def _request(self) -> Any:

@@ -68,7 +68,6 @@ class Subchannel:
 
     @property
     def connecting(self) -> bool:
-        """Whether it is worth waiting for."""
         return not self.ready and not self.failing
 
     def connects_to(self, instance: Instance, target: str) -> bool:
@@ -255,7 +254,6 @@ class Subchannels:
         self._retired.discard(subchannel)
 
     def _on_state_change(self, subchannel: Subchannel, was_connecting: bool) -> None:
-        """Handle a state change of a subchannel."""
         if subchannel.retired:
             return
         assert self._rotation is not None
@@ -345,7 +343,6 @@ class Subchannels:
                 self._unconnected[subchannel.id] = why
 
     def waiting_reason(self) -> str:
-        """What a call waits for."""
         if self._rotation is None:
             return f"{self.service}: its instances are not known yet: {self._unavailable}"
         return self.unavailable_reason() or f"{self.service}: no instance is connected yet"

@@ -276,7 +276,6 @@ class SwappableChannel:
         return f"{self._service}: no instance is connected" + f": {why}" * bool(why)
 
     def release(self, route: Route) -> None:
-        """A call ended."""
         if self.inherited:
             return
         with self._changed:

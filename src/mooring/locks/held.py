@@ -122,7 +122,6 @@ class Held:
             task.cancel(f"the lock {quoted(self.name)} is lost")
 
     def _stop_watching(self) -> None:
-        """Stop watching a lock that was released or lost."""
         self._waiter.on_gone = self._lease.lost = None
         self._queue.forget(self._waiter)
         if self._guarded:

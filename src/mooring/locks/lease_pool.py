@@ -56,7 +56,6 @@ class PooledLease:
         it."""
         self.lost: Callable[[str], None] | None = None
         self.watch: asyncio.Task[object] | None = None
-        """Waits for the loss of the session."""
         self.end: asyncio.Task[object] | None = None
         """Revokes the lease; None until that has begun."""
 

@@ -31,7 +31,6 @@ class ContenderValue(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str = ""
     """The contender, for people: `host:pid`."""
     size: int = 0
-    """The size of the semaphore or barrier."""
     passed: int = 0
     """For a party that passed a barrier: the creation revision up to which it opened."""
 
@@ -112,11 +111,9 @@ class QueueOrder:
         return position
 
     def ahead(self, position: Position) -> int:
-        """The number of contenders ahead of a position."""
         return int(self._places.bisect_left(position))
 
     def exclusive_ahead(self, position: Position) -> bool:
-        """Whether an exclusive contender is ahead of a position."""
         return bool(self._exclusive) and self._exclusive[0] < position
 
     def parties(self) -> list[tuple[Position, int]]:
@@ -236,7 +233,6 @@ SHARED_RULE = SharedRule()
 
 
 def rule_of(value: ContenderValue) -> Rule:
-    """The rule for a contender with this value."""
     if value.kind == PLACE:
         return SemaphoreRule(value.size)
     if value.kind == PARTY:

@@ -202,13 +202,11 @@ class Queue:
             self.watch_holder(waiter)
 
     def forget(self, waiter: Waiter) -> None:
-        """Stop following a contender."""
         self._holders.pop(waiter, None)
         if (view := self._views.get(waiter.start)) is not None:
             view.forget(waiter)
 
     def view(self, start: bytes) -> WatchedQueue:
-        """The watched queue of a name."""
         if (view := self._views.get(start)) is None:
             if self.closed:
                 raise Closed(f"{self.store.url} is closed")

@@ -149,7 +149,6 @@ class WatchedQueue:
             self._lingering = loop.call_later(LINGER, self._ended, self)
 
     def close(self) -> None:
-        """Close the queue, and notify its subscribers."""
         self.closed = True
         if self._lingering is not None:
             self._lingering.cancel()

@@ -1,4 +1,4 @@
-"""Checks of arguments that no store accepts. Backends call them before sending anything."""
+"""Checks of arguments, which raise `InvalidRequest`. Backends call them before sending anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mooring.store.contract import MAX_TTL, Check, Delete, Put, Query, Range, Wr
 
 
 def check_query(query: Query, at: int | None = None) -> None:
-    """Raise `InvalidRequest` for an invalid query."""
     if not isinstance(query, Query):
         raise InvalidRequest(f"{quoted(query)} is not a query: write Query(prefix(…))")
     check_range(query.range)
@@ -25,14 +24,12 @@ def check_query(query: Query, at: int | None = None) -> None:
 
 
 def check_watch(range: Range, after: int | None) -> None:
-    """Raise `InvalidRequest` for an invalid watch."""
     check_range(range)
     if after is not None:
         check_number("revision", after)
 
 
 def check_commit(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> None:
-    """Raise `InvalidRequest` for an invalid commit."""
     put: set[bytes] = set()
     deleted: list[Range] = []
     for write in writes:
@@ -90,7 +87,6 @@ def check_ttl(ttl: float) -> int:
 
 
 def check_range(range: Range) -> None:
-    """Raise `InvalidRequest` unless this is a range."""
     if not isinstance(range, Range):
         raise InvalidRequest(
             f"{quoted(range)} is not a range: make one with key(), prefix() or between()"

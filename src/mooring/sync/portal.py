@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 
 class BlockingRegistration(Protocol):
-    """A blocking `Registration`."""
-
     def drain(self, *, grace: float, linger: float) -> object: ...
 
 
@@ -280,7 +278,6 @@ class Caller:
             function()
 
     def notify(self) -> None:
-        """Wake the thread: the result is there."""
         self._inbox.put(None)
 
     async def do(self, function: Callable[..., T], *args: object) -> T:
@@ -300,8 +297,6 @@ class Caller:
 
 
 class _Call(Generic[T]):
-    """One call through a portal."""
-
     def __init__(
         self,
         name: str,

@@ -115,7 +115,6 @@ class EtcdServer(ServerProcess):
         return False
 
     def ctl(self, *arguments: str, flags: Sequence[str] = (), stdin: str = "") -> str:
-        """Run etcdctl against this member."""
         run = subprocess.run(
             [
                 self.program.with_name("etcdctl"),

@@ -83,7 +83,6 @@ class FaultProxy:
         self._muted = True
 
     def delay(self, seconds: float) -> None:
-        """Delay both directions."""
         self._delay = seconds
 
     def heal(self) -> None:

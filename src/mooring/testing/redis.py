@@ -137,7 +137,6 @@ class RedisServer(ServerProcess):
         return f"{'rediss' if self.tls else 'redis'}://{self.address}"
 
     def start(self, *, wait: bool = True) -> None:
-        """Start or restart the server. The port stays the same."""
         super().start()
         if wait:
             self.wait()
@@ -146,7 +145,6 @@ class RedisServer(ServerProcess):
         self.wait_until(self.answers)
 
     def stop(self) -> None:
-        """Shut the server down with SIGTERM."""
         self.signal(signal.SIGTERM)
         self.resume()
         if self.process is not None:

@@ -191,7 +191,6 @@ class Catalogue:
             self._remove_unused(entry)
 
     def follow_list(self, listener: CatalogueListener) -> None:
-        """Notify a listener of added and removed services."""
         self._list_listeners.add(listener)
         if self._listing is None:
             self._listing = self._tasks.start(self._list(), name="services for xDS")

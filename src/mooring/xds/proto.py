@@ -112,10 +112,8 @@ def packed(url: str, kind: str, /, **fields: Any) -> Any:
 
 
 def parser(kind: str) -> Any:
-    """The function that parses a message."""
     return _classes[kind].FromString
 
 
 def serializer(kind: str) -> Any:
-    """The function that serializes a message."""
     return _classes[kind].SerializeToString

@@ -41,7 +41,6 @@ REFUSED = Counter("mooring_xds_refused", "Responses that a client rejected (NACK
 
 
 def _short(kind: str) -> str:
-    """A resource type in logs and metrics."""
     return kind.rpartition(".")[2]
 
 
@@ -101,7 +100,6 @@ class AdsStream(ABC, Generic[S]):
     def _message(self, kind: str, response: PendingResponse, nonce: str) -> Any: ...
 
     def _follow(self) -> None:
-        """Follow exactly the subscribed services."""
         names = self._names_by_service()
         follows_list = any(
             subscription.wildcard or ROUTE_TABLE in subscription.names

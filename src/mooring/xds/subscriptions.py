@@ -53,7 +53,6 @@ class Subscription:
         self._check_all = False
         """Whether to check all names, and not only the changed ones."""
         self._sent_versions: dict[str, str] = {}
-        """The versions that the client has."""
         self._last_sent: set[str] = set()
         self._rejected: set[str] = set()
         """The names in rejected responses, any of which may be the cause of the rejection."""

@@ -44,7 +44,6 @@ class Bridge:
         self._retries: dict[int, float] = {}
         """Units to sync again, and when."""
         self._units: set[int] = set()
-        """All known units."""
         self._conflicts: dict[int, Mapping[str, NameConflict]] = {}
         """Parts that must not be written when their unit is synced for the first time."""
         self._in_progress: set[int] = set()
@@ -111,7 +110,6 @@ class Bridge:
         self._wake.set()
 
     async def _work(self, notify: Notify) -> None:
-        """Sync units until the deletion of the old keys begins."""
         backoff, unavailable = Backoff(0.1, 5.0), False
         while not self._over:
             unit = self._next()

@@ -321,7 +321,6 @@ class OldIndexes:
         return sorted(surplus)[:_BATCH]
 
     def _wanted(self, state: UnitState, cutover: CutoverState) -> dict[bytes, Claim]:
-        """The indexes that a unit must have."""
         old = with_current_meta(state.old.values, state, cutover)
         return {
             name: claim

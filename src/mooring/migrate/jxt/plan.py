@@ -40,7 +40,6 @@ class _Claimant(msgspec.Struct):
     incoming: _Claims
     """Of the parts to copy from the old keys."""
     outgoing: set[str]
-    """Parts to delete."""
 
     def kept(self, rejected: Iterable[str]) -> set[bytes]:
         """The current names that the tenant still claims if these parts are not copied."""
@@ -210,7 +209,6 @@ class Criteria(msgspec.Struct, frozen=True):
 
 
 def compare(keys: TenantKeys, state: UnitState, criteria: Criteria) -> list[PartPlan]:
-    """Compare the new keys of a unit with its old ones."""
     unit = state.unit
     steps = [
         PartPlan(unit, old_key.key, *_compare_key(state, old_key, criteria), old_key.modified)

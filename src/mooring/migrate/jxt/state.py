@@ -130,7 +130,6 @@ class SyncedState(NamedTuple):
     """The ledger's entry for a unit."""
 
     bases: Mapping[str, Base] = {}
-    """By part."""
     indexes: Mapping[bytes, str] = {}
     """Old indexes that may refer to the unit, and the part of each. If both sides of a part change,
     the ledger alone knows its former indexes."""

@@ -47,7 +47,6 @@ class TranslatedPart(msgspec.Struct, frozen=True):
     value: JSON
     """In the new format."""
     key: bytes
-    """The old key."""
     modified: int
 
 
@@ -72,7 +71,6 @@ class Translation(msgspec.Struct, frozen=True):
     parts: Mapping[str, TranslatedPart]
     keys: Mapping[bytes, TranslatedKey]
     raw: Mapping[bytes, bytes]
-    """The values of the keys."""
     hidden: frozenset[str]
     """Parts with unknown values; `ftp/` for all users, `ftp/?` for those from no other key."""
 

@@ -78,7 +78,6 @@ class BridgePlan:
     deregister: list[str] = field(default_factory=list)
     """To remove from v2, because v1 removed it."""
     mirror: dict[str, dict[str, str]] = field(default_factory=dict)
-    """To write to v1."""
     heartbeats: dict[str, float] = field(default_factory=dict)
     """For v1, in its unit."""
     withdraw: list[str] = field(default_factory=list)

@@ -109,7 +109,6 @@ def parse_keyspace(keys: Iterable[str], v1: V1Keys, v2: RedisKeys) -> V1Keyspace
 
 
 def _suffixes(keys: Iterable[str], start: str) -> list[str]:
-    """The rest of the keys that begin with `start`."""
     return [key.removeprefix(start) for key in keys if key.startswith(start)]
 
 
@@ -124,8 +123,6 @@ def _split_hash_key(rest: str, with_colon: Iterable[str]) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class V1Record:
-    """A parsed v1 hash."""
-
     instance: Instance
     fields: Mapping[str, str]
     """The record in v2, without the times."""
@@ -268,8 +265,6 @@ def v1_fields(instance: Instance, registered: int, *, in_seconds: bool) -> dict[
 
 
 class V1Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A service in v1."""
-
     service: str
     hashes: Mapping[str, Mapping[str, str] | None] = {}
     """By id; None if the key is not a hash."""

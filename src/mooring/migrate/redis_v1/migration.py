@@ -158,7 +158,6 @@ class Migration:
         return ServicePlan(v1, v2, steps)
 
     async def copy(self, progress: Progress = no_progress) -> AsyncIterator[list[CopyOutcome]]:
-        """Copy v1 to v2, service by service."""
         async for plan in self._plans(progress):
             steps = [step for step in plan.steps if step.verdict in WRITTEN]
             for batch in slices(steps, _BATCH):

@@ -66,8 +66,6 @@ NOT_A_HASH = "its key in v2 is not a hash: check what it contains"
 
 @dataclass(frozen=True, slots=True)
 class V2Service:
-    """A service in v2."""
-
     now: int
     records: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -192,7 +190,6 @@ def _unrepresentable(v1: V1Service, id: str, since: int) -> Verdict:
 
 
 def _compare_tiers(step: InstancePlan, record: V1Record, v2: V2Service) -> InstancePlan:
-    """Compare a live instance with the tiers of v2."""
     if missing := _missing_tiers(v2, step.id):
         verdict: Verdict = "missing" if len(missing) == 2 else "half"
         return replace(step, verdict=verdict, why="; ".join(missing))

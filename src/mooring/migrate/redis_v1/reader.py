@@ -52,7 +52,6 @@ class ServiceReader:
         return parse_keyspace(set(keys), self._v1, self._v2), problem
 
     async def services(self) -> list[str]:
-        """The services of v2."""
         names = await self._connection.call("SMEMBERS", self._v2.services, what="list of services")
         return sorted(name.decode(errors="backslashreplace") for name in names)
 
@@ -78,7 +77,6 @@ class ServiceReader:
         return V1Service(service, present, frozenset(members), scores)
 
     async def is_listed(self, service: str) -> bool:
-        """Whether tier 1 lists a service."""
         what = f"read of {service}"
         return bool(await self._connection.call("SISMEMBER", self._v2.services, service, what=what))
 

@@ -179,7 +179,6 @@ class DurableRunner(EngineRunner):
             self._waiting.append(request)
 
     def _round(self, requests: list[_PendingWrite]) -> None:
-        """Answer requests, and expire leases."""
         # A renewal that arrived in time saves its lease, however long it waited in the queue.
         if self._in_doubt is not None and not self._recover():
             _deliver(requests, self._without_writing(requests, self._refused(self._in_doubt)))
@@ -364,7 +363,6 @@ class DurableRunner(EngineRunner):
         return StoreError(f"{text}: nothing was written. This is a bug in Mooring, report it")
 
     def _refuse_the_rest(self) -> None:
-        """Answer the requests that arrived too late."""
         while True:
             try:
                 request = self._queue.get_nowait()

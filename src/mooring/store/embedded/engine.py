@@ -359,7 +359,6 @@ class Engine:
     # Time and history
 
     def next_deadline(self) -> float | None:
-        """The next time at which `advance` has something to do."""
         return self.leases.next_deadline()
 
     def advance(self, now: float) -> None:
@@ -401,7 +400,6 @@ class Engine:
 
 
 def _evaluate(query: Query, entries: Iterable[Entry], revision: int) -> Snapshot:
-    """The result of a query, from the entries of its range."""
     if (before := query.created_before) is not None:
         entries = (entry for entry in entries if entry.created < before)
     if query.order == "created":

@@ -39,7 +39,6 @@ class VersionedKeyspace:
         self._order: SortedList[bytes] = SortedList()
         self._dead: SortedList[bytes] = SortedList()  # names whose newest version is a tombstone
         self.size = 0
-        """The bytes of all versions."""
 
     def get(self, name: bytes) -> Entry | None:
         """The current entry of a key."""
@@ -182,7 +181,6 @@ class RevisionHistory:
         self._obsolete.append(self._total)
 
     def pop(self) -> None:
-        """Remove the newest batch."""
         self._batches.pop()
         self._obsolete.pop()
         self._total = self._obsolete[-1] if self._obsolete else self._obsolete_before
@@ -269,7 +267,6 @@ class Transaction:
         return before
 
     def delete(self, range: Range) -> list[Entry]:
-        """Delete a range. Returns the deleted entries."""
         doomed = list(self._keys.present(range))
         for entry in doomed:
             self.delete_key(entry.key)

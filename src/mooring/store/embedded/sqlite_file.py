@@ -39,8 +39,6 @@ SQL = _statements()
 
 @dataclass(slots=True)
 class JournalState:
-    """The contents of a file."""
-
     revision: int = 1
     compacted: int = 1
     uptime: float = 0.0
@@ -64,8 +62,6 @@ class NotWritable(sqlite3.OperationalError):
 
 @dataclass(slots=True)
 class JournalWrite:
-    """The changes of one write to the journal."""
-
     revision: int
     compacted: int
     uptime: float

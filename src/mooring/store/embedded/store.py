@@ -223,7 +223,6 @@ def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *a
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of this thread, if it has one."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

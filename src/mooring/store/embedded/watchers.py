@@ -47,7 +47,6 @@ class Watcher:
         self.wake()
 
     def take(self) -> list[Batch]:
-        """Remove and return the pending batches."""
         batches = list(self.pending)
         self.pending.clear()
         self.size = 0

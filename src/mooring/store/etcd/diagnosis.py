@@ -109,7 +109,6 @@ def _asks_for_certificate(error: ssl.SSLError) -> bool:
 
 
 async def _greet(address: str, context: ssl.SSLContext | None, tls: TLS | None) -> bytes:
-    """The response to the opening of HTTP/2."""
     reader, writer = await _open(address, context, tls)
     try:
         writer.write(_PREFACE)

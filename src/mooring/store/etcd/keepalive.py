@@ -67,8 +67,6 @@ class KeepAlives:
 
 
 class _KeepAliveStream:
-    """One stream, and its unanswered requests."""
-
     def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
         self._cluster = cluster
         self._retired = False

@@ -282,7 +282,6 @@ class EtcdWatch(Watch):
         return True
 
     def ended(self, source: WatchStream, error: StoreError) -> None:
-        """A stream that this watch uses has ended."""
         if source is self._shared:
             self.fail(error)
         elif self._next is not None and source is self._next[0]:
@@ -333,7 +332,6 @@ class EtcdWatch(Watch):
                 wakeup.set_result(None)
 
     def receive(self, message: Any, source: WatchStream) -> None:
-        """Process a message of a stream for this watch."""
         if source is not self._shared and not self._completes_move(message, source):
             return
         if message.canceled:
