@@ -20,8 +20,7 @@ _KINDS: dict[type, str] = {
 
 
 def printable(text: str) -> str:
-    """Text of unknown origin, with everything escaped that could affect a terminal or start a new
-    line."""
+    """Text of unknown origin, with everything escaped that could affect a terminal."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
@@ -41,8 +40,7 @@ def readable(key: bytes) -> str:
 
 
 def quoted(value: object, longest: int = LONGEST) -> str:
-    """A value of unknown origin for a message: text in quotes, numbers as they are, other values
-    by their type."""
+    """A value of unknown origin for a message. Not text or a number: by its type."""
     if isinstance(value, bytes | bytearray):
         value = value[: 4 * longest + 4].decode(errors="surrogateescape")
     if isinstance(value, str):

@@ -365,8 +365,7 @@ class InstanceCall(Pick):
 
 
 def _only_match(name: str, known: Collection[str]) -> str:
-    """The service of exactly this name, or else the only one that differs in case. Raises
-    `NoInstance`."""
+    """The service of this name, or the only one that differs in case. Raises `NoInstance`."""
     if name in known:
         return name
     matches = [service for service in known if service.casefold() == name.casefold()]

@@ -47,8 +47,7 @@ class Session:
     def __init__(self, store: Store, *, ttl: float = 15.0) -> None:
         self.lease = 0
         self.ttl = ttl
-        """Seconds for which the store keeps the lease without a renewal; after entering, as
-        granted."""
+        """Seconds for which the store keeps the lease; after entering, as granted."""
         self.lost = asyncio.Event()
         """Set when the session is lost."""
         self.revoked = False

@@ -199,8 +199,7 @@ class _Body:
 
 
 def _is_complete(body: Iterable[bytes], environ: WSGIEnvironment) -> bool:
-    """Whether a response is complete: a list, of which servers use the length, or a file, which the
-    server may send without the application."""
+    """Whether a response is complete: a list, or a file that the server sends itself."""
     wrapper = environ.get("wsgi.file_wrapper")
     return type(body) in (list, tuple) or (isinstance(wrapper, type) and isinstance(body, wrapper))
 

@@ -68,8 +68,7 @@ class ServerSockets:
             self._limit.release(self._known.pop(identity))
 
     async def close(self) -> None:
-        """Close all connections, after the responses that were sent. Nothing that gRPC writes after
-        this reaches a client."""
+        """Close all connections. Nothing that gRPC writes after this reaches a client."""
         for listening in self._all(listening=True):
             _stop_accepting(listening)
         await asyncio.sleep(_FLUSH)

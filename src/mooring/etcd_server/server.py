@@ -31,16 +31,14 @@ from mooring.tasks import Tasks
 
 @dataclass(frozen=True, slots=True)
 class ServerTLS:
-    """The files of a TLS server. With `client_ca`, clients need a certificate of that
-    authority."""
+    """With `client_ca`, clients need a certificate of that authority."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def check(self) -> None:
-        """Raises `InvalidRequest`, which names the invalid file. gRPC itself would start, and then
-        reject every client."""
+        """Raises `InvalidRequest`. gRPC itself would start, and then reject every client."""
         for path in (self.cert, self.key, self.client_ca):
             if path is not None:
                 _read(path)

@@ -326,8 +326,7 @@ class _Stream:
                 return  # cancelled meanwhile
 
     def _compacted(self, watch: _StreamWatch, error: Compacted) -> None:
-        """End a watch whose history is gone. As in etcd, its id stays in use until it is
-        cancelled."""
+        """End a watch whose history is gone. As in etcd, its id stays in use."""
         self._unwatch(watch)
         watch.backlog.clear()
         watch.progress = False
@@ -376,8 +375,7 @@ def _options(request: Any) -> Options:
 
 
 def _take(engine: Engine, watch: _StreamWatch) -> list[RevisionEvents]:
-    """The next revisions of a watch, for about one message. Later ones stay in the history, which
-    takes no extra memory."""
+    """The next revisions of a watch, for about one message. Later ones stay in the history."""
     assert watch.watcher is not None
     if not watch.backlog:
         watch.backlog.extend(engine.take(watch.watcher))

@@ -239,8 +239,7 @@ def _connect(
 
 
 class Channel(grpc.Channel):  # type: ignore[misc]
-    """Made by `channel`. Everything that takes a `grpc.Channel` takes it: generated stubs,
-    `grpc.intercept_channel`."""
+    """Made by `channel`, for code that takes a `grpc.Channel`: stubs, `grpc.intercept_channel`."""
 
     def __init__(
         self,

@@ -98,8 +98,7 @@ class Health:
             listener(status)
 
     def serve(self, server: grpc.Server | grpc.aio.Server) -> None:
-        """Add the health service to a server that has not started. A health service that it has
-        already takes precedence."""
+        """Add the health service to a server that has not started, unless it has one."""
         handlers = (
             _async_handlers(self)
             if isinstance(server, grpc.aio.Server)

@@ -367,8 +367,7 @@ class PendingStreamStream(_StreamRequest, _StreamResponse, grpc.aio.StreamStream
 
 
 async def _is_retryable(response: Awaitable[object]) -> bool:
-    """Wait for a response; whether it failed with a retryable status. The caller gets the response
-    or error from the call itself."""
+    """Wait for a response; whether it failed with a retryable status."""
     try:
         await response
     except grpc.aio.AioRpcError as error:

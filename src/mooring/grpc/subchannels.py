@@ -212,8 +212,7 @@ class Subchannels:
         rotation.set_reachable(id, subchannel is not None and subchannel.ready)
 
     def _connected(self, instance: Instance, target: str) -> Subchannel | None:
-        """A subchannel to an instance; None if gRPC, or a wrapper around it, refuses to make a
-        channel, and after `aclose`."""
+        """None if gRPC, or a wrapper around it, refuses to make a channel, and after `aclose`."""
         if self.closed:
             return None
         id = instance.id

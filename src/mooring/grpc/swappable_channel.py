@@ -101,8 +101,7 @@ class Route:
         self._listener: Listener | None = None
 
     def connected(self) -> grpc.Future:
-        """Completes when there is a connection, or after a timeout: any response to a health check
-        proves a connection."""
+        """Completes when there is a connection, which any response to a health check proves."""
         check = self._bare.unary_unary(f"/{SERVICE}/Check")
         return check.future(b"", timeout=_CONNECT_TIMEOUT, wait_for_ready=True)
 

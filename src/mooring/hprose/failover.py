@@ -120,8 +120,7 @@ class RemoteCall:
 
 
 class CallDispatcher:
-    """Sends the calls to a domain to its servers. It runs on an event loop; other threads may read
-    its properties."""
+    """Sends the calls to a domain to its servers. Only its properties are thread-safe."""
 
     def __init__(
         self, hub: Hub, domain: str, *, tries: int, pause: float, connect: Connect, wait: float
@@ -170,8 +169,7 @@ class CallDispatcher:
         await self._view.aclose()
 
     def _update_servers(self) -> None:
-        """Update the pool from the view, which retains vanished instances, and from the list if it
-        is newer than the view."""
+        """Update the pool from the view, and from the list if it is newer than the view."""
         listing = () if self._listing is None else self._listing.instances
         instances = {instance.id: instance for instance in (*self._view.instances, *listing)}
         clients: dict[str, HproseClient] = {}

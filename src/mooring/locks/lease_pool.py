@@ -52,8 +52,7 @@ class PooledLease:
         self.used = False
         """Whether another contender used it before."""
         self.taken = False
-        """Whether a key may be attached to it: set before writing one, cleared after deleting
-        it."""
+        """Whether a key may be attached to it: set before writing one."""
         self.lost: Callable[[str], None] | None = None
         self.watch: asyncio.Task[object] | None = None
         self.end: asyncio.Task[object] | None = None

@@ -159,8 +159,7 @@ class Portal:
 
     @contextlib.contextmanager
     def _change(self, within: float | None = None) -> Iterator[bool]:
-        """Let one thread at a time open or close. Yields False in a signal handler that interrupted
-        an opening or closing, which it must not wait for."""
+        """One thread at a time. Yields False in a signal handler that interrupted a change."""
         if not self._change_lock.acquire(timeout=-1 if within is None else within):
             raise TimeoutError("another thread is opening or closing it")
         try:

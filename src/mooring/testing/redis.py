@@ -35,8 +35,7 @@ class CommandFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The files of a server that accepts TLS only. With `ask_clients` it requires a client
-    certificate of the same authority."""
+    """A server that accepts TLS only. `ask_clients`: it requires client certificates."""
 
     certificate: Path
     key: Path
@@ -428,8 +427,7 @@ def _text(server: RedisServer, *words: str) -> str:
 
 
 def _view(member: RedisServer) -> dict[int, tuple[str, ...]]:
-    """The members that a member considers alive, by port: id, id of the master of a replica, and
-    slots."""
+    """The members that are alive to a member, by port: id, master of a replica, and slots."""
     known = {}
     for line in _text(member, "CLUSTER", "NODES").splitlines():
         number, address, flags, master, _, _, _, *slots = line.split()

@@ -59,8 +59,7 @@ def free_port() -> int:
 
 
 def _ports_for_servers(first: int, last: int) -> range:
-    """The ports to choose from if clients get those from `first` to `last`: those below, or those
-    above, or, if both are too few, the usual range."""
+    """The ports below or above those of clients, or the usual range if both are too few."""
     below = range(_USUAL.start, min(_USUAL.stop, first - _BUS_OFFSET))
     above = range(last + 1, 65536 - _BUS_OFFSET)
     return next((ports for ports in (below, above) if len(ports) >= _MIN_CHOICE), _USUAL)

@@ -279,8 +279,7 @@ class Catalogue:
         self._publish_list()
 
     def listed(self, kind: str) -> Collection[str] | None:
-        """The names of a wildcard subscription; None if not known yet. No listeners: Envoy's are
-        in its own configuration."""
+        """The names of a wildcard, known for clusters only; None if not known yet."""
         if kind != proto.CLUSTER:
             return ()
         if self._published is None:

@@ -145,8 +145,7 @@ def _routes(service: str, separate_http: bool) -> list[Any]:
 
 
 def _action(cluster: str) -> Any:
-    """No timeout: that is up to the caller. Calls that did not reach an instance are retried on
-    another one."""
+    """Without a timeout, which is the caller's. Retries calls that did not reach an instance."""
     previous_hosts = packed(proto.PREVIOUS_HOSTS, "Nothing")
     retries = {
         "retry_on": "connect-failure,refused-stream,reset-before-request",
@@ -261,8 +260,7 @@ def _localities(
 
 
 def _by_address(instances: Iterable[Instance], port: str) -> dict[str, Instance]:
-    """One instance for each address, in the order of addresses, because gRPC rejects duplicates.
-    Healthy instances take precedence."""
+    """One instance for each address, healthy ones first: gRPC rejects duplicates."""
     by_address: dict[str, Instance] = {}
     for instance in sorted(instances, key=lambda one: (not one.status.healthy, one.id)):
         if is_ip(instance.host):

@@ -154,8 +154,7 @@ class AdsStream(ABC, Generic[S]):
                 yield self._message(kind, response, nonce)
 
     def _order(self) -> tuple[str, ...]:
-        """Routes refer to endpoints, so they come last; but endpoints that keep changing must not
-        delay them forever."""
+        """Routes come last, unless endpoints that keep changing would delay them forever."""
         endpoints = self._subscriptions.get(proto.ENDPOINTS)
         routes = self._subscriptions.get(proto.ROUTES)
         if routes is None or not routes.pending or endpoints is None or endpoints.owes:

@@ -88,8 +88,7 @@ class Subscription:
         return None if listed is None else self.names.union(listed)
 
     def _settle(self, lookups: Mapping[str, Lookup]) -> tuple[dict[str, Resource], list[str]]:
-        """The resources to send, and the names to report as removed. Only names that are not known
-        yet stay pending."""
+        """What to send, and the names to report as removed. Only unknown names stay pending."""
         resources: dict[str, Resource] = {}
         removed: list[str] = []
         for name, lookup in lookups.items():

@@ -203,8 +203,7 @@ def write_index_changes(
     after: Mapping[bytes, Claim],
     entries: Mapping[bytes, Entry],
 ) -> IndexWrites:
-    """The writes, with one check each, for a tenant whose claims change. Unchanged indexes and
-    those of other tenants stay as they are."""
+    """The writes, with one check each. Unchanged indexes and those of other tenants stay."""
     result = IndexWrites(gone=before.keys() - after.keys())
     holders = {name: holder(entry.value) for name, entry in entries.items()}
     for name in sorted(result.gone):

@@ -189,8 +189,7 @@ class UnitSync:
     async def _write_indexes(
         self, state: UnitState, cutover: CutoverState, indexes: IndexWrites, synced: SyncedState
     ) -> None:
-        """Write indexes only. Always writes the ledger's entry, so that concurrent writers decide
-        again and bridges notice."""
+        """Write indexes, and the ledger's entry, so that concurrent writers decide again."""
         await self._store.commit(
             *indexes.writes,
             self._ledger.write(state.unit, synced),
@@ -360,8 +359,7 @@ class NewIndexes:
         return result
 
     async def _delete(self, unit: int, steps: Sequence[PartPlan]) -> list[str]:
-        """Delete indexes, unless the tenant claims them by now. Fails if the tenant is published
-        concurrently."""
+        """Delete indexes that the tenant does not claim. Fails if it is published concurrently."""
         head = self._keys.history_head(unit)
         commit = await self._store.commit(read=[Query(self._keys.parts(unit)), Query(key(head))])
         parts, last = commit.reads

@@ -114,8 +114,7 @@ def translate(keys: OldKeys, unit: int, entries: Iterable[Entry]) -> Translation
 def _translate_key(
     place: OldPart, entry: Entry, parts: dict[str, TranslatedPart], hidden: set[str]
 ) -> TranslatedKey:
-    """Translate one key. Adds its parts to `parts`, unless an earlier key has them, and the parts
-    with unknown values to `hidden`."""
+    """Adds the parts to `parts`, unless an earlier key has them, or, if unknown, to `hidden`."""
     try:
         value = parse(place, entry.value)
     except UnreadableValue as error:
@@ -216,8 +215,7 @@ def _extra_ftp_fields(unit: int, value: JSON) -> str:
 
 
 def _new_storage(unit: int, value: dict[str, JSON]) -> JSON:
-    """Storage with sizes in the new units. Sizes that cannot be converted exactly stay in bytes,
-    which every reader of storage supports."""
+    """Storage in the new units, or in bytes if they are not exact: every reader supports those."""
     fields: dict[str, JSON] = {**value, "tenantId": unit}
     for old, new, size in _STORAGE_FIELDS:
         count = fields.get(old)
@@ -232,8 +230,7 @@ def _new_storage(unit: int, value: dict[str, JSON]) -> JSON:
 
 
 def _validate(unit: int, path: str, value: JSON) -> str:
-    """Why a part is invalid in the new format: its name or an indexed field breaks a rule, or no
-    reader can parse it. Empty if it is valid."""
+    """Why no reader can parse a part, or its name or an indexed field breaks a rule; or empty."""
     if unit and (problem := _validate_names(path, value)):
         return problem
     try:
@@ -273,8 +270,7 @@ def _names_in(path: str, value: JSON) -> Mapping[str, JSON]:
 
 
 def is_same(unit: int, path: str, one: JSON, other: JSON, ring: Keyring) -> bool:
-    """Whether two values have the same meaning, regardless of their form and of the encryption of
-    passwords."""
+    """Whether two values mean the same, regardless of form and encryption of passwords."""
     if one == other:
         return True
     if not unit or kind_of(path) == "domain":
@@ -383,8 +379,7 @@ def _old_storage(value: dict[str, JSON], old_fields: Mapping[str, JSON]) -> dict
 
 
 def _with_users(before: bytes | None, changes: Mapping[str, JSON]) -> bytes | None:
-    """A list with changed, added and removed users, in its present form. List elements that are not
-    users stay."""
+    """A list with changed, added and removed users, in its present form. Other elements stay."""
     try:
         value = parse(OldPart(0, "ftp"), before) if before is not None else {"ftpConfigs": []}
     except UnreadableValue:  # callers do not change unreadable keys

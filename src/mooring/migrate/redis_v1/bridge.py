@@ -67,8 +67,7 @@ class SeenHeartbeat(NamedTuple):
     at: int
     """When it arrived, in ms on the server's clock."""
     owned_at: int = 0
-    """When a v2 process was last seen to own the instance. After it leaves, earlier v1 heartbeats
-    do not restore the instance."""
+    """When a v2 process last owned it. Earlier v1 heartbeats do not restore the instance."""
 
 
 @dataclass(slots=True)
@@ -176,8 +175,7 @@ def _plan_to_v1(
 def _may_mirror(
     plan: BridgePlan, id: str, fields: Mapping[str, str] | None, record: Mapping[str, str]
 ) -> bool:
-    """Whether the v1 record is missing, or the bridge's, or of a process that has been silent since
-    a v2 process took over."""
+    """Whether the v1 record has no owner that has been alive since a v2 process took over."""
     if fields is None:
         return False  # not a hash
     if not fields or is_bridged(fields):
@@ -388,8 +386,7 @@ class Bridge:
     async def _mirror(
         self, v1: V1Service, id: str, fields: dict[str, str], score: float | None
     ) -> bool:
-        """Write a v1 record and its heartbeat, then add it to the set that readers use, unless
-        another writer has changed the record."""
+        """Write a v1 record and its heartbeat, unless another writer has changed the record."""
         name = v1.service
         timestamp = (v1.hashes.get(id) or {}).get("timestamp", "")
         what = f"bridge of {name} {id} to v1"

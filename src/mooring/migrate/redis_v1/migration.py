@@ -68,8 +68,7 @@ def deletable(v1: V1Service, steps: Iterable[InstancePlan]) -> V1Service:
 
 
 def changes_since(before: V1Service, after: V1Service, steps: Iterable[InstancePlan]) -> list[str]:
-    """The changes of a v1 service since it was verified, except removals. `steps` are the plan for
-    `after`."""
+    """The changes of a v1 service, except removals. `steps` are the plan for `after`."""
     changes: list[str] = []
     known = set(before.ids)
     for step in steps:
@@ -258,8 +257,7 @@ class Migration:
         return changes
 
     async def delete_v1(self, v1: V1Service) -> tuple[int, list[str]]:
-        """Delete exactly these parts of v1. Returns the number of deleted parts, and the instances
-        that stay because they have changed."""
+        """Delete exactly these parts. Returns their number, and the instances that have changed."""
         service = v1.service
         scores: list[list[Argument]] = [[raw(id), repr(at)] for id, at in v1.scores.items()]
         deleted, changed = await self._delete(self.v1.heartbeats(service), "zset", scores)

@@ -124,8 +124,7 @@ class InstancePlan:
 
 
 def compare(v1: V1Service, v2: V2Service, *, timeout: int, limit: int) -> list[InstancePlan]:
-    """Compare each instance of a service in both versions. `timeout` is in ms, `limit` in bytes of
-    metadata."""
+    """`timeout` is in ms, `limit` in bytes of metadata."""
     steps = [_compare_instance(v1, v2, id, timeout, limit) for id in v1.ids]
     known = set(v1.ids)
     steps += [

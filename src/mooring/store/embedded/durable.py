@@ -217,8 +217,7 @@ class DurableRunner(EngineRunner):
         return True
 
     def _write(self, requests: list[_PendingWrite], until: float | None) -> list[object]:
-        """Apply requests, expire leases up to a time, and write the changes to the journal. Returns
-        the answers. If writing fails, it rolls everything back and raises."""
+        """Apply and write requests, and expire leases. If that fails, it rolls back and raises."""
         try:
             with self.lock:
                 now = self.now()

@@ -31,8 +31,7 @@ _modified = attrgetter("modified")
 
 
 class VersionedKeyspace:
-    """All versions since the last compaction. A deletion is a tombstone: an entry with version
-    0."""
+    """All versions since the last compaction. A deletion is an entry with version 0."""
 
     def __init__(self) -> None:
         self._versions: dict[bytes, list[Entry]] = {}

@@ -88,8 +88,7 @@ class EngineRunner(ABC):
 
     @abstractmethod
     def tick(self) -> float:
-        """Expire what is due. Returns the seconds until the next call; stores call it about once
-        a second."""
+        """Expire what is due. Returns the seconds until the next call."""
 
     def release(self) -> None:
         """Give up one use of the runner. The last one closes it."""
@@ -313,8 +312,7 @@ class EmbeddedStore(Store):
         await self._tasks.aclose()
 
     async def _yield_sometimes(self) -> None:
-        """Yield to the event loop now and then: calls in memory never wait, and a loop of them
-        would keep sessions from renewing their leases."""
+        """A loop of calls, which never wait, would keep sessions from renewing their leases."""
         self._calls += 1
         if not self._calls % _YIELD_EVERY:
             await asyncio.sleep(0)
@@ -325,8 +323,7 @@ class EmbeddedStore(Store):
         return self._runner
 
     def _keep_ticking(self) -> None:
-        """Tick while something may become due: after granting a lease, while watching (leases of
-        others expire), and after a compaction."""
+        """Tick after a grant, while watching (others' leases expire), and after a compaction."""
         if self._ticking is None:
             self._ticking = self._tasks.start(self._tick(), name=f"ticks of {self.url}")
 

@@ -50,8 +50,7 @@ class SharedStream:
         task.add_done_callback(self._forget)
 
     def _forget(self, _: object) -> None:
-        """Drop the reference: a cancelled task keeps its call alive, and that keeps gRPC
-        running."""
+        """A cancelled task keeps its call alive, and that keeps gRPC running."""
         self._task = None
 
     def _cancel(self) -> None:

@@ -114,8 +114,7 @@ class EtcdStore(Store):
         )
 
     async def _pages(self, query: Query, at: int | None) -> Snapshot:
-        """Read a range in several calls, all at one revision. Pages are by key, so sorting by
-        creation is done here."""
+        """Read a range in pages by key, all at one revision. Sorting by creation is done here."""
         if query.order == "key":
             return await self._pages_by_key(query, at)
         whole = await self._pages_by_key(msgspec.structs.replace(query, limit=0, order="key"), at)
@@ -124,8 +123,7 @@ class EtcdStore(Store):
         return Snapshot(tuple(entries[:limit]), whole.revision, len(entries) > limit)
 
     async def _pages_by_key(self, query: Query, at: int | None) -> Snapshot:
-        """Read a range in pages, all at the revision of the first. Each page starts after the last
-        key."""
+        """All pages are read at the revision of the first. Each starts after the last key."""
         request = _range_request(query, at)
         size, revision = _FIRST_PAGE, at
         entries: list[Entry] = []
