@@ -287,7 +287,7 @@ export default {
   "locks.none": "没有被持有的锁。",
   "locks.queue": "{n} 个等待",
   "locks.unheld": "无",
-  "locks.token": "防护令牌 {token}",
+  "locks.token": "fencing token {token}",
   "locks.release.do": "强制释放…",
   "locks.release.title": "强制释放 {by} 持有的 {name}？",
   "locks.release.text": "持有者会立即失去锁，而它可能正在工作。队列中的下一个等待者将获得锁。",
