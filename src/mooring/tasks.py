@@ -92,6 +92,14 @@ async def cleanup(work: Coroutine[object, object, object], *, within: float) -> 
     return True
 
 
+async def wait_for(event: asyncio.Event, *, within: float | None) -> bool:
+    """Wait until an event is set, for at most `within` seconds. Returns whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await event.wait()
+    return event.is_set()
+
+
 def in_thread(call: Callable[[], T], *, name: str) -> asyncio.Future[T | BaseException]:
     """Run a function in a daemon thread of its own. The result is what it returned or raised.
 
@@ -247,6 +255,4 @@ class Schedule(Generic[K]):
                 del self._due[key]
                 return key
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
+            await wait_for(self._wake, within=left)

@@ -30,7 +30,7 @@ from mooring.hub import Hub
 from mooring.model import Instance, RegistrationState
 from mooring.registry.registration import Registration
 from mooring.registry.shutdown import LINGER
-from mooring.tasks import Tasks, cleanup, in_thread
+from mooring.tasks import Tasks, cleanup, in_thread, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class SharedRegistration:
         registration = self._registration
         if registration is not None:
             # Otherwise this registration could be written after the successor's.
-            await _wait_for(self._entered, HAND_OVER)
+            await wait_for(self._entered, within=HAND_OVER)
         await self._tasks.aclose()
         if registration is None or registration.state not in ("registered", "suspended"):
             self._turn.end()
@@ -175,7 +175,7 @@ class SharedRegistration:
         taken = asyncio.Event()
         registration.subscribe(lambda state: taken.set() if state == "superseded" else None)
         self._turn.end()
-        return await _wait_for(taken, HAND_OVER) or not self._turn.take()
+        return await wait_for(taken, within=HAND_OVER) or not self._turn.take()
 
     async def aclose(self) -> None:
         """Hand over or deregister, within a few seconds even if the store does not answer."""
@@ -189,13 +189,6 @@ class SharedRegistration:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-async def _wait_for(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
 
 
 async def listens(host: str, port: int, *, within: float) -> bool:

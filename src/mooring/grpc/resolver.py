@@ -14,7 +14,7 @@ from mooring.addresses import is_ip, join
 from mooring.discovery.rotation import Rotation, RotationMember
 from mooring.discovery.view import View, open_view
 from mooring.formatting import describe
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -128,12 +128,8 @@ class TargetResolver:
 
     async def _wait_for_change(self, view: View) -> None:
         has_names = any(not is_ip(member.instance.host) for member in view.rotation)
-        try:
-            async with asyncio.timeout(_LOOKUP_INTERVAL if has_names else None):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(_MERGE_WINDOW)
+        if await wait_for(self._changed, within=_LOOKUP_INTERVAL if has_names else None):
+            await asyncio.sleep(_MERGE_WINDOW)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()

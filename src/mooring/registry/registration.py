@@ -9,7 +9,6 @@ as possible. It ends in only three ways: it is closed, another process registers
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -29,7 +28,7 @@ from mooring.registry.contract import Registrar
 from mooring.registry.published_state import Metrics, PublishedState
 from mooring.registry.shutdown import LINGER, close_on_sigterm, leave_to_sigterm
 from mooring.settings import Policy
-from mooring.tasks import Backoff, Tasks, cleanup
+from mooring.tasks import Backoff, Tasks, cleanup, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -197,10 +196,7 @@ class Registration:
         self._enter("registering")
         self._tasks.start(self._keep(), name=f"registration of {self._labels[1]}")
         try:
-            async with asyncio.timeout(self._wait):
-                await self._settled.wait()
-        except TimeoutError:
-            if not self._problem:
+            if not await wait_for(self._settled, within=self._wait) and not self._problem:
                 self._warn_unregistered("no answer in time")
         except BaseException:
             await self.aclose()
@@ -294,7 +290,7 @@ class Registration:
             if decision is not Decision.NO_UPDATE:
                 await self._send(decision)
                 continue
-            await _wait_for(self._wake, within=self._beats.next_due(moment))
+            await wait_for(self._wake, within=self._beats.next_due(moment))
 
     async def _send(self, decision: Decision, *, put: bool = False) -> None:
         metrics, changed = self._published.metrics, self._published.changed
@@ -381,7 +377,7 @@ class Registration:
             finally:
                 self._leaving.set()
         else:
-            await _wait_for(self._leaving, within=grace / 2)
+            await wait_for(self._leaving, within=grace / 2)
         left = deadline - time.monotonic()
         left = min(linger, max(left / 2, left - _WITHDRAW_WITHIN))  # the rest is for deregistering
         if left > 0:
@@ -429,7 +425,7 @@ class Registration:
         await self._tasks.aclose()
         self._end_metrics()
         if self._leaving is not None:  # it needs the record, which is closed here
-            await _wait_for(self._leaving, within=within / 2)
+            await wait_for(self._leaving, within=within / 2)
         try:
             if self._phase not in _FINAL_STATES:
                 async with asyncio.timeout(within / 2):
@@ -444,9 +440,3 @@ class Registration:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-async def _wait_for(event: asyncio.Event, *, within: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within):
-            await event.wait()

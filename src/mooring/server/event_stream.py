@@ -10,7 +10,6 @@ listener, it is asked to reload everything (`reset`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from mooring.server.http.response import encode
 from mooring.server.live.problems import CurrentProblems, FleetProblem, visible_problems
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import health
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, wait_for
 
 K = TypeVar("K", bound=Hashable)
 
@@ -214,9 +213,7 @@ class EventStream:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEALTH_INTERVAL):
-                    await self._wake.wait()
+            await wait_for(self._wake, within=HEALTH_INTERVAL)
             self._wake.clear()
             self.advance()
             await asyncio.sleep(self._tick)
@@ -300,10 +297,7 @@ class EventStream:
 
     async def wait(self, seconds: float) -> None:
         """Wait until the position advances, but not longer than this."""
-        advanced = self._advanced
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await advanced.wait()
+        await wait_for(self._advanced, within=seconds)
 
     def event_id(self, position: int) -> bytes:
         return f"id: {self._epoch}-{position}\n".encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
@@ -18,7 +17,7 @@ from mooring.errors import InvalidRequest, StoreError
 from mooring.mirror import Mirror
 from mooring.model import Instance
 from mooring.registry.contract import Discovery
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, wait_for
 from mooring.xds import proto, resources
 from mooring.xds.resources import HTTP_SUFFIX, ROUTE_TABLE, Resource, XdsClient
 from mooring.xds.subscriptions import Lookup
@@ -120,9 +119,7 @@ class CatalogueEntry:
     async def _publish(self) -> None:
         has_names = False
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RESOLVE_INTERVAL if has_names else None):
-                    await self._updated.wait()
+            await wait_for(self._updated, within=RESOLVE_INTERVAL if has_names else None)
             self._updated.clear()
             instances = tuple(self._mirror.items.values())
             has_names = not all(is_ip(instance.host) for instance in instances)

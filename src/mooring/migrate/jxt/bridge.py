@@ -23,7 +23,7 @@ from mooring.migrate.jxt.plan import NameConflict
 from mooring.migrate.jxt.sync_unit import SyncResult
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry
-from mooring.tasks import Backoff, Tasks
+from mooring.tasks import Backoff, Tasks, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -152,13 +152,8 @@ class Bridge:
 
     async def _wait(self) -> None:
         self._wake.clear()
-        if self._due and not self._in_progress:
-            return
-        try:
-            async with asyncio.timeout(1.0):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        if not self._due or self._in_progress:
+            await wait_for(self._wake, within=1.0)
 
     def _report(self, result: SyncResult, notify: Notify) -> None:
         self._wake.set()

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from mooring.errors import AccessDenied, Conflict, StoreError, Unavailable
 from mooring.session import Session
 from mooring.store.contract import Delete, Store, key, unchanged
-from mooring.tasks import Backoff, Tasks, settle
+from mooring.tasks import Backoff, Tasks, settle, wait_for
 
 PULSE = 1.0
 """Seconds between two calls of `LeaseUser.pulse`."""
@@ -166,7 +166,9 @@ class SharedLease:
                     continue
                 if await self._delete(name, backoff) and self._to_delete.get(name) is pending:
                     self._schedule_next_check(name, pending)
-            await self._wait_for_next_check()
+            due = min((pending.due for pending in self._to_delete.values()), default=None)
+            left = None if due is None else max(due - time.monotonic(), 0.0)
+            await wait_for(self._more_to_delete, within=left)
 
     def _schedule_next_check(self, name: bytes, pending: PendingDeletion) -> None:
         left = pending.checks - 1
@@ -175,18 +177,6 @@ class SharedLease:
             self._to_delete[name] = PendingDeletion(left, due)
         else:
             del self._to_delete[name]
-
-    async def _wait_for_next_check(self) -> None:
-        timer = None
-        if self._to_delete:
-            due = min(pending.due for pending in self._to_delete.values())
-            pause = max(due - time.monotonic(), 0.0)
-            timer = asyncio.get_running_loop().call_later(pause, self._more_to_delete.set)
-        try:
-            await self._more_to_delete.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     async def _delete(self, name: bytes, backoff: Backoff) -> bool:
         """Returns whether the key is certain to be gone, or to belong to another process."""

@@ -18,7 +18,7 @@ from mooring.registry.redis.layout import RedisKeys, ServiceKeys
 from mooring.registry.redis.pipeline import DEREGISTER, HEARTBEAT, REGISTER
 from mooring.registry.redis.pubsub import ChangeChannels, ChangeMessage
 from mooring.registry.redis.reader import Reader
-from mooring.tasks import Tasks, settle
+from mooring.tasks import Tasks, settle, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -308,11 +308,7 @@ class LiveService(ServiceWriter):
     async def _follow_config(self) -> None:
         problem = ""
         while True:
-            try:
-                async with asyncio.timeout(RECONCILE):
-                    await self._config_due.wait()
-            except TimeoutError:
-                pass
+            await wait_for(self._config_due, within=RECONCILE)
             self._config_due.clear()
             try:
                 state = await self._reader.state(self.keys)

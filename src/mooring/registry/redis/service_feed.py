@@ -18,6 +18,7 @@ from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.liveness import ServerClock, overdue, visible
 from mooring.registry.redis.pubsub import STALL, ChangeChannels, ChangeMessage
 from mooring.registry.redis.reader import Reader, ServiceState, with_config
+from mooring.tasks import wait_for
 
 log = logging.getLogger(__name__)
 
@@ -347,11 +348,7 @@ class ServiceWatch:
 
     async def wait(self, until: float) -> None:
         """Wait for a message, or until the next read of the whole service is due."""
-        try:
-            async with asyncio.timeout(max(until - time.monotonic(), 0)):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await wait_for(self._wake, within=max(until - time.monotonic(), 0))
         self._wake.clear()
         if time.monotonic() >= until:
             self.whole = True
