@@ -14,7 +14,7 @@ from mooring.registry.redis.live_service import ServiceWriter, drop_service, mes
 from mooring.registry.redis.pipeline import EDIT, FORGET
 
 
-class _Field(StoredObject):
+class _HashField(StoredObject):
     """The object in a field of a hash. Followers of `service` are notified of a change."""
 
     def __init__(
@@ -53,14 +53,14 @@ class RedisOperations(ObjectOperations):
 
     def _overrides(self, service: str, id: str) -> StoredObject:
         keys = self.keys.of(service)
-        return _Field(self.connection, keys.config, id, keys)
+        return _HashField(self.connection, keys.config, id, keys)
 
     def _description(self, group: str, service: str) -> StoredObject:
         """Of a service by its name, of a group with a slash after it."""
         if service:
-            return _Field(self.connection, self.keys.info, check_service(service))
+            return _HashField(self.connection, self.keys.info, check_service(service))
         check_name("group", group)
-        return _Field(self.connection, self.keys.info, f"{group}/")
+        return _HashField(self.connection, self.keys.info, f"{group}/")
 
     async def deregister(self, service: str, id: str) -> bool:
         check_text("id", id)
