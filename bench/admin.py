@@ -140,7 +140,7 @@ async def _list(plan: Plan, what: str, instances: int, after: str) -> list[Line]
         with scratch_folder() as folder:
             body = folder / "body"
             body.write_bytes(answer.content)
-            async with script("bench.roles.http_answerer", str(body)) as bare:
+            async with script("bench.roles.http_server", str(body)) as bare:
                 port = await bare.receive(within=_WITHIN)
                 _pin(serving.pid, bare.pid)
                 sides = {
@@ -243,7 +243,7 @@ def _show_lag(lag: Lag) -> str:
 
 async def _follow(serving: Serving, seconds: float) -> Lag:
     arguments = (serving.http, serving.token, SERVICE, str(CLIENTS), str(seconds))
-    async with script("bench.roles.stream_listeners", *arguments) as listeners:
+    async with script("bench.roles.stream_clients", *arguments) as listeners:
         assert await listeners.receive(within=_WITHIN) == "ready"
         report = asyncio.ensure_future(listeners.receive(within=seconds + _WITHIN))
         started, number = time.perf_counter(), 0

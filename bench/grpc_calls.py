@@ -248,7 +248,7 @@ async def _resting(plan: Plan) -> Section:
             for port in cast("list[int]", await server.receive(within=_WITHIN)):
                 await stack.enter_async_context(hub.register(_instance("echo", port)))
             arguments = (etcd.url, "echo", str(MANY), str(seconds))
-            resident = await stack.enter_async_context(script("bench.grpc_resident", *arguments))
+            resident = await stack.enter_async_context(script("bench.grpc_idle", *arguments))
             ready = cast("float", await resident.receive(within=_WITHIN))
             share = cast("float", await resident.receive(within=_WITHIN + seconds))
     text = (

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import uvloop
 
-from bench.processes import tell
+from bench.processes import emit
 from mooring.grpc import SERVER_OPTIONS, Health
 
 ECHO = "/bench.Echo/Echo"
@@ -34,7 +34,7 @@ async def main(ports: int) -> None:
     Health().serve(server)
     listening = [server.add_insecure_port("127.0.0.1:0") for _ in range(ports)]
     await server.start()
-    tell(listening)
+    emit(listening)
     await server.wait_for_termination()
 
 

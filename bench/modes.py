@@ -22,7 +22,7 @@ from bench.durable_store import scratch_folder
 from bench.load import Load, in_flight
 from bench.measure import Line, Plan, Section, interleaved, microseconds, per_second, ratio
 from bench.processes import script
-from bench.roles.answerer import ECHO
+from bench.roles.echo_server import ECHO
 from mooring import Instance, connect
 from mooring.xds.bootstrap import Identity, for_grpc
 
@@ -139,7 +139,7 @@ async def _modes() -> AsyncIterator[dict[str, Mode]]:
         hub = await stack.enter_async_context(connect(plane.url))
         port = 0
         for _ in range(INSTANCES):
-            server = await stack.enter_async_context(script("bench.roles.answerer"))
+            server = await stack.enter_async_context(script("bench.roles.echo_server"))
             port = int(str(await server.receive(within=_WITHIN)))
             instance = Instance(SERVICE, host="127.0.0.1", port=port)
             await stack.enter_async_context(hub.register(instance))

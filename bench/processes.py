@@ -37,7 +37,7 @@ async def output(*command: str, within: float) -> str:
 
 
 class Script:
-    """A running script. It sends messages as lines of JSON, with `tell`."""
+    """A running script. It sends messages as lines of JSON, with `emit`."""
 
     def __init__(self, module: str, process: asyncio.subprocess.Process) -> None:
         self._module, self._process = module, process
@@ -71,7 +71,7 @@ async def script(module: str, *arguments: str) -> AsyncIterator[Script]:
         await _end(process)
 
 
-def tell(message: object) -> None:
+def emit(message: object) -> None:
     """Send a message to the process that runs this script."""
     print(json.dumps(message), flush=True)
 

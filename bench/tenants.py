@@ -10,6 +10,7 @@ from statistics import median
 from typing import NamedTuple, cast
 
 from bench.bare_etcd import fresh_etcd
+from bench.generated_tenants import KEYS, SERVICES, entries, parts, populate
 from bench.measure import (
     Line,
     Plan,
@@ -22,7 +23,6 @@ from bench.measure import (
     ratio,
 )
 from bench.processes import script
-from bench.tenantry import KEYS, SERVICES, entries, parts, populate
 from mooring.asgi import Message, Receive, Scope, Send, TenantMiddleware
 from mooring.backends import open_store
 from mooring.store import Entry

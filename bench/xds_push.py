@@ -17,7 +17,7 @@ import psutil
 from bench.control_plane import control_plane
 from bench.measure import Line, Plan, Section, interleaved, milliseconds, ratio
 from bench.processes import script
-from bench.roles.answerer import LISTEN, SEND
+from bench.roles.echo_server import LISTEN, SEND
 from mooring import Instance, connect
 from mooring.xds import proto
 from mooring.xds.resources import XdsClient, endpoints
@@ -161,7 +161,7 @@ async def _bare() -> AsyncIterator[Side]:
     message = proto.serializer("DiscoveryResponse")(
         proto.message("DiscoveryResponse", resources=[body], type_url=proto.ENDPOINTS)
     )
-    async with script("bench.roles.answerer") as server, AsyncExitStack() as stack:
+    async with script("bench.roles.echo_server") as server, AsyncExitStack() as stack:
         address = f"127.0.0.1:{await server.receive(within=_WITHIN)}"
         reads: list[Callable[[], Awaitable[float]]] = []
         for _ in range(SUBSCRIBERS):

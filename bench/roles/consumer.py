@@ -18,7 +18,7 @@ import uvloop
 
 from bench.bare_etcd import METADATA
 from bench.population import SERVICE
-from bench.processes import tell
+from bench.processes import emit
 from bench.zookeeper import client
 from mooring import Instance, connect
 from mooring.mirror import Update
@@ -39,11 +39,11 @@ async def mooring(address: str) -> None:
         moment = time.monotonic()
         for change in update.changes:
             if (change.before is None) != (change.after is None):
-                tell([change.key, change.after is not None, moment])
+                emit([change.key, change.after is not None, moment])
 
     async with connect(f"etcd://{address}") as hub, hub.discover(SERVICE) as view:
         view.subscribe(changed)
-        tell("ready")
+        emit("ready")
         await asyncio.Event().wait()
 
 
@@ -53,12 +53,12 @@ async def bare(address: str) -> None:
     create = WatchCreateRequest(key=BARE.start, range_end=BARE.end)
     await call.write(WatchRequest(create_request=create))
     assert (await call.read()).created
-    tell("ready")
+    emit("ready")
     while True:
         events = (await call.read()).events
         moment = time.monotonic()
         for event in events:
-            tell([event.kv.key.decode(), event.type != DELETE, moment])
+            emit([event.kv.key.decode(), event.type != DELETE, moment])
 
 
 async def kazoo(address: str) -> None:
@@ -69,12 +69,12 @@ async def kazoo(address: str) -> None:
         def changed(children: list[str]) -> None:
             moment, there = time.monotonic(), set(children)
             for name in sorted(known ^ there):
-                tell([name, name in there, moment])
+                emit([name, name in there, moment])
             known.clear()
             known.update(there)
 
         connected.ChildrenWatch(NODES, changed)
-        tell("ready")
+        emit("ready")
         signal.pause()  # kazoo runs its own threads
 
 

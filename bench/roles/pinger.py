@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from bench.processes import tell
+from bench.processes import emit
 
 _STRETCH = 0.05
 _PAUSE = 0.0005
@@ -29,7 +29,7 @@ def ping(port: int) -> None:
                 connection.recv(64)
                 longest = max(longest, clock() - sent)
                 time.sleep(_PAUSE)
-            tell([start, longest * 1000])
+            emit([start, longest * 1000])
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import time
 import psutil
 import uvloop
 
-from bench.processes import tell
-from bench.tenantry import KEYS
+from bench.generated_tenants import KEYS
+from bench.processes import emit
 from mooring import connect
 from mooring.tasks import Tasks
 
@@ -49,7 +49,7 @@ async def read(url: str, tenants: int) -> None:
             assert len(known.ids()) == tenants, f"{len(known.ids())} of {tenants}"
             gc.collect()
             held = psutil.Process().memory_info().rss - before
-            tell([bare, loaded, longest, held / tenants])
+            emit([bare, loaded, longest, held / tenants])
 
 
 if __name__ == "__main__":

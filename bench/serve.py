@@ -35,7 +35,7 @@ async def run(plan: Plan) -> list[Section]:
 async def _puts(plan: Plan, folder: Path) -> Section:
     with (
         _mooring(f"sqlite://{folder}/served") as ours,
-        _python("bench.do_nothing") as nothing,
+        _python("bench.noop_server") as nothing,
         EtcdServer(folder / "etcd") as etcd,
     ):
         etcd.start()

@@ -28,9 +28,9 @@ async def run(plan: Plan) -> list[Section]:
     seconds = 5 * plan.seconds
     with fresh_etcd() as server:
         arguments = (server.url, str(INSTANCES), str(CHANGES))
-        async with script("bench.roles.producer", *arguments) as producer:
+        async with script("bench.roles.churn", *arguments) as producer:
             assert await producer.receive(within=_WITHIN) == "ready"
-            async with script("bench.roles.follower", server.url, str(seconds)) as follower:
+            async with script("bench.roles.view_holder", server.url, str(seconds)) as follower:
                 assert await follower.receive(within=_WITHIN) == "ready"
                 for _ in range(math.ceil(_SETTLED / seconds)):
                     await cost(follower, seconds)

@@ -31,7 +31,7 @@ async def run(plan: Plan) -> list[Section]:
             # Sequentially: their instances have the same names, and the later one wins.
             for count, url in ((FEW, f"{server.url}?namespace=/few"), (MANY, server.url)):
                 arguments = (url, str(count), str(seconds), str(seconds))
-                resident = script("bench.roles.resident", *arguments)
+                resident = script("bench.roles.idle_instances", *arguments)
                 processes[count] = await stack.enter_async_context(resident)
                 assert await processes[count].receive(within=_WITHIN) == "ready"
             few, many = [

@@ -1,6 +1,6 @@
 """A process with a channel to many instances, which then makes no calls.
 
-python -m bench.grpc_resident URL SERVICE COUNT SECONDS
+python -m bench.grpc_idle URL SERVICE COUNT SECONDS
 
 Prints the time from before the channel is created until all instances are connected; then, after
 SECONDS without calls, the share of one core that all its threads used meanwhile.
@@ -14,7 +14,7 @@ import time
 
 import uvloop
 
-from bench.processes import tell
+from bench.processes import emit
 from mooring import connect
 from mooring.grpc.aio import channel
 
@@ -25,11 +25,11 @@ async def main(url: str, service: str, count: int, seconds: float) -> None:
         async with channel(f"etcdv3:///{service}", hub=hub) as opened:
             while sum(subchannel.ready for subchannel in opened.subchannels) < count:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.005)
-            tell(time.perf_counter() - began)
+            emit(time.perf_counter() - began)
             await asyncio.sleep(1)
             began, cpu = time.perf_counter(), time.process_time()
             await asyncio.sleep(seconds)
-            tell((time.process_time() - cpu) / (time.perf_counter() - began))
+            emit((time.process_time() - cpu) / (time.perf_counter() - began))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Changes a service on Redis at a fixed rate: half are status changes, a quarter joins, a quarter
 departures. All registered instances send heartbeats.
 
-python -m bench.roles.redis_producer ADDRESS INSTANCES CHANGES_PER_SECOND
+python -m bench.roles.redis_churn ADDRESS INSTANCES CHANGES_PER_SECOND
 
 Prints "ready" once the instances are registered, and then changes them until it is killed.
 """
@@ -16,7 +16,7 @@ import uvloop
 
 from bench.bare_redis import Member, register, registry_at
 from bench.population import instance
-from bench.processes import tell
+from bench.processes import emit
 from mooring.registry.redis.registry import RedisRegistry
 
 _EVERY = 10.0  # seconds between heartbeats
@@ -27,7 +27,7 @@ _LATE = 0.1  # seconds of delay to catch up on
 async def produce(address: str, instances: int, per_second: float) -> None:
     async with registry_at(address) as registry:
         members = dict(enumerate(await register(registry, range(instances))))
-        tell("ready")
+        emit("ready")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_beat(members))
             tasks.create_task(_change(registry, members, instances, per_second))

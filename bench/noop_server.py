@@ -1,6 +1,6 @@
 """A gRPC server that returns an empty response to every put: the cost of Python's gRPC alone.
 
-python -m bench.do_nothing PORT
+python -m bench.noop_server PORT
 """
 
 from __future__ import annotations

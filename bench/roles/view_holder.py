@@ -1,6 +1,6 @@
 """A process that holds a view of a service and reports its cost.
 
-python -m bench.roles.follower URL SECONDS
+python -m bench.roles.view_holder URL SECONDS
 
 Prints "ready", then at that interval [share of one core, changes per second, number of instances,
 longest stall of the event loop in seconds].
@@ -15,7 +15,7 @@ import time
 import uvloop
 
 from bench.population import SERVICE
-from bench.processes import tell
+from bench.processes import emit
 from mooring import Instance, connect
 from mooring.mirror import Update
 
@@ -31,12 +31,12 @@ async def follow(url: str, seconds: float) -> None:
 
     async with connect(url) as hub, hub.discover(SERVICE) as view:
         view.subscribe(changed)
-        tell("ready")
+        emit("ready")
         while True:
             before, started, used = changes, time.monotonic(), time.process_time()
             longest = await _held_up(seconds)
             share, elapsed = time.process_time() - used, time.monotonic() - started
-            tell([share / elapsed, (changes - before) / elapsed, len(view.rotation), longest])
+            emit([share / elapsed, (changes - before) / elapsed, len(view.rotation), longest])
 
 
 async def _held_up(seconds: float) -> float:

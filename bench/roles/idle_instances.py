@@ -1,6 +1,6 @@
 """A process that keeps instances registered, does nothing else, and reports the cost.
 
-python -m bench.roles.resident URL INSTANCES SETTLE SECONDS
+python -m bench.roles.idle_instances URL INSTANCES SETTLE SECONDS
 
 Prints "ready" once all are registered. After another SETTLE seconds it measures for SECONDS, and
 prints [share of one core, wake-ups per second, number of registrations].
@@ -17,7 +17,7 @@ import time
 import uvloop
 
 from bench.population import here
-from bench.processes import tell
+from bench.processes import emit
 from mooring import connect
 from mooring.registry.registration import Registration
 
@@ -33,13 +33,13 @@ async def rest(url: str, instances: int, settle: float, seconds: float) -> None:
                 registered.append(await hub.register(here(number)).__aenter__())
 
         await asyncio.gather(*itertools.starmap(register, itertools.repeat((), _TOGETHER)))
-        tell("ready")
+        emit("ready")
         await asyncio.sleep(settle)
         before, used, started = _wakeups(), time.process_time(), time.monotonic()
         await asyncio.sleep(seconds)
         elapsed = time.monotonic() - started
         share, wakeups = (time.process_time() - used) / elapsed, (_wakeups() - before) / elapsed
-        tell(
+        emit(
             [share, wakeups, sum(registration.state == "registered" for registration in registered)]
         )
 

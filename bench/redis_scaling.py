@@ -11,7 +11,7 @@ from functools import partial
 from statistics import median
 
 from bench.bare_redis import Member, fresh_redis, number_in, register, registry_at
-from bench.following import Cost, cost, show_cost
+from bench.large_views import Cost, cost, show_cost
 from bench.measure import (
     Line,
     Plan,
@@ -109,9 +109,9 @@ async def _following(plan: Plan) -> list[Section]:
     seconds = 5 * plan.seconds
     with fresh_redis() as server:
         arguments = (server.address, str(FOLLOWED), str(CHANGES))
-        async with script("bench.roles.redis_producer", *arguments) as producer:
+        async with script("bench.roles.redis_churn", *arguments) as producer:
             assert await producer.receive(within=_WITHIN) == "ready"
-            async with script("bench.roles.follower", server.url, str(seconds)) as follower:
+            async with script("bench.roles.view_holder", server.url, str(seconds)) as follower:
                 assert await follower.receive(within=_WITHIN) == "ready"
                 for _ in range(math.ceil(_SETTLED / seconds)):
                     await cost(follower, seconds)

@@ -1,7 +1,7 @@
 """Changes a service at a fixed rate: half are status changes, a quarter joins, a quarter
 departures.
 
-python -m bench.roles.producer URL INSTANCES CHANGES_PER_SECOND
+python -m bench.roles.churn URL INSTANCES CHANGES_PER_SECOND
 
 Prints "ready" once the instances are registered, and then changes them until it is killed. Each
 change is one commit of the keys that a registration would write.
@@ -16,7 +16,7 @@ import sys
 import uvloop
 
 from bench.population import LAYOUT, instance, populate, puts
-from bench.processes import tell
+from bench.processes import emit
 from mooring.backends import open_store
 from mooring.store import Delete, Put, Store, key
 
@@ -27,7 +27,7 @@ _LATE = 0.1  # seconds of delay to catch up on
 async def produce(url: str, instances: int, per_second: float) -> None:
     async with open_store(url) as store:
         await populate(store, range(instances))
-        tell("ready")
+        emit("ready")
         clock = asyncio.get_running_loop().time
         due = clock()
         for tick in itertools.count():

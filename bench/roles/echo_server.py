@@ -1,6 +1,6 @@
 """A gRPC server whose methods return their request, with a bare broadcast.
 
-python -m bench.roles.answerer
+python -m bench.roles.echo_server
 
 Prints its port. A request to `/bench.Broadcast/Send` is written to all streams of
 `/bench.Broadcast/Listen`, whose acknowledgements are read: the cost of a push to many clients in
@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import uvloop
 
-from bench.processes import tell
+from bench.processes import emit
 
 LISTEN, SEND, ECHO = "/bench.Broadcast/Listen", "/bench.Broadcast/Send", "/bench.Echo/Echo"
 
@@ -64,7 +64,7 @@ async def main() -> None:
     server.add_generic_rpc_handlers((_Methods(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    tell(port)
+    emit(port)
     await server.wait_for_termination()
 
 

@@ -1,6 +1,6 @@
 """An HTTP server that returns the bytes of a file to every request: the cost of uvicorn alone.
 
-python -m bench.roles.http_answerer FILE
+python -m bench.roles.http_server FILE
 
 Prints its port.
 """
@@ -15,7 +15,7 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from bench.processes import tell
+from bench.processes import emit
 
 
 async def main(body: bytes) -> None:
@@ -32,7 +32,7 @@ async def main(body: bytes) -> None:
         answer, http="httptools", lifespan="off", access_log=False, log_config=None
     )
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
-        tell(listening.getsockname()[1])
+        emit(listening.getsockname()[1])
         await uvicorn.Server(config).serve(sockets=[listening])
 
 

@@ -1,6 +1,6 @@
 """Many clients of the live stream, which report how late they receive changes.
 
-python -m bench.roles.stream_listeners HOST:PORT TOKEN SERVICE COUNT SECONDS
+python -m bench.roles.stream_clients HOST:PORT TOKEN SERVICE COUNT SECONDS
 
 The CPU load of an instance is the time at which it was written, on the monotonic clock, which all
 processes of a machine share. Prints "ready" once all clients are connected and have received their
@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import uvloop
 
-from bench.processes import tell
+from bench.processes import emit
 from mooring.addresses import split
 
 _TIME = re.compile(rb'"processCpuLoad":([\d.]+)')
@@ -79,7 +79,7 @@ async def main(address: str, token: str, service: str, count: int, seconds: floa
         tasks = [group.create_task(listen(host, port, head.encode(), heard)) for _ in range(count)]
         await heard.greeted.wait()
         heard.since = time.monotonic()
-        tell("ready")
+        emit("ready")
         await asyncio.sleep(seconds)
         lags = sorted(heard.lags)
         for task in tasks:
@@ -87,7 +87,7 @@ async def main(address: str, token: str, service: str, count: int, seconds: floa
     if not lags:
         raise SystemExit("nobody heard of any change")
     at = min(int(len(lags) * 0.99), len(lags) - 1)
-    tell([lags[len(lags) // 2], lags[at], len(lags), heard.frames])
+    emit([lags[len(lags) // 2], lags[at], len(lags), heard.frames])
 
 
 if __name__ == "__main__":
