@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import mooring
 from mooring.server.api import all_endpoints
 from mooring.server.auth.authorization import ROLES, Need, need
 
@@ -35,3 +36,22 @@ def test_no_page_promises_clients_of_etcds_json_gateway():
     for page in pages:
         text = " ".join(page.read_text().split())
         assert not re.search(r"(every|any|all) etcd clients?\b", text), page.name
+
+
+def test_the_design_lists_every_module():
+    page = (DOCS / "design.md").read_text()
+    table = page.partition("## The source tree")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    listed = [name.strip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    root = Path(mooring.__file__).parent
+    modules = {path.stem for path in root.glob("*.py")} - {"__main__"}
+    packages = {path.parent.name for path in root.glob("*/__init__.py")}
+    assert sorted(listed) == sorted(modules | packages)
+
+
+def test_every_source_file_that_the_design_names_exists():
+    page = (DOCS / "design.md").read_text()
+    files = [str(path) for path in Path(mooring.__file__).parent.rglob("*.py")]
+    files += [str(path) for path in DOCS.parent.glob("t*/**/*.py")]
+    for name in re.findall(r"`([\w/]+\.py)`", page):
+        assert any(file.endswith(f"/{name}") for file in files), name
