@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from mooring.discovery import balance
 from mooring.discovery.balance import Node, Picker
@@ -32,42 +33,31 @@ _STEPS = 20
 """The steps of a slow start. Each one costs, and thousands of instances may be in it at once."""
 
 
+@dataclass(slots=True, eq=False)
 class RotationMember:
     """One instance in a rotation."""
 
-    __slots__ = (
-        "contributions",
-        "draining",
-        "ejected",
-        "exclusion",
-        "in_rotation",
-        "instance",
-        "local",
-        "node",
-        "reachable",
-        "since",
-        "step",
-    )
+    instance: Instance
+    since: float
+    """The time at which its slow start began; -inf: it has none."""
+    step: int = 0
+    """The current step of its slow start."""
+    exclusion: Message | None = None
+    draining: bool = False
+    """Whether it is about to leave, and called only if no other is usable."""
+    contributions: Sequence[tuple[ZoneTally, Contribution]] = ()
+    """The tallies that it is counted in, and what it contributes to each."""
+    ejected: bool = False
+    reachable: bool = True
+    """False if the caller keeps connections and has none to this instance."""
+    in_rotation: bool = False
+    """Whether it is in the picker."""
+    local: bool = False
+    """Whether it is in the picker of the caller's zone."""
+    node: Node = field(init=False, repr=False)
 
-    def __init__(self, instance: Instance, since: float) -> None:
-        self.instance = instance
-        self.since = since
-        """The time at which its slow start began; -inf: it has none."""
-        self.step = 0
-        """The current step of its slow start."""
-        self.exclusion: Message | None = None
-        self.draining = False
-        """Whether it is about to leave, and called only if no other is usable."""
-        self.contributions: list[tuple[ZoneTally, Contribution]] = []
-        """The tallies that it is counted in, and what it contributes to each."""
-        self.ejected = False
-        self.reachable = True
-        """False if the caller keeps connections and has none to this instance."""
-        self.in_rotation = False
-        """Whether it is in the picker."""
-        self.local = False
-        """Whether it is in the picker of the caller's zone."""
-        self.node = Node(instance.id, item=self)
+    def __post_init__(self) -> None:
+        self.node = Node(self.instance.id, item=self)
 
     @property
     def healthy(self) -> bool:
@@ -202,7 +192,7 @@ class Rotation:
     def _remove_from_tallies(self, member: RotationMember) -> None:
         for tally, contribution in member.contributions:
             tally.count(contribution, -1)
-        member.contributions = []
+        member.contributions = ()
 
     def _update_tallies(self, member: RotationMember) -> None:
         self._remove_from_tallies(member)
