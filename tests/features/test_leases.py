@@ -23,7 +23,7 @@ class Keeper:
     def lost(self) -> None:
         self.losses += 1
 
-    def pulse(self, in_doubt: bool) -> None: ...
+    def pulse(self) -> None: ...
 
 
 def waiting_for_loss() -> list[str]:

@@ -204,20 +204,19 @@ class StoreInstanceRecord(InstanceRecord):
 
     @property
     def suspended(self) -> str:
-        reason = self._reason_to_doubt()
+        reason = ""
+        if self._lease.in_doubt:
+            reason = "the lease could not be renewed in time"
+        elif self._mirror.error is not None:
+            reason = str(self._mirror.error)
+        elif self._mirror.loaded and self._mirror.stale:
+            reason = "the store is silent"
         self._in_doubt = bool(reason)  # what the caller knows: `pulse` notifies of changes
         return reason
 
     @property
     def expired(self) -> bool:
         return self._lease.expired
-
-    def _reason_to_doubt(self) -> str:
-        if self._lease.in_doubt:
-            return "the lease could not be renewed in time"
-        if self._mirror.error is not None:
-            return str(self._mirror.error)
-        return "the store is silent" if self._mirror.loaded and self._mirror.stale else ""
 
     @property
     def config(self) -> Config:
@@ -241,11 +240,9 @@ class StoreInstanceRecord(InstanceRecord):
         # The descriptions may be gone for the same reason.
         self._shared.described.discard(self._instance.service)
 
-    def pulse(self, in_doubt: bool) -> None:
-        mirror = self._mirror
-        doubt = in_doubt or mirror.error is not None or (mirror.loaded and mirror.stale)
-        if doubt != self._in_doubt:
-            self._in_doubt = doubt
+    def pulse(self) -> None:
+        before = self._in_doubt
+        if bool(self.suspended) != before:
             self.notify()
 
     def keys_changed(self, *, restored: bool) -> None:

@@ -33,9 +33,8 @@ class LeaseUser(Protocol):
     def lost(self) -> None:
         """The lease is lost or about to be revoked: write the keys with another lease."""
 
-    def pulse(self, in_doubt: bool) -> None:
-        """Check whether the record is in doubt. `in_doubt`: the lease is. Must be cheap, because
-        there may be thousands of users."""
+    def pulse(self) -> None:
+        """Check whether the record is in doubt. Must be cheap: there may be thousands of users."""
 
 
 class SharedLease:
@@ -79,9 +78,8 @@ class SharedLease:
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(PULSE)
-            in_doubt = self.in_doubt
             for user in tuple(self._users):
-                user.pulse(in_doubt)
+                user.pulse()
             self._revoke_replaced()
 
     async def session(self) -> Session:
