@@ -6,7 +6,7 @@ import difflib
 import functools
 import heapq
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice, pairwise
 
 from mooring.errors import InvalidName
@@ -36,12 +36,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = closest(name, known)
     meant = f", did you mean {quoted(close)}?" if close else ""
     return f"{meant} (known: {', '.join(known)})"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: a suggestion, if there is one."""
-    close = closest(name, known)
-    return f": did you mean {quoted(close)}?" if close else ""
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -118,8 +112,13 @@ def split_service(service: str) -> tuple[str, str]:
 
 def is_service(service: str) -> bool:
     """Whether `split_service` accepts it."""
+    return accepts(split_service, service)
+
+
+def accepts(check: Callable[..., object], *names: str) -> bool:
+    """Whether a check does not raise `InvalidName`."""
     try:
-        split_service(service)
+        check(*names)
     except InvalidName:
         return False
     return True

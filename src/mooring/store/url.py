@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from mooring.durations import parse_duration
 from mooring.errors import InvalidURL
 from mooring.formatting import quoted
-from mooring.names import did_you_mean, nearest
+from mooring.names import closest, nearest
 
 T = TypeVar("T")
 
@@ -209,8 +209,9 @@ def parse(text: str) -> StoreURL:
         raise InvalidURL("not a store URL: write it like etcd://HOST:2379 or memory://")
     if scheme not in OPTIONS:
         known = ", ".join(f"{name}://" for name in OPTIONS)
-        hint = did_you_mean(scheme, OPTIONS) or f": use one of {known}"
-        raise InvalidURL(f"unknown URL scheme {quoted(scheme)}{hint}")
+        close = closest(scheme, OPTIONS)
+        hint = f"did you mean {quoted(close)}?" if close else f"use one of {known}"
+        raise InvalidURL(f"unknown URL scheme {quoted(scheme)}: {hint}")
     location, _, query = rest.partition("?")
     if "#" in rest:
         raise InvalidURL(f"{_masked(text)} has a '#': write it as %23")

@@ -33,7 +33,7 @@ from mooring.errors import InvalidName, InvalidRequest
 from mooring.formatting import quoted
 from mooring.messages.validation import rejection
 from mooring.model import JSON, Instance, RecordedMetadata, State, Status
-from mooring.names import check_part, split_service
+from mooring.names import accepts, check_part, split_service
 from mooring.registry import json_values as values
 from mooring.registry.json_values import Malformed
 
@@ -66,10 +66,7 @@ class RedisKeys:
             return None
         if self.cluster:
             service = service.removeprefix("{").removesuffix("}")
-        try:
-            return check_service(service), id
-        except InvalidName:
-            return None
+        return (service, id) if is_service(service) else None
 
 
 class ServiceKeys:
@@ -104,11 +101,7 @@ def check_service(service: str) -> str:
 
 
 def is_service(name: str) -> bool:
-    try:
-        check_service(name)
-    except InvalidName:
-        return False
-    return True
+    return accepts(check_service, name)
 
 
 FLAT = "metadata_"

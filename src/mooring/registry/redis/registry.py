@@ -11,7 +11,7 @@ import msgspec
 from mooring.errors import InvalidRequest, StoreError
 from mooring.mirror import Feed
 from mooring.model import Instance, new_incarnation
-from mooring.names import check_name, split_service
+from mooring.names import accepts, check_name, split_service
 from mooring.registry.contract import (
     InstanceFeed,
     InstanceRecord,
@@ -151,7 +151,10 @@ class RedisRegistry(RedisOperations, Registry):
     async def groups(self) -> list[str]:
         listed, described = await self._listed(), await self._described()
         groups = {split_service(name)[0] for name in (*listed, *described) if is_service(name)}
-        return sorted(groups | {name[:-1] for name in described if _is_group(name)})
+        for field in described:
+            if field.endswith("/") and accepts(check_name, "group", field[:-1]):
+                groups.add(field[:-1])
+        return sorted(groups)
 
     async def names(self, group: str = "") -> list[str]:
         """The services that have instances or a description. Ignores invalid names."""
@@ -242,15 +245,6 @@ class RedisRegistry(RedisOperations, Registry):
             await live.aclose()
         await self._channels.aclose()
         await self.connection.aclose()
-
-
-def _is_group(field: str) -> bool:
-    """Whether a field holds the description of a group: see `RedisOperations`."""
-    try:
-        check_name("group", field.removesuffix("/"))
-    except InvalidRequest:
-        return False
-    return field.endswith("/")
 
 
 class RedisLeaderLease(LeaderLease):

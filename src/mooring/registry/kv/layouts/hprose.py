@@ -14,7 +14,7 @@ from mooring import addresses
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import JSON, Instance
-from mooring.names import DEFAULT_GROUP, check_part, split_service
+from mooring.names import DEFAULT_GROUP, accepts, check_part, split_service
 from mooring.registry import json_values as values
 from mooring.registry.contract import Problem
 from mooring.registry.json_values import Malformed
@@ -79,16 +79,9 @@ class Hprose(Layout):
 
     def _locate(self, name: str) -> Location | None:
         match name.removeprefix("/").split("/"):
-            case ["hprose-service", domain, id] if id and self._is_domain(domain):
+            case ["hprose-service", domain, id] if id and accepts(self.canonical, domain):
                 return Location(DEFAULT_GROUP, domain, id, "data")
         return None
-
-    def _is_domain(self, name: str) -> bool:
-        try:
-            self.canonical(name)
-        except InvalidName:
-            return False
-        return True
 
     def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         entry = files["data"]

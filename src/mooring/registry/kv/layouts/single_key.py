@@ -14,7 +14,7 @@ from mooring import addresses
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
 from mooring.model import JSON, Instance, RecordedMetadata
-from mooring.names import DEFAULT_GROUP, split_service
+from mooring.names import is_service, split_service
 from mooring.registry import json_values as values
 from mooring.registry.contract import Problem
 from mooring.registry.json_values import Malformed
@@ -55,13 +55,9 @@ class SingleKeyLayout(Layout):
         if not name.startswith(self._root):
             return None
         service, slash, id = name[len(self._root) :].rpartition("/")
-        if not slash or not id:
+        if not slash or not id or not is_service(service):
             return None
-        try:
-            group, _ = split_service(service)
-        except InvalidRequest:
-            return None
-        return Location(group if "/" in service else DEFAULT_GROUP, service, id, "data")
+        return Location(split_service(service)[0], service, id, "data")
 
     def assemble(self, service: str, id: str, files: Mapping[File, Entry]) -> Assembly:
         entry = files["data"]
