@@ -50,9 +50,8 @@ def store_addresses(url: StoreURL) -> tuple[str, ...]:
 def no_store(url: StoreURL) -> InvalidRequest:
     """The error for a feature that needs a store, when there is only Redis."""
     return InvalidRequest(
-        f"{url} keeps a registry and nothing else: locks, tenants and keys of your own need a "
-        f'store. Use both: connect("etcd://…", registry="{url.scheme}://…"), or --store and '
-        "--registry"
+        f"{url} contains only a registry: locks, tenants and your own keys need a store. Name "
+        f'both: connect("etcd://…", registry="{url.scheme}://…"), or --store and --registry'
     )
 
 

@@ -114,7 +114,7 @@ def test_from_plan_to_delete(place: Place):
     assert "there was no cut-over" in place.run("delete").stderr
     cut = place.run("cutover")
     assert cut.code == 0, cut.stderr
-    assert "only the new keys count since 2" in cut.stderr
+    assert "only the new keys are authoritative since 2" in cut.stderr
 
     deleted = place.run("delete", "--json")
     assert deleted.code == 0, deleted.stderr
@@ -129,8 +129,8 @@ def test_a_cut_over_that_is_taken_back(place: Place):
     assert "(missing)" in place.run("cutover").stderr
     assert place.run("copy").code == 0
     assert place.run("cutover").code == 0
-    assert "only the new keys count since" in place.run("copy").stderr
-    assert "both formats count again" in place.run("cutover", "--undo").stderr
+    assert "only the new keys are authoritative since" in place.run("copy").stderr
+    assert "both formats are authoritative again" in place.run("cutover", "--undo").stderr
     assert "nothing to write" in place.run("copy").stderr
 
 
@@ -159,7 +159,7 @@ def test_a_migration_that_begins_again(place: Place):
     place.put(**{"jxt//tenants/2/storage": {"uploadQuotaGb": 1}})
     assert "cutover --restart" in place.run("copy").stderr
     assert "cutover --restart" in place.run("cutover", "--undo").stderr
-    assert "both formats count again" in place.run("cutover", "--restart").stderr
+    assert "both formats are authoritative again" in place.run("cutover", "--restart").stderr
     assert place.run("copy").code == 0
     assert "jxt/tenants/2/storage" in place.dump()
 

@@ -524,7 +524,7 @@ class TestConfiguring:
         assert value.partition("=")[0] in refused(run("config", "set", "orders", value))
 
     def test_a_key_that_was_not_set(self, shop: Hub, run: Run):
-        assert "orders has no 'limit' set" in refused(run("config", "get", "orders", "limit"))
+        assert "'limit' is not set on orders" in refused(run("config", "get", "orders", "limit"))
         done = run("config", "unset", "orders", "limit")
         assert (done.returncode, done.stdout) == (0, "")
         assert "'limit' was not set on orders" in done.stderr

@@ -49,11 +49,11 @@ tenant list {s} --namespace=/                         the namespace of the tenan
 tenant resolve {s}                                    give one of
 tenant resolve {s} --url http://[                     is not a URL
 tenant resolve {s} a..b                               is not a host name
-tenant common set {s} nix 1                           is neither
+tenant common set {s} nix 1                           unknown setting common/nix: use
 tenant rollback {s} 5 x --yes                         Invalid value for 'NUMBER'
 config get {s} a/b/c                                  write it as group/name
 config set {s} a b                                    is not KEY=VALUE
-config set {s} a weight=heavy                         the config of a has an invalid value: weight
+config set {s} a weight=heavy                         value for weight: 'heavy' must be a number
 config set {s} a enabled=true --layout nix            unknown layout 'nix'
 info get {s}                                          give either SERVICE or --group
 info set {s} a nix=1                                  unknown description field 'nix'

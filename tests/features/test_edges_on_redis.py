@@ -39,7 +39,7 @@ from tests.features.test_wsgi import GUNICORN, Quiet
 from tests.waiting import eventually, until
 
 ECHO = Instance("Common/Echo", "10.0.0.1", 80)
-NO_STORE = "keeps a registry and nothing else: locks, tenants and keys of your own need a store"
+NO_STORE = "contains only a registry: locks, tenants and your own keys need a store"
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ async def test_the_old_keys_count_until_the_cut_over(store: Store):
     marker, _, _ = await migration.cutover()
     assert marker.by == "alice"
     assert (await migration.cutover())[0] == marker
-    with pytest.raises(MigrationError, match="only the new keys count since"):
+    with pytest.raises(MigrationError, match="only the new keys are authoritative since"):
         await copied(migration)
     await migration.undo()
     assert await copied(migration) == {}

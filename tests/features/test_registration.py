@@ -254,7 +254,7 @@ async def test_why_it_is_not_registered_is_told_once_it_is_known(
         proxy.refuse()
         url = f"redis://{proxy.address}?timeout=300ms&namespace={time.monotonic_ns()}"
         async with mooring.connect(url) as hub, hub.register(ONE, wait=0) as one:
-            assert told()[0].endswith("no answer in time")
+            assert told()[0].endswith("no response in time")
             await eventually(lambda: any(proxy.address in line for line in told()))
             tried = proxy.accepted
             await eventually(lambda: proxy.accepted > tried + 3)

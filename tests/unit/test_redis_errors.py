@@ -85,7 +85,8 @@ def test_an_error_becomes_one_of_ours(error: Exception, kind: type[StoreError]):
 
 
 REFUSED = (
-    "nothing listens at localhost:1 (connection refused): is the server up, is the port right?"
+    "nothing listens at localhost:1 (connection refused). Check that the server runs and that the "
+    "port is right"
 )
 UNREACHED = "localhost:1 cannot be reached: Name or service not known"
 

@@ -122,11 +122,11 @@ _PANELS: Mapping[str, Sequence[Any]] = {
         LazyCommand(
             "doctor",
             "doctor:doctor",
-            "Check a store or a Redis: latency, version, clock, permissions, alarms.",
+            "Check a store or a Redis registry: latency, version, clock, permissions, alarms.",
         ),
         _VERSION,
         LazyCommand("token", "token:app", "Create, list and revoke API tokens."),
-        LazyCommand("xds", "xds:app", "Write bootstrap files for Envoy and gRPC xDS clients."),
+        LazyCommand("xds", "xds:app", "Print bootstrap files for Envoy and gRPC xDS clients."),
         LazyCommand("store", "store:app", "Check, back up, export and import a store."),
         LazyCommand("migrate", "migrate:app", "Migrate from older key formats."),
     ],

@@ -55,7 +55,7 @@ def check_name(name: str) -> bytes:
     elif any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
         problem = "contains a control character"
     if problem:
-        raise InvalidName(f"the lock's name {quoted(name)} {problem}")
+        raise InvalidName(f"the lock name {quoted(name)} {problem}")
     return name.encode() + b"/"
 
 

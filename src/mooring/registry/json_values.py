@@ -10,6 +10,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
+from mooring.messages import verbatim
 from mooring.messages.validation import rejection
 from mooring.model import JSON, NO_CONFIG, Config, Time
 
@@ -67,7 +68,10 @@ def get(fields: Fields, name: str, kind: Any, default: T) -> T:
         converted: T = msgspec.convert(value, kind)
         return converted
     except msgspec.ValidationError as error:
-        raise Malformed(f"has an invalid value: {rejection(error, name)}") from error
+        if isinstance(value, dict | list):  # it may be large, or contain secrets
+            raise Malformed(f"has an invalid value: {rejection(error, name)}") from error
+        reason = rejection(error, verbatim(quoted(value)))
+        raise Malformed(f"has an invalid value for {name}: {reason}") from error
 
 
 def number(value: float) -> int | float:
@@ -99,7 +103,7 @@ def decode_config(value: bytes) -> Config:
     fields = decode(value)
     weight = get(fields, "weight", float, NO_CONFIG.weight)
     if weight is not None and not 0 <= weight < float("inf"):
-        raise Malformed(f"has an invalid value: weight must be 0 or more, not {weight:g}")
+        raise Malformed(f"has an invalid value for weight: {weight:g} must be 0 or more")
     return Config(
         weight=weight,
         enabled=get(fields, "enabled", bool, NO_CONFIG.enabled),

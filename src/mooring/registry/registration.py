@@ -197,7 +197,7 @@ class Registration:
         self._tasks.start(self._keep(), name=f"registration of {self._labels[1]}")
         try:
             if not await wait_for(self._settled, within=self._wait) and not self._problem:
-                self._warn_unregistered("no answer in time")
+                self._warn_unregistered("no response in time")
         except BaseException:
             await self.aclose()
             raise

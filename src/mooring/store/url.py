@@ -80,7 +80,7 @@ def check_quota(value: str) -> None:
     try:
         _quota(value)
     except ValueError as error:
-        raise InvalidURL(f"the quota {value}: {error}") from error
+        raise InvalidURL(f"the quota {value} is invalid: {error}") from error
 
 
 Options = Mapping[str, Callable[[str], Any]]

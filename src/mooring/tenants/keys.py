@@ -160,7 +160,9 @@ class TenantKeys:
         """`common/resolver`, `common/storage-directory` or `platform/configs/{key}`."""
         path = joined(path)
         if path not in COMMON and not (path.startswith(PLATFORM) and len(path) > len(PLATFORM)):
-            raise InvalidRequest(f"{quoted(path)} is neither {', '.join(COMMON)} nor {PLATFORM}KEY")
+            raise InvalidRequest(
+                f"unknown setting {path}: use one of {', '.join(COMMON)} or {PLATFORM}KEY"
+            )
         try:
             return f"{self.namespace}/{path}".encode()
         except UnicodeEncodeError as error:

@@ -40,8 +40,8 @@ async def cleanup(
 ) -> None:
     """Evict instances without heartbeats from a Redis registry.
 
-    Every Redis registry needs at least one cleanup process; `mooring serve` is one too. Any
-    number may run at once. SIGTERM or Ctrl-C stops it.
+    Every Redis registry needs at least one cleanup process; `mooring serve` includes one.
+    Any number may run at once. SIGTERM or Ctrl-C stops it.
 
     With --once, exits with 1 if a service could not be checked.
     """

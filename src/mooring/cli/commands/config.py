@@ -46,7 +46,7 @@ async def get(
     if not key:
         show_fields(fields, as_json=as_json)
     elif key not in fields:
-        raise RegistryError(f"{_subject(service, instance)} has no {quoted(key)} set")
+        raise RegistryError(f"{quoted(key)} is not set on {_subject(service, instance)}")
     elif as_json:
         show_json(fields[key])
     else:

@@ -1,4 +1,4 @@
-"""`mooring doctor`: checks of a store or a Redis. The `judge_…` functions are pure."""
+"""`mooring doctor`: checks of a store or a Redis registry. The `judge_…` functions are pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def doctor(
     ] = "",
     as_json: JSONOption = False,
 ) -> None:
-    """Check a store or a Redis: latency, version, clock, permissions, alarms.
+    """Check a store or a Redis registry: latency, version, clock, permissions, alarms.
 
     Exits with 1 if a check fails.
     """

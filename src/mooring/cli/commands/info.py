@@ -66,7 +66,7 @@ async def set_fields(
         raise typer.BadParameter("give a service first, or --group", param_hint=service)
     if not assignments:
         raise typer.BadParameter("give at least one", param_hint="FIELD=TEXT")
-    new = pairs("FIELD=TEXT", assignments)
+    new = pairs("FIELD=TEXT", assignments, "FIELD=TEXT")
     async with target.connect() as hub:
         description = await hub.registry.describe(service=service, group=group, set=new)
     _show_description(description, as_json)

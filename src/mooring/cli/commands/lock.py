@@ -32,7 +32,7 @@ _FORWARDED_SIGNALS = (
 )
 
 NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="name of the lock or election, as with etcdctl")
+    str, typer.Argument(metavar="NAME", help="name of the lock or election, as in etcdctl")
 ]
 TTLOption = Annotated[
     str,

@@ -9,7 +9,7 @@ import typer
 
 from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import JSONOption, StoreOption
-from mooring.cli.io.output import Columns, show
+from mooring.cli.io.output import Columns, note, show
 from mooring.locks.inspect import Contender, LockInfo
 from mooring.model import JSON
 
@@ -30,6 +30,8 @@ async def locks(
     """List locks and elections with their holders and waiters."""
     async with open_hub(store) as hub:
         rows = [row for info in await hub.locks(prefix) for row in _rows(info)]
+    if not rows:
+        note("no locks are held")
     columns: Columns[ContenderRow] = {
         "lock": lambda row: row.lock,
         "state": lambda row: "held" if row.holds else "waits",

@@ -69,7 +69,7 @@ class InstanceOptions:
     ] = False
 
     def instance(self, service: str, host: str, port: int, layout: str) -> Instance:
-        extra = pairs("--port", self.port)
+        extra = pairs("--port", self.port, "NAME=PORT")
         return Instance(
             service,
             host,

@@ -76,7 +76,7 @@ def serve(
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="allow listening beyond loopback without TLS and users"),
+        typer.Option("--insecure", help="allow addresses other than loopback without TLS or users"),
     ] = False,
 ) -> None:
     """Run the server: console, admin API, and etcd's API for an embedded store.

@@ -138,13 +138,13 @@ class WriteOptions:
         return require
 
 
-def pairs(what: str, typed: Iterable[str] | None) -> dict[str, str]:
-    """Parse `KEY=VALUE` arguments, in order. `what` names the option in errors."""
+def pairs(what: str, typed: Iterable[str] | None, form: str = "KEY=VALUE") -> dict[str, str]:
+    """Parse `KEY=VALUE` arguments, in order. Errors name the option (`what`) and the form."""
     parsed: dict[str, str] = {}
     for text in typed or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{quoted(text)} is not KEY=VALUE", param_hint=what)
+            raise typer.BadParameter(f"{quoted(text)} is not {form}", param_hint=what)
         if name in parsed:
             raise typer.BadParameter(f"{quoted(name)} is given twice", param_hint=what)
         try:

@@ -193,5 +193,7 @@ class Bridge:
             self._over = True
         elif not result.unit and (result.phase != "both") != self._cut:
             self._cut = not self._cut
-            phase = "only the new keys count now; the old ones follow them"
-            log.warning("bridge: %s", phase if self._cut else "both formats count again")
+            phase = "only the new keys are authoritative; the old ones follow them"
+            log.warning(
+                "bridge: %s", phase if self._cut else "both formats are authoritative again"
+            )

@@ -206,8 +206,8 @@ class Migration:
     async def cutover(
         self, progress: Progress = no_progress
     ) -> tuple[CutoverMarker, list[PartPlan], VerifiedKeys]:
-        """Compare once more, and record in the store that only the new keys count. Idempotent.
-        Raises `DifferencesRemain`."""
+        """Compare once more, and record in the store that only the new keys are authoritative.
+        Idempotent. Raises `DifferencesRemain`."""
         return await _retried(lambda: self._try_cutover(progress))
 
     async def _try_cutover(
@@ -225,9 +225,9 @@ class Migration:
         return marker, steps, self._verified(steps)
 
     async def undo(self, *, restart: bool = False) -> None:
-        """Undo the cut-over: both formats count again. Raises `MigrationError` if there was none,
-        or if the deletion of the old keys has begun. The latter requires `restart`, which starts
-        the migration again: keys that were deleted do not delete any new ones."""
+        """Undo the cut-over: both formats are authoritative again. Raises `MigrationError` if there
+        was none, or if the deletion of the old keys has begun. The latter requires `restart`, which
+        starts the migration again: keys that were deleted do not delete any new ones."""
         cutover = await self._read_cutover()
         if cutover.marker is None:
             raise MigrationError("there was no cut-over")
@@ -275,7 +275,7 @@ class Migration:
         cutover = await self._read_cutover()
         if cutover.marker is None:
             raise MigrationError(
-                "there was no cut-over: the old keys still count, and nothing is deleted"
+                "there was no cut-over: the old keys are still authoritative, and none is deleted"
             )
         if cutover.phase != "over":
             name = self.reader.ledger.marker
@@ -375,6 +375,6 @@ def _check_before_cutover(cutover: CutoverState) -> None:
     if cutover.marker is not None:
         hint = "--restart` starts again" if cutover.phase == "over" else "--undo` undoes that"
         raise MigrationError(
-            f"only the new keys count since {cutover.marker.at} (by {cutover.marker.by}), and "
-            f"nothing is copied any more; `cutover {hint}"
+            f"only the new keys are authoritative since {cutover.marker.at} (by "
+            f"{cutover.marker.by}), and nothing is copied any more; `cutover {hint}"
         )

@@ -19,11 +19,11 @@ from mooring.tenants.parts import UnreadablePart, stored_parts
 from mooring.tenants.secrets import Keyring
 
 Phase: TypeAlias = Literal["both", "cut over", "over"]
-"""Both formats count; only the new one counts; the old keys are being deleted."""
+"""Both formats are authoritative; only the new one is; the old keys are being deleted."""
 
 
 class CutoverMarker(msgspec.Struct, frozen=True):
-    """Records that only the new keys count."""
+    """Records that only the new keys are authoritative."""
 
     at: str
     """In UTC."""

@@ -48,7 +48,7 @@ class StoreRegistry(StoreOperations, Registry):
         super().__init__(store, layout)
         self.url, self.lease_store = store.url, store
         self.guarantees = RegistryGuarantees(
-            expires="the store deletes the keys of a dead instance when its lease expires",
+            expires="in a store, instances expire with their lease",
             renews=True,
             describes="config" in layout.carries,
             keeps_names=True,

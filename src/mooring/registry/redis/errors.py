@@ -121,7 +121,7 @@ def translate(
     lost = isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
     if writes and lost and not code and not _NEVER_SENT.search(str(error)):
         return OutcomeUnknown(f"{what}: no answer from {where} ({text}): it may have been done")
-    return Unavailable(f"{what}: {where} is not available: {text}")
+    return Unavailable(f"{what}: {text if where in text else f'{where} is not available: {text}'}")
 
 
 def in_words(error: BaseException) -> str:
@@ -133,8 +133,8 @@ def _not_connected(match: re.Match[str]) -> str:
     number, address, reason = match[1], match[2], match[3] or match[1]
     if re.search(rf"\b{errno.ECONNREFUSED}\b", f"{number} {reason}"):
         return (
-            f"nothing listens at {address} (connection refused): is the server up, is the port "
-            "right?"
+            f"nothing listens at {address} (connection refused). Check that the server runs and "
+            "that the port is right"
         )
     if reason.startswith("Connect call failed"):
         reason = os.strerror(int(number))

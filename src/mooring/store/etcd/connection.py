@@ -114,12 +114,13 @@ class EtcdConnection:
     ) -> Exception:
         """Mooring's error, with a diagnosis if gRPC could not connect."""
         text, where = error.details() or "", endpoint.address
-        if len(self.endpoints) > 1:
-            where = f"every endpoint tried, last {where},"
+        several = len(self.endpoints) > 1
         if judge(error.code(), text) is Verdict.RETRY:
-            problem = await diagnose(endpoint.address, self.settings.tls, within=0.5)
-            text = problem.text if problem else text
-            return Unavailable(f"{what}: {where} is not available: {shorten(text)}")
+            problem = await diagnose(where, self.settings.tls, within=0.5)
+            text = problem.text if problem else f"{where} is not available: {shorten(text)}"
+            return Unavailable(f"{what}: {'no endpoint is available; ' if several else ''}{text}")
+        if several:
+            where = f"every endpoint tried, last {where},"
         return translate(error.code(), text, where=where, what=what, writes=writes)
 
     async def explained(self, error: Unavailable) -> Unavailable:

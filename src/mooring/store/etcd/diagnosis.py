@@ -32,8 +32,8 @@ async def diagnose(address: str, tls: TLS | None, *, within: float) -> Diagnosis
             return await _look(address, tls)
     except TimeoutError:
         return Diagnosis(
-            f"{address} does not answer: is the address right, is a firewall "
-            "in between, is the server paused?",
+            f"{address} does not respond. Check the address, firewalls, and that the server is not "
+            "paused",
             final=False,
         )
 
@@ -57,8 +57,8 @@ async def _look(address: str, tls: TLS | None) -> Diagnosis | None:
         return await _mismatch(address, tls)
     except ConnectionRefusedError:
         return Diagnosis(
-            f"nothing listens at {address} (connection refused): is the server up, is "
-            "the port right?",
+            f"nothing listens at {address} (connection refused). Check that the server runs and "
+            "that the port is right",
             final=False,
         )
     except UnicodeError:

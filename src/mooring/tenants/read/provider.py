@@ -267,7 +267,7 @@ class Provider:
     def _reason(self) -> str:
         errors = (mirror.error for mirror in self._mirrors.values())
         return str(
-            next(filter(None, errors), self._failure or self._unreachable or "no answer in time")
+            next(filter(None, errors), self._failure or self._unreachable or "no response in time")
         )
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:

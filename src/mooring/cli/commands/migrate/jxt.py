@@ -164,13 +164,15 @@ async def bridge(target: JxtTarget, as_json: JSONOption = False) -> None:
 async def cutover(
     target: JxtTarget,
     file: FileOption = None,
-    undo: Annotated[bool, typer.Option("--undo", help="make both formats count again")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="make both formats authoritative again")
+    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="start the migration again, even after a deletion")
     ] = False,
     as_json: JSONOption = False,
 ) -> None:
-    """Make only the new keys count, if there is no difference.
+    """Make only the new keys authoritative, if both formats are equal.
 
     After that, a bridge still writes the old keys, but no longer reads them. --undo is possible
     until the old keys are deleted. --restart is possible later too: the migration starts again with
@@ -179,12 +181,12 @@ async def cutover(
     async with target.migration() as migration:
         if undo or restart:
             await migration.undo(restart=restart)
-            note("both formats count again")
+            note("both formats are authoritative again")
             return
         with progress("compared") as report:
             marker, steps, verified = await migration.cutover(report)
     _show_parts(steps, as_json)
-    note(f"only the new keys count since {marker.at} (by {marker.by})")
+    note(f"only the new keys are authoritative since {marker.at} (by {marker.by})")
     _save(target.file(file), verified)
 
 

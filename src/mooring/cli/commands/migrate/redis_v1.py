@@ -50,7 +50,7 @@ class RedisV1Target:
             url = parse(text)
             if url.scheme not in REDIS:
                 raise InvalidRequest(
-                    f"{url} is not a Redis: pass the URL of the Redis with v1 with "
+                    f"{url} is not a Redis URL: name the Redis that contains version 1.0 with "
                     "--registry URL or MOORING_REGISTRY"
                 )
             async with aclosing(open_redis(url, parse_settings({}))) as registry:

@@ -42,9 +42,9 @@ def history(
 ) -> None:
     """Show the history of a tenant, oldest entry first.
 
-    The history of a deleted tenant is kept. With --purge, all entries of a deleted tenant are
-    deleted, and all but the newest of any other. Without an ID, --purge deletes the entries of
-    all tenants that are older than 90 days.
+    The history of a deleted tenant is kept. --purge deletes all entries of a deleted tenant, and
+    all but the newest of any other tenant. Without an ID, it deletes the entries of all tenants
+    that are older than 90 days.
     """
     if purge:
         return _purge(target, tenant or 0, number, yes, as_json)

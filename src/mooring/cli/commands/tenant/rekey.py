@@ -15,7 +15,7 @@ from mooring.tenants.secrets import FORMER
 def rekey(target: TenantTarget, by: ByOption = "", as_json: JSONOption = False) -> None:
     """Encrypt all passwords with the current key, in tenants and in their histories.
 
-    It may be interrupted and run again. Exits with 1 if a password could not be decrypted.
+    Can be stopped and run again. Exits with 1 if a password could not be decrypted.
     """
 
     async def reencrypt(publisher: Publisher) -> RekeyResult:

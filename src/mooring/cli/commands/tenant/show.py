@@ -51,7 +51,9 @@ async def list_tenants(
 ) -> None:
     """List tenants by id."""
     if status not in ("", *_STATUSES):
-        raise typer.BadParameter(f"unknown status {quoted(status)}: use {', '.join(_STATUSES)}")
+        raise typer.BadParameter(
+            f"unknown status {quoted(status)}: use {', '.join(_STATUSES)}", param_hint="--status"
+        )
     async with target.connect() as hub:
         entries = (await hub.store.read(target.keys.all)).entries
     show(
