@@ -91,8 +91,8 @@ async def _lookups(plan: Plan, snapshots: Mapping[int, TenantSnapshot]) -> Secti
         rates = await interleaved(plan, f"lookup {what}", sides, _each)
         lines += [_lookup(f"{what}, {name}", rates[name]) for name in LOOKUPS]
     plain = _plain(snapshots[100_000])
-    everybody = [(1 + n * 7919 % 100_000, SERVICES[n % 4]) for n in range(100_000)]
-    side = partial(_asking, plain, everybody, plan.seconds)
+    all_tenants = [(1 + n * 7919 % 100_000, SERVICES[n % 4]) for n in range(100_000)]
+    side = partial(_asking, plain, all_tenants, plan.seconds)
     rates = await interleaved(plan, "lookup in plain dicts", {"": side}, _each)
     lines.append(Line(f"plain nested dicts, {COLD}", _each(median(rates[""]))))
     text = (

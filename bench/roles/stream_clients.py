@@ -85,7 +85,7 @@ async def main(address: str, token: str, service: str, count: int, seconds: floa
         for task in tasks:
             task.cancel()
     if not lags:
-        raise SystemExit("nobody heard of any change")
+        raise SystemExit("no client received a change")
     at = min(int(len(lags) * 0.99), len(lags) - 1)
     emit([lags[len(lags) // 2], lags[at], len(lags), heard.frames])
 
