@@ -7,15 +7,18 @@ import contextlib
 import functools
 import gc
 import io
+import json
 import os
 import re
 import shlex
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,7 +46,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TRANSLATED = {ROOT / "README.zh-CN.md", *CHINESE.glob("**/*.md")}
 """Their blocks are those of the English pages, as tests/unit/test_translations.py checks."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NOT_RUN = {"text", "json", "yaml"}
+NOT_RUN = {"text", "json", "toml", "yaml"}
 NAMED = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
 """How a block begins that is a file, which the commands below it read."""
 OWN_PORTS = re.compile(r"\b(?:800\d|12379|17480|50051)\b")
@@ -141,6 +144,9 @@ class Reader:
         elif language == "python":
             code = self.here(code)
             self.try_out(lambda: self.run_python(code))
+        elif language == "sql":
+            with contextlib.closing(sqlite3.connect(":memory:")) as database:
+                database.executescript(code)
         else:
             for line in code.replace("\\\n", "").splitlines():
                 self.follow_line(line)
@@ -445,7 +451,7 @@ def test_its_code_runs(
     reader = Reader(servers, etcd, command, tmp_path)
     with reader.started:
         for language, code in blocks(page):
-            assert language in ("python", "sh", "yaml"), (
+            assert language in ("python", "sh", "sql", "yaml"), (
                 f"a block of {language!r} is not run: make it text"
             )
             reader.follow(language, code)
@@ -464,10 +470,15 @@ def test_blocks_that_are_not_run_hold_no_python(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_its_blocks_of_yaml_are_valid(page: Path):
+def test_its_blocks_of_data_are_valid(page: Path):
+    parsers: dict[str, Callable[[str], object]] = {
+        "json": json.loads,
+        "toml": tomllib.loads,
+        "yaml": yaml.safe_load,
+    }
     for language, code in BLOCK.findall(page.read_text()):
-        if language == "yaml":
-            assert isinstance(yaml.safe_load(code), dict), code
+        if language in parsers:
+            assert isinstance(parsers[language](code), dict | list), code
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
