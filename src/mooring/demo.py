@@ -312,8 +312,7 @@ TENANTS: tuple[Mapping[str, JSON], ...] = (
 
 @contextlib.asynccontextmanager
 async def tenants(hub: Hub) -> AsyncIterator[list[int]]:
-    """Publish the tenants with unused ids, and delete them and their histories on leaving. Yields
-    the ids."""
+    """Publish the tenants with unused ids, which it yields, and delete them on leaving."""
     publisher = hub.publisher(by="mooring demo")
     published: list[int] = []
     unused = not (await hub.store.read(key(publisher.keys.sentinel))).entries
@@ -344,8 +343,7 @@ async def _delete_tenants(hub: Hub, publisher: Publisher, ids: list[int], *, unu
 
 
 class DemoFleet:
-    """An async context manager that starts everything, and leaves nothing behind. `report` gets
-    each line that the user sees."""
+    """Starts everything, and leaves nothing behind. `report` gets each line for the user."""
 
     def __init__(
         self, hub: Hub, report: Callable[[str], None], *, acceleration: float = 1.0

@@ -19,8 +19,7 @@ class HasState(Protocol):
 
 
 class Registrations(Collector):
-    """The registrations of this process. Their states are read at each scrape: maintaining a metric
-    for each registration would cost more than the registration."""
+    """The registrations of this process. Reading states at a scrape costs less than gauges."""
 
     def __init__(self) -> None:
         self._shown: WeakValueDictionary[tuple[str, str], HasState] = WeakValueDictionary()
@@ -66,8 +65,7 @@ class HasRotation(Protocol):
 
 
 class Views(Collector):
-    """The open views of this process, read at each scrape. Of several views of one service, the
-    longest list counts, and whether any is stale."""
+    """The open views of this process. Of a service, the longest list counts, and any stale one."""
 
     def __init__(self) -> None:
         self._shown: WeakValueDictionary[int, HasRotation] = WeakValueDictionary()

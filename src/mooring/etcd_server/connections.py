@@ -93,8 +93,7 @@ class ServerSockets:
 
     @contextlib.contextmanager
     def _copy(self, descriptor: int) -> Iterator[socket.socket | None]:
-        """The socket, if it is bound to the port. It is a copy: gRPC may close its own meanwhile,
-        and another file may get that number."""
+        """A copy of the socket, if it is bound to the port: gRPC may close its own meanwhile."""
         copy = None
         try:
             os.dup2(descriptor, self._spare, inheritable=False)

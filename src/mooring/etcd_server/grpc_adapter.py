@@ -104,8 +104,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             self.handlers[f"/etcdserverpb.{service}/{method}"] = _refusing(answer)
 
     async def stop(self, grace: float) -> None:
-        """End the open streams, reject new calls, and wait for the calls in progress, for at most
-        `grace` seconds."""
+        """End open streams, reject new calls, and wait up to `grace` seconds for the others."""
         self._stopping = True
         for task in self._streams:
             task.cancel()

@@ -191,9 +191,8 @@ class EtcdAPIServer:
         return self
 
     async def drain(self, grace: float) -> None:
-        """End open streams, reject new calls, and let the calls in progress finish, for at most
-        `grace` seconds; then close. Clients get the error that the server stopped, and reconnect or
-        use another server."""
+        """End open streams, reject new calls, and close once the calls in progress finish, or after
+        `grace` seconds. Clients reconnect or use another server."""
         server, self._server = self._server, None
         if server is not None:
             await self._calls.stop(grace)

@@ -75,9 +75,8 @@ def route_options(
 
 
 def authority(service: str) -> Options:
-    """The `:authority` of calls on a channel to all instances of a service, encoded as gRPC does it
-    for `etcdv3:///group/service`. Without it gRPC sends all addresses, and servers reject a long
-    list."""
+    """The `:authority` on a channel to all instances, encoded as gRPC does it for
+    `etcdv3:///group/service`. Without it gRPC sends all addresses, a list too long for servers."""
     return (("grpc.default_authority", quote(service, safe="!$&'()*+,;=:[]@")),)
 
 

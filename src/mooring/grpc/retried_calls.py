@@ -208,8 +208,7 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
         )
 
     async def _should_retry(self) -> bool:
-        """Wait until it is known whether this attempt may be retried. A stream of requests never
-        is: the server may have received some of them."""
+        """A stream of requests is never retried: the server may have received some of them."""
         return False
 
     async def _final_call(self) -> Any:

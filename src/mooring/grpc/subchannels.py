@@ -80,8 +80,7 @@ class Subchannel:
         return self.ready
 
     async def unavailable_reason(self) -> str:
-        """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
-        fails with the reason."""
+        """Why there is no connection, from a call that does not wait for one; empty if unknown."""
         try:
             check = self.channel.unary_unary(f"/{SERVICE}/Check")
             check._interceptors = None  # these are for the caller's calls only
@@ -324,8 +323,7 @@ class Subchannels:
         return "; ".join((rotation.unavailable_reason(), *reasons))
 
     async def find_reasons(self) -> None:
-        """Find out from gRPC why instances have no connection, at most once a second. Calls that
-        fail together share the result."""
+        """Ask gRPC why instances have no connection, at most once a second for all calls."""
         expired = time.monotonic() > self._reasons_found_at + _REASONS_VALID
         if self._finding_reasons is None or (self._finding_reasons.done() and expired):
             self._finding_reasons = self.tasks.start(

@@ -19,8 +19,7 @@ from mooring.grpc.methods import HEALTH_CHECK_TIMEOUT, ConnectionMethod, connect
 
 
 class FailedCall(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[misc]
-    """A call that failed before it began. Like the errors of gRPC, it is an error, a call, a future
-    and a stream."""
+    """A call that failed before it began: like gRPC's errors also a call, a future and a stream."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code}: {details}")
@@ -106,8 +105,7 @@ class Route:
         return check.future(b"", timeout=_CONNECT_TIMEOUT, wait_for_ready=True)
 
     def unavailable_reason(self) -> str:
-        """Why there is no connection; empty if gRPC does not say. A call that does not wait for one
-        fails with the reason."""
+        """Why there is no connection, from a call that does not wait for one; empty if unknown."""
         try:
             self._bare.unary_unary(f"/{SERVICE}/Check")(b"", timeout=HEALTH_CHECK_TIMEOUT)
         except grpc.RpcError as error:

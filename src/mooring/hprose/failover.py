@@ -53,9 +53,8 @@ class ServerPool:
         self.primary = primary
 
     def fail_over(self, failed: Collection[Server]) -> Server | None:
-        """The server to call after these failed: the primary if it is not one of them (another
-        call may have changed it), else another server, which becomes the primary. None if no other
-        server is known."""
+        """The primary if it has not failed, else another server, which becomes the primary. None if
+        no other server is known."""
         if self.primary is None or self.primary in failed:
             others = [server for server in self.servers if server not in failed]
             if not others:

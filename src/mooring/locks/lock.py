@@ -242,8 +242,7 @@ class Lock:
             raise
 
     async def _join(self, used: list[PooledLease], *, certain: bool) -> tuple[PooledLease, Waiter]:
-        """Join the queue. If the outcome is unknown, the lease is revoked, which removes the key
-        even if it is written later."""
+        """Join the queue. If the outcome is unknown, the lease is revoked, and with it the key."""
         unknown = False
         while True:
             lease = await self._queue.leases.take(self._ttl)
@@ -306,8 +305,7 @@ class Lock:
         await held.__aexit__(kind, error, trace)
 
     def _leaving(self) -> int:
-        """The index of the caller that leaves: the current one, or the only one that has ended and
-        so must have passed the lock to another task."""
+        """The index of the caller, or of the only one that has ended and so passed the lock on."""
         by = caller()
         if own := [n for n, (entered_by, _) in enumerate(self._entered) if entered_by is by]:
             return own[-1]

@@ -57,8 +57,7 @@ FOREIGN = ContenderValue("")
 
 
 class QueueOrder:
-    """The contenders for one name. `prefix` is the name and a slash. Keys with a further slash
-    belong to other names."""
+    """The contenders for one name: the keys after `prefix` without a further slash."""
 
     def __init__(self, prefix: bytes, entries: Iterable[Entry] = ()) -> None:
         self._prefix = prefix

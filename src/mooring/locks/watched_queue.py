@@ -188,8 +188,7 @@ class WatchedQueue:
             waiter.admit()
 
     def _reject_misfit(self, waiter: Waiter) -> bool:
-        """Whether a waiter does not fit into this queue. In a crowded queue `join` did not
-        check."""
+        """Whether a waiter does not fit, which `join` did not check in a crowded queue."""
         first = self.order.first
         if waiter.admitted or first is None:
             return False

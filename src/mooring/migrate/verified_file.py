@@ -53,8 +53,7 @@ def discard(path: Path) -> None:
 
 
 def read(path: Path, header_type: type[H], item_type: type[T], *, format: str) -> Verified[H, T]:
-    """Raises `MigrationError` if the file does not exist, and `InvalidRequest` for any other
-    file."""
+    """Raises `MigrationError` for a missing file, `InvalidRequest` for any other file."""
     try:
         first, *rest = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
         header = msgspec.convert(first, header_type)

@@ -93,15 +93,13 @@ def listener(service: str) -> Resource:
 
 @functools.lru_cache(_CACHED)
 def routes(service: str, *, separate_http: bool) -> Resource:
-    """Routes for all calls to one service. `separate_http`: its HTTP ports differ from its gRPC
-    ports."""
+    """Routes for all calls to a service. `separate_http`: its HTTP and gRPC ports differ."""
     host = {"name": service, "domains": ["*"], "routes": _routes(service, separate_http)}
     return _resource(proto.ROUTES, "RouteConfiguration", name=service, virtual_hosts=[host])
 
 
 def route_table(services: Mapping[str, bool]) -> Resource:
-    """Routes by host for all services. The values of `services` are as `separate_http` in
-    `routes`."""
+    """Routes by host for all services, each with its `separate_http` as in `routes`."""
     hosts = [
         {"name": service, "domains": [host], "routes": _routes(service, services[service])}
         for service, host in hosts_by_service(services).items()
@@ -158,8 +156,7 @@ def _action(cluster: str) -> Any:
 
 @functools.lru_cache(4 * _CACHED)
 def cluster(name: str, client: XdsClient) -> Resource:
-    """The cluster of a service, without limits on concurrent requests: by default, clients reject
-    the 1025th."""
+    """Without limits on concurrent requests: by default, clients reject the 1025th."""
     limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
     unbounded = {limit: {"value": _UNBOUNDED} for limit in limits}
     fields: dict[str, Any] = {}

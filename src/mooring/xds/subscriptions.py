@@ -215,8 +215,7 @@ class Incremental(Subscription):
         nonce: str,
         error: str,
     ) -> RequestKind:
-        """Apply a request. `initial` are the versions that the client has from a previous
-        stream."""
+        """Apply a request. `initial` are the versions that the client has from before."""
         kind: RequestKind = self._acknowledge(nonce, error) if nonce else "subscribe"
         requested, removed = set(subscribe), set(unsubscribe)
         if not self._started:

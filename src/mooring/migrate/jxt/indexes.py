@@ -101,8 +101,7 @@ def missing_old_indexes(
     indexes: Sequence[OldIndexEntry],
     kinds: Collection[IndexKind],
 ) -> Iterator[PartPlan]:
-    """The missing old indexes of parts that both formats have. `kinds` are the kinds of existing
-    old indexes: others are not maintained at all."""
+    """The missing old indexes of parts that both formats have, of the kinds that exist at all."""
     synced = {path: value for path, value in state.old.values.items() if path in state.synced.bases}
     for claim in claims(keys, state.unit, synced).values():
         exists = any(_belongs_to(entry.index, claim, synced) for entry in indexes)
@@ -259,8 +258,7 @@ class OldIndexes:
     def synced_state(
         self, state: UnitState, bases: Mapping[str, Base], gone: Collection[bytes] = ()
     ) -> SyncedState:
-        """The ledger's entry for a unit with these bases, without the indexes that are gone. A unit
-        without any base needs no entry."""
+        """The ledger's entry without the indexes that are gone. A unit without bases needs none."""
         current = self._possible(state) if bases or state.synced.bases else {}
         indexes = {**state.synced.indexes, **current}
         return SyncedState(

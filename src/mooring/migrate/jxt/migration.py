@@ -358,9 +358,8 @@ async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 def without_deleted(old_keys: OldKeys, state: UnitState, deleted: Collection[bytes]) -> SyncedState:
-    """The ledger's entry after these old keys are deleted: only the parts of the other keys. It
-    must keep parts whose key was written since, and must not keep parts without a key, which would
-    count as deleted."""
+    """The ledger's entry after these old keys are deleted. It keeps parts whose key was written
+    since, but none without a key, which would count as deleted."""
     left = state.old.changed(old_keys, dict.fromkeys(deleted))
     bases = {
         path: base

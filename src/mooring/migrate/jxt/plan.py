@@ -279,8 +279,7 @@ _CONFLICTS: Mapping[Verdict, str] = {
 
 
 def _compare_after_cutover(state: UnitState, path: str, criteria: Criteria) -> tuple[Verdict, str]:
-    """A value written after the cut-over exists only in the old key, so it must not count as
-    older."""
+    """A value that was written later exists only in the old key, so it must not count as older."""
     decision = state.decide(path, criteria.ring, criteria.phase)
     late = state.old.parts[path].modified > criteria.compared_at
     if decision.stray and (late or not decision.move):

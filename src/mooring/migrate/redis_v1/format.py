@@ -248,8 +248,7 @@ def _as_text(value: bytes) -> str:
 
 
 def v1_fields(instance: Instance, registered: int, *, in_seconds: bool) -> dict[str, str]:
-    """The v1 record of a v2 instance, with which the bridge mirrors it. A disabled or draining
-    instance is unhealthy, because v1 has no other state."""
+    """The v1 record of a v2 instance. One that is disabled or draining is unhealthy there."""
     status = instance.status
     healthy = instance.enabled and status.healthy and status.state == "up"
     timestamp = str(registered // 1000 if in_seconds else registered)

@@ -61,8 +61,7 @@ VerifiedServices: TypeAlias = Verified[RedisV1Header, V1Service]
 
 
 def deletable(v1: V1Service, steps: Iterable[InstancePlan]) -> V1Service:
-    """The part of a service that may be deleted: what v2 has, and what expired or is useless. What
-    cannot be parsed stays."""
+    """What v2 has, and what expired or is useless. What cannot be parsed stays."""
     stays = {"unreadable", *DIFFERENT}
     return v1.only(step.id for step in steps if step.verdict not in stays)
 

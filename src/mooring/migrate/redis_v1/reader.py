@@ -83,8 +83,7 @@ class ServiceReader:
     async def v2(
         self, service: str, ids: Iterable[str], *, listed: bool | None
     ) -> tuple[V2Service, Mapping[str, Config]]:
-        """A service in v2, and its operator overrides. `listed` is `is_listed`. Raises
-        `UnreadableService`."""
+        """A service, and its overrides. `listed` is `is_listed`. Raises `UnreadableService`."""
         try:
             keys = self._v2.of(service)
         except InvalidName as error:

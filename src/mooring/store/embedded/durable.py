@@ -322,8 +322,7 @@ class DurableRunner(EngineRunner):
         return self._failed(error) if _is_disk_error(error) else self._rejected(error)
 
     def _failed(self, error: Exception) -> StoreError:
-        """The error for writers while the journal cannot be written. No lease can be renewed
-        meanwhile, so the clock stops."""
+        """While the journal cannot be written, no lease can be renewed, so the clock stops."""
         if self._stopped_at is None:
             self._stopped_at = self.now()
             self.problem = f"{self._cannot(error)}: writes are refused, reads continue"

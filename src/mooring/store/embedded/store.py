@@ -191,8 +191,7 @@ def memory_runner(name: str, make: Callable[[], Engine]) -> MemoryRunner:
 
 
 def _forget_runners() -> None:
-    """In a forked child: forget runners that do not work there. They are not closed, because SQLite
-    must not close files that the parent has open."""
+    """In a forked child. Not closed: SQLite must not close files that the parent has open."""
     global _opening
     _opening = threading.Lock()
     for key, runner in list(_open.items()):
