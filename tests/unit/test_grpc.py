@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from mooring.discovery.rotation import Rotation
 from mooring.discovery.selector import Selector
 from mooring.errors import InvalidName, InvalidRequest
+from mooring.grpc import aio
 from mooring.grpc.health import Health, ServingStatus, _blocking_handlers, decoded, encoded
 from mooring.grpc.methods import Repeatable, check_tries, verdict, was_not_sent
 from mooring.grpc.options import (
     SERVER_OPTIONS,
     authority,
-    check_policy,
     merged,
     service_of,
     subchannel_options,
@@ -83,7 +83,7 @@ def test_a_blocking_channel_uses_as_many_remote_instances_as_calls_spill_over(he
 
 def test_the_error_for_an_unknown_policy_names_the_nearest():
     with pytest.raises(InvalidRequest, match="did you mean 'round_robin'"):
-        check_policy("roundrobin")
+        aio.channel("etcdv3:///echo", hub="memory://", policy="roundrobin")
 
 
 def test_methods_are_named_one_by_one_or_by_service():

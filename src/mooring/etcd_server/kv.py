@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from operator import attrgetter, eq, gt, lt, ne
 from typing import Any
 
@@ -218,20 +219,14 @@ def _sort(entries: list[Entry], order: int, target: int) -> None:
 
 def _filter(request: Any) -> Callable[[Entry], bool] | None:
     """A filter by revisions; 0 is no limit."""
-    least_mod, most_mod = request.min_mod_revision, request.max_mod_revision
-    least_create, most_create = request.min_create_revision, request.max_create_revision
+    least_mod, least_create = request.min_mod_revision, request.min_create_revision
+    most_mod, most_create = request.max_mod_revision, request.max_create_revision
     if not (least_mod or most_mod or least_create or most_create):
         return None
-
-    def matches(entry: Entry) -> bool:
-        return (
-            (not most_mod or entry.modified <= most_mod)
-            and (not least_mod or entry.modified >= least_mod)
-            and (not most_create or entry.created <= most_create)
-            and (not least_create or entry.created >= least_create)
-        )
-
-    return matches
+    most_mod, most_create = most_mod or inf, most_create or inf
+    return lambda entry: (
+        least_mod <= entry.modified <= most_mod and least_create <= entry.created <= most_create
+    )
 
 
 def within(answer: Any, revision: int) -> Any:

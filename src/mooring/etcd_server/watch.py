@@ -22,7 +22,7 @@ from mooring.etcd_server.errors import (
 from mooring.etcd_server.messages import header, key_value, range_of
 from mooring.store.contract import MAX_REQUEST_BYTES, Batch, Event, Range
 from mooring.store.embedded.engine import Engine
-from mooring.store.embedded.store import EngineRunner, call_in, running_loop
+from mooring.store.embedded.store import EngineRunner, call_in
 from mooring.store.embedded.watchers import Watcher
 from mooring.store.etcd import proto
 from mooring.tasks import Tasks
@@ -347,10 +347,7 @@ class _Stream:
         if watch.signalled:
             return
         watch.signalled = True
-        if running_loop() is self._loop:
-            self._mark(watch)
-        else:
-            call_in(self._loop, self._mark, watch)
+        call_in(self._loop, self._mark, watch)
 
     def _mark(self, watch: _StreamWatch) -> None:
         watch.signalled = True

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from mooring import hub as hubs
+from mooring.discovery import balance
 from mooring.discovery.selector import Explanation
 from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import InvalidRequest
@@ -21,7 +22,6 @@ from mooring.grpc.options import (
     RESILIENCE,
     HealthCheck,
     Options,
-    check_policy,
     service_of,
     subchannel_options,
 )
@@ -146,7 +146,7 @@ def channel(
     those of `hub.discover`. Raises `InvalidRequest`. Call it in a running event loop.
     """
     service = service_of(target)
-    check_policy(policy)
+    balance.make(policy)  # raises `InvalidRequest` for an unknown policy
     check_tries(tries)
     repeatable = Repeatable(retry)
     all_options = subchannel_options(options, health)

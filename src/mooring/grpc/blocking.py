@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 
 import mooring.sync
+from mooring.discovery import balance
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import Closed, InvalidRequest
@@ -29,7 +30,6 @@ from mooring.grpc.options import (
     HealthCheck,
     Options,
     authority,
-    check_policy,
     route_options,
     service_of,
 )
@@ -204,7 +204,7 @@ def channel(
     `InvalidRequest`.
     """
     service = service_of(target)
-    check_policy(policy)
+    balance.make(policy)  # raises `InvalidRequest` for an unknown policy
     if policy != "round_robin":
         raise InvalidRequest(
             f"a blocking channel supports only the policy round_robin, not {quoted(policy)}: the "

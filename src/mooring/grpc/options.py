@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from mooring.addresses import join
-from mooring.discovery import balance
 from mooring.discovery.resilience import Resilience
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.formatting import describe, quoted
@@ -123,11 +122,6 @@ def service_of(target: str) -> str:
     except InvalidName as error:
         raise InvalidName(f"the target {quoted(target)}: {error}") from None
     return service
-
-
-def check_policy(policy: str) -> None:
-    """Raise `InvalidRequest` for an unknown policy."""
-    balance.make(policy)
 
 
 _THROTTLING = {"maxTokens": 100, "tokenRatio": 0.2}

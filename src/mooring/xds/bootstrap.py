@@ -20,6 +20,8 @@ LISTEN = "127.0.0.1:10000"
 """Default address at which Envoy accepts calls."""
 
 _CONTROL_PLANE = "//mooring"  # not a valid service name
+# No fetch timeout: Envoy accepts calls only after it has received its routes.
+_OVER_ADS = {"ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"}
 _TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 
 
@@ -81,7 +83,7 @@ def for_envoy(
     manager = {
         "@type": HTTP_CONNECTION_MANAGER,
         "stat_prefix": "services",
-        "rds": {"route_config_name": routes, "config_source": _over_ads()},
+        "rds": {"route_config_name": routes, "config_source": _OVER_ADS},
         # Idle streams are never closed.
         "stream_idle_timeout": "0s",
         "upgrade_configs": [{"upgrade_type": "websocket"}],
@@ -107,7 +109,7 @@ def for_envoy(
                     }
                 ],
             },
-            "cds_config": _over_ads(),
+            "cds_config": _OVER_ADS,
         },
         "static_resources": {
             "clusters": [_control_plane(server, identity)],
@@ -123,11 +125,6 @@ def for_envoy(
     if admin:
         config["admin"] = {"address": _listener_address(admin)}
     return config
-
-
-def _over_ads() -> dict[str, Any]:
-    # No fetch timeout: Envoy accepts calls only after it has received its routes.
-    return {"ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"}
 
 
 def _control_plane(server: str, identity: Identity) -> dict[str, Any]:

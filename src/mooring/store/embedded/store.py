@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from mooring.errors import Closed
@@ -202,29 +203,17 @@ def _forget_runners() -> None:
 os.register_at_fork(after_in_child=_forget_runners)
 
 
-def waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
-    """A callback that sets an event of a loop, from any thread."""
-
-    def wake() -> None:
-        if running_loop() is loop:
-            event.set()
-        else:
-            call_in(loop, event.set)
-
-    return wake
-
-
 def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
-    """Call a function in another thread's loop; ignored if that loop is closed."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback, *args)
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Call a function in a loop: at once in its own thread, else soon, unless it is closed."""
     try:
-        return asyncio.get_running_loop()
+        here = asyncio.get_running_loop() is loop
     except RuntimeError:
-        return None
+        here = False
+    if here:
+        callback(*args)
+    else:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback, *args)
 
 
 NO_SPACE = (
@@ -352,7 +341,7 @@ class _EmbeddedWatch(Watch):
         return self._seen
 
     async def __aenter__(self) -> _EmbeddedWatch:
-        wake = waker(asyncio.get_running_loop(), self._wakeup)
+        wake = partial(call_in, asyncio.get_running_loop(), self._wakeup.set)
         self._watcher = self._store._open().read(
             lambda engine: engine.watch(self._range, self._after, wake)
         )
