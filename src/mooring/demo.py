@@ -60,7 +60,8 @@ INSTANCES = tuple(
 )
 
 
-Action = Literal["fail", "recover", "drain", "leave", "return"]
+Action = Literal["fail", "recover", "drain", "stop", "restart"]
+"""The methods of a `DemoInstance`."""
 
 
 class ScriptStep(NamedTuple):
@@ -78,10 +79,10 @@ SCRIPT = (
     ScriptStep(12, "fail", "shop/orders", 3, "it is out of memory: it reports itself unhealthy"),
     ScriptStep(18, "recover", "shop/payments", 2, "its database is fast again: it is healthy"),
     ScriptStep(22, "drain", "shop/cart", 1, "it is replaced by a new version: it drains"),
-    ScriptStep(30, "return", "shop/cart", 1, "it is back with a new version"),
+    ScriptStep(30, "restart", "shop/cart", 1, "it is back with a new version"),
     ScriptStep(34, "recover", "shop/orders", 3, "it was restarted: it is healthy"),
-    ScriptStep(38, "leave", "media/thumbnails", 0, "all leave: the service cannot be called"),
-    ScriptStep(50, "return", "media/thumbnails", 0, "all are back"),
+    ScriptStep(38, "stop", "media/thumbnails", 0, "all leave: the service cannot be called"),
+    ScriptStep(50, "restart", "media/thumbnails", 0, "all are back"),
 )
 """The steps of a round, by time. A round ends in the state in which it began."""
 
@@ -210,18 +211,11 @@ class DemoInstance:
         await self.stop()
         await self.start()
 
-    async def perform(self, action: Action) -> None:
-        match action:
-            case "fail":
-                self.update(healthy=False)
-            case "recover":
-                self.update(healthy=True)
-            case "drain":
-                await self.drain()
-            case "leave":
-                await self.stop()
-            case "return":
-                await self.restart()
+    async def fail(self) -> None:
+        self.update(healthy=False)
+
+    async def recover(self) -> None:
+        self.update(healthy=True)
 
     async def _stop_server(self) -> None:
         server, self._server = self._server, None
@@ -435,7 +429,7 @@ class DemoFleet:
         self._report(f"{subject}: {step.text}")
         for instance in instances:
             try:
-                await instance.perform(step.action)
+                await getattr(instance, step.action)()
             except MooringError as error:
                 self._report(f"{instance.name}: {error}")
 

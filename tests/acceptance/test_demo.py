@@ -113,7 +113,7 @@ def test_the_play_brings_everybody_back():
     away: set[tuple[str, int]] = set()
     for step in SCRIPT:
         who = (step.service, step.number)
-        if step.action in ("fail", "drain", "leave"):
+        if step.action in ("fail", "drain", "stop"):
             assert who not in away
             away.add(who)
         else:

@@ -148,10 +148,16 @@ def read_range(engine: Engine, look: Look, request: Any, *, changing: bool = Fal
     writes, where the engine cannot count without visiting the entries."""
     keys = range_of(request.key, request.range_end)
     past = request.revision > 0
-    entries = engine.past(keys, request.revision) if past else look(keys)
-    at = request.revision if past else engine.confirmed
-    count_all = None if changing else lambda: engine.count(keys, at)
-    chosen, count, more = select(request, entries, count_all)
+
+    def entries() -> Iterable[Entry]:
+        return engine.past(keys, request.revision) if past else look(keys)
+
+    def count_all() -> int:
+        if changing:
+            return sum(1 for _ in entries())
+        return engine.count(keys, request.revision if past else engine.confirmed)
+
+    chosen, count, more = select(request, entries(), count_all)
     keys_only = request.keys_only
     return proto.RangeResponse(
         kvs=[key_value(entry, keys_only=keys_only) for entry in chosen], count=count, more=more
@@ -180,27 +186,21 @@ def apply_delete(transaction: Transaction, request: Any) -> Any:
 
 
 def select(
-    request: Any, entries: Iterable[Entry], count_all: Callable[[], int] | None = None
+    request: Any, entries: Iterable[Entry], count_all: Callable[[], int]
 ) -> tuple[list[Entry], int, bool]:
     """The result of a range request: its entries, the number of entries in the range, and whether
-    the limit truncated the result. As in etcd, the number ignores the limit and the filters.
-
-    `count_all` counts the entries without visiting them, if that is possible.
-    """
-    remaining = iter(entries)
+    the limit truncated the result. As in etcd, the number, which `count_all` returns, ignores the
+    limit and the filters."""
     if request.count_only:
-        return [], count_all() if count_all else sum(1 for _ in remaining), False
+        return [], count_all(), False
     limit = max(request.limit, 0)
     matches = _filter(request)
     if limit and matches is None and request.sort_order == proto.UNSORTED:
         # One more than the limit shows whether there are more; the rest is only counted.
-        chosen = list(islice(remaining, limit + 1))
-        if len(chosen) <= limit:
-            count = len(chosen)
-        else:
-            count = count_all() if count_all else len(chosen) + sum(1 for _ in remaining)
+        chosen = list(islice(entries, limit + 1))
+        count = count_all() if len(chosen) > limit else len(chosen)
     else:
-        chosen = list(remaining)
+        chosen = list(entries)
         count = len(chosen)
     if matches is not None:
         chosen = list(filter(matches, chosen))

@@ -103,19 +103,18 @@ def _check_operations(request: Any, most: int) -> None:
             _check_operation(operation, most - count)
 
 
+_CHECKS = {"request_range": check_key, "request_put": check_put, "request_delete_range": check_key}
+
+
 def _check_operation(operation: Any, most: int) -> None:
-    match operation.WhichOneof("choice0"):
-        case "request_range":
-            check_key(operation.request_range)
-        case "request_put":
-            check_put(operation.request_put)
-        case "request_delete_range":
-            check_key(operation.request_delete_range)
-        case "request_txn":
-            # Nested operations count too, which also limits the depth.
-            _check_operations(operation.request_txn, most)
-        case _:
-            raise RpcAborted(KEY_NOT_FOUND)
+    kind = operation.WhichOneof("choice0")
+    if kind is None:
+        raise RpcAborted(KEY_NOT_FOUND)
+    if kind == "request_txn":
+        # Nested operations count too, which also limits the depth.
+        _check_operations(operation.request_txn, most)
+    else:
+        _CHECKS[kind](getattr(operation, kind))
 
 
 def _touched(operations: Sequence[Any]) -> tuple[set[bytes], list[Interval]]:

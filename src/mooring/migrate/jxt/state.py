@@ -100,15 +100,12 @@ def decide(old: Side, new: Side, base: Base, *, same: bool) -> MergeDecision:
     old_changed, new_changed = old.digest != base.old, new.digest != base.new
     if not old_changed and not new_changed:
         return MergeDecision()
-    if not new_changed:
-        return MergeDecision("to new" if old.digest else "out of new")
-    if not old_changed:
-        return MergeDecision("to old" if new.digest else "out of old")
-    if not new.digest:
-        return MergeDecision("to new", conflict=True)
-    if not old.digest:
-        return MergeDecision("to old", conflict=True)
-    return MergeDecision("to new" if old.revision > new.revision else "to old", conflict=True)
+    conflict = old_changed and new_changed
+    # In a conflict a deletion loses, and else the earlier change.
+    later = (bool(old.digest), old.revision) > (bool(new.digest), new.revision)
+    if later if conflict else old_changed:
+        return MergeDecision("to new" if old.digest else "out of new", conflict)
+    return MergeDecision("to old" if new.digest else "out of old", conflict)
 
 
 def decide_after_cutover(old: Side, new: Side, base: Base, *, same: bool) -> MergeDecision:
