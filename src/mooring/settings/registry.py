@@ -90,11 +90,11 @@ RENAMED = {
 _NOT_IN_KEYS = re.compile(r"[\s{}\x00-\x1f\x7f]")
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+class _SettingsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """A section. Its settings are written in kebab case."""
 
 
-class HeartbeatSettings(_Section, frozen=True):
+class HeartbeatSettings(_SettingsSection, frozen=True):
     heartbeat_interval: Seconds = 10.0
     """The time between heartbeats."""
     metadata_interval: Seconds = 60.0
@@ -103,7 +103,7 @@ class HeartbeatSettings(_Section, frozen=True):
     """Changes of metrics that are sent early. Takes precedence over `metrics.change-thresholds`."""
 
 
-class MetricsSettings(_Section, frozen=True):
+class MetricsSettings(_SettingsSection, frozen=True):
     enabled_metrics: tuple[str, ...] = ("memory", "cpu", "application", "disk")
     """The collectors that run."""
     collection_intervals: dict[str, Seconds] = {}
@@ -116,7 +116,7 @@ class MetricsSettings(_Section, frozen=True):
     """The timeout of one collection."""
 
 
-class CleanupSettings(_Section, frozen=True):
+class CleanupSettings(_SettingsSection, frozen=True):
     interval: Seconds = 30.0
     """The time between passes."""
     global_timeout: Seconds = 120.0
@@ -129,7 +129,7 @@ class CleanupSettings(_Section, frozen=True):
     """The brake pauses evictions for at most this time."""
 
 
-class RedisSettings(_Section, frozen=True):
+class RedisSettings(_SettingsSection, frozen=True):
     key_prefix: Annotated[str, msgspec.Meta(min_length=1)] = "registry"
     """The prefix of all keys."""
     namespace: str = ""
@@ -143,7 +143,7 @@ class RedisSettings(_Section, frozen=True):
     """The maximum size of an instance's metadata and metrics, in bytes."""
 
 
-class RegistrySettings(_Section, frozen=True):
+class RegistrySettings(_SettingsSection, frozen=True):
     """Everything below `registry:`."""
 
     heartbeat: HeartbeatSettings = HeartbeatSettings()
