@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from mooring.etcd_server.errors import (
 from mooring.store.contract import MAX_REQUEST_BYTES
 from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
+from mooring.tasks import wait_for
 
 MAX_MESSAGE = MAX_REQUEST_BYTES + 512 * 1024
 """The largest message that etcd's transport accepts by default."""
@@ -111,8 +111,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not grace:
             return
         if self._under_way:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._none_left.wait(), grace)
+            await wait_for(self._none_left, within=grace)
         # Calls that were sent before, but are read only now, still get a response. Clients that
         # keep calling are not waited for.
         for _ in range(_LATE):

