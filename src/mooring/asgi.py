@@ -102,10 +102,8 @@ def registered(
     grace: float = GRACE,
     linger: float = LINGER,
 ) -> Application:
-    """The application, registered while it serves, even if it has no lifespan of its own.
-
-    Requires a server that supports the lifespan protocol, as nearly all do.
-    """
+    """The application, registered while it serves, even if it has no lifespan of its own. The
+    server must support the lifespan protocol, as nearly all do."""
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":

@@ -308,10 +308,8 @@ class Attempts:
         )
 
     def with_redirect_to_service(self, response: httpx.Response) -> httpx.Response:
-        """The response, in which a redirect to the instance becomes one to the service.
-
-        This includes relative redirects, which httpx cannot join to the `+mooring` schemes.
-        """
+        """Make a redirect to the instance one to the service, also a relative redirect, which httpx
+        cannot join to the `+mooring` schemes."""
         if response.has_redirect_location and self._url is not None:
             location = self._url.join(response.headers["location"])
             if (location.scheme, location.netloc) == (self._url.scheme, self._url.netloc):

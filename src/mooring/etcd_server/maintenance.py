@@ -124,9 +124,7 @@ class ClusterService:
         self._url = url
 
     async def member_list(self, request: Any) -> Any:
-        """Clients that synchronise their endpoints continue with this URL.
-
-        Members are not part of the store, so the header has no revision.
-        """
+        """Clients that synchronise their endpoints continue with this URL. The header has no
+        revision, because members are not part of the store."""
         member = proto.Member(ID=MEMBER_ID, name="mooring", clientURLs=[self._url])
         return proto.MemberListResponse(header=header(0), members=[member])

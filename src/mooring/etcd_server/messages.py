@@ -42,10 +42,8 @@ def key_value(entry: Entry, *, keys_only: bool = False) -> Any:
 
 
 def range_of(key: bytes, end: bytes) -> Range:
-    """Decode etcd's ranges: an empty end for one key, a zero byte for all keys from `key` on.
-
-    An end before the start is an empty range, not an error.
-    """
+    """Decode etcd's ranges: an empty end for one key, a zero byte for all keys from `key` on, and
+    an end before the start for an empty range."""
     if not end:
         return Range(key, key + b"\0")
     if end == b"\0":
@@ -118,11 +116,8 @@ def _check_operation(operation: Any, most: int) -> None:
 
 
 def _touched(operations: Sequence[Any]) -> tuple[set[bytes], list[Interval]]:
-    """The keys that operations put and the intervals that they delete.
-
-    No key may be put twice, nor put and deleted. The two branches of one nested transaction may
-    both touch a key, because only one of them is executed.
-    """
+    """The keys that operations put and the intervals that they delete. No key may be put twice, nor
+    put and deleted, except in the two branches of a transaction: only one is executed."""
     deleted = [
         _interval(operation.request_delete_range)
         for operation in operations

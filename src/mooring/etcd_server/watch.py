@@ -89,12 +89,9 @@ def _add_previous(engine: Engine, revision: int, message: Any) -> None:
 def responses(
     watch_id: int, revisions: Iterable[RevisionEvents], *, fragment: bool
 ) -> Iterator[Any]:
-    """Combine revisions into as few messages as the request size allows.
-
-    A revision is only split if it is larger than that and the client supports fragments. The header
-    has the last revision of the message: a client that resumes after it misses nothing, even if
-    more messages follow.
-    """
+    """Combine revisions into as few messages as the request size allows. A larger revision is split
+    if the client supports fragments. The header has the last revision of the message: a client that
+    resumes after it misses nothing, even if more messages follow."""
     for group in _pack((item for item in revisions if item.events), lambda item: item.size):
         events = [event for item in group for event in item.events]
         pieces = list(_pack(events, _size)) if fragment else [events]

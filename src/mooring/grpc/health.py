@@ -35,10 +35,8 @@ class ServingStatus(IntEnum):
 
 
 class Health:
-    """The status of a server and of its services, for health checks and watches.
-
-    The empty service name stands for the server as a whole, which serves by default. Thread-safe.
-    """
+    """The status of a server and of its services. Thread-safe. The empty service name stands for
+    the server as a whole, which serves by default."""
 
     def __init__(self, services: Mapping[str, bool] | None = None) -> None:
         self._lock = threading.Lock()
@@ -153,11 +151,9 @@ def _blocking_handlers(health: Health) -> dict[str, grpc.RpcMethodHandler]:
 
 
 class _StatusSender:
-    """Sends statuses to watches, in order, in a thread that runs while there are any.
-
-    gRPC's `send` may wait for the thread that runs the callbacks of ended calls. The sender must
-    hold no lock that these need; otherwise both would wait forever.
-    """
+    """Sends statuses in order, in a thread that runs while there are any. gRPC's `send` may wait
+    for the thread that runs the callbacks of ended calls, so the sender holds no lock that these
+    need."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -17,10 +17,8 @@ Coder = Callable[[Any], Any] | None
 
 
 class ConnectionMethod(Generic[C]):
-    """A method of a stub, and its callable on each connection that was used.
-
-    A connection has the gRPC channel in its attribute `channel`.
-    """
+    """A method of a stub, and its callable on each connection that was used. A connection has the
+    gRPC channel in its attribute `channel`."""
 
     kind: ClassVar[str]
     """The method of a channel that makes the callable, like `unary_unary`."""

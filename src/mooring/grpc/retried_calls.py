@@ -99,10 +99,8 @@ async def _aiter(requests: Any) -> AsyncIterator[Any]:
 
 
 class PendingCall(grpc.aio.Call):  # type: ignore[misc]
-    """A call that waits for an instance and may be retried.
-
-    It is settled once no further attempt follows: the last attempt stands, or there is an error.
-    """
+    """A call that waits for an instance and may be retried. It is settled once the last attempt
+    stands, or there is an error."""
 
     def __init__(
         self,

@@ -42,11 +42,9 @@ _STREAM_LATENCY = 1e-3  # seconds: the latency of a stream if that of its instan
 
 
 class Subchannel:
-    """Connects when it is created, and reconnects whenever the connection is lost.
-
-    `changed` is called at each state change, with whether it was `connecting`. Its owner counts the
-    calls in `in_flight`, so that it can be closed after the last one.
-    """
+    """Connects, and reconnects whenever the connection is lost. `changed` is called at each state
+    change, with whether it was `connecting`. It can be closed after the last of its calls, which
+    its owner counts in `in_flight`."""
 
     def __init__(
         self,

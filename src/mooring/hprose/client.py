@@ -231,10 +231,8 @@ class Client(Remote[Awaitable[object]]):
 
 
 class BlockingClient(Remote[object]):
-    """Created by `client` from a hub of `mooring.sync`; a context manager.
-
-    Calls run in the calling thread. The client is thread-safe.
-    """
+    """Created by `client` from a hub of `mooring.sync`; a context manager. Thread-safe. Calls run
+    in the calling thread."""
 
     def __init__(self, portal: Portal, calls: CallDispatcher) -> None:
         self._portal, self._calls = portal, calls

@@ -32,11 +32,9 @@ class Server(NamedTuple):
 
 
 class ServerPool:
-    """The servers of a domain, and the primary, which receives the calls.
-
-    The primary is chosen at random. It changes only if it is removed from the list or calls to it
-    fail. If the URL of its UUID changes, calls go to the new URL.
-    """
+    """The servers of a domain, and the primary, which receives the calls. It is chosen at random,
+    and changes only if it is removed from the list or calls to it fail. If the URL of its UUID
+    changes, calls go to the new URL."""
 
     def __init__(self, choose: Callable[[Sequence[Server]], Server] = random.choice) -> None:
         self.primary: Server | None = None

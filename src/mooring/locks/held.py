@@ -128,11 +128,8 @@ class Held:
             self._queue.owners.discard((self._waiter.start, self._by))
 
     async def release(self) -> None:
-        """Release the lock. Raises `LockLost` if it was lost before, and `NotHeld` if it was
-        already released. If the store cannot be reached, the lease expires.
-
-        If the call is cancelled, the lease is revoked.
-        """
+        """Release the lock, or revoke its lease if cancelled. Raises `LockLost` if it was lost, and
+        `NotHeld` if it was released. If the store cannot be reached, the lease expires."""
         if self._released or self._forked:
             raise self._not_held()
         existed = False

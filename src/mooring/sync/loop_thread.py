@@ -19,11 +19,8 @@ END_TIMEOUT = 2.0
 
 class LoopThread:
     """The event loop of this process, in a daemon thread from its first use until the interpreter
-    exits.
-
-    It is not closed earlier, because gRPC notifies a loop after its calls have ended, and a closed
-    loop would raise errors in others.
-    """
+    exits. gRPC notifies a loop after its calls have ended: closed earlier, it would raise errors in
+    other loops."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -86,11 +83,8 @@ _inherited: list[LoopThread | None] = []
 
 
 def _reset_after_fork() -> None:
-    """Forget the loop in a forked child, but keep a reference to it.
-
-    Collecting its tasks and connections would run their cleanup, on sockets that the parent still
-    uses.
-    """
+    """Forget the loop in a forked child, but keep a reference to it: the cleanup of its tasks and
+    connections would use sockets of the parent."""
     global _current, _starting
     _inherited.append(_current)
     _current, _starting = None, threading.Lock()

@@ -91,11 +91,9 @@ def _until(deadline: float | None) -> Iterator[None]:
 
 
 class Portal:
-    """Opens and closes one resource (a hub) on the loop, and runs calls to it there.
-
-    A portal that is still open when the interpreter exits is closed then, within a few seconds. In
-    a forked child the portal is closed: the thread of the loop stays in the parent.
-    """
+    """Opens and closes one resource (a hub) on the loop, and runs calls to it there. It is closed
+    when the interpreter exits, within a few seconds. In a forked child it is closed: the thread of
+    the loop stays in the parent."""
 
     def __init__(
         self,

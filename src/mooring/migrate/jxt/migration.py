@@ -79,10 +79,8 @@ class DifferencesRemain(MigrationError):
 
 
 class Migration:
-    """Migrates the old keys of a namespace to the new ones, in one store.
-
-    `by` is the author in the histories of tenants and in the cut-over marker.
-    """
+    """Migrates the old keys of a namespace to the new ones, in one store. `by` is the author in the
+    histories of tenants and in the cut-over marker."""
 
     def __init__(
         self,

@@ -102,12 +102,8 @@ class UnitSync:
     async def sync(
         self, unit: int, *, back: bool, conflicts: Mapping[str, NameConflict] | None = None
     ) -> SyncResult:
-        """Sync a unit.
-
-        With `back`, the old keys also follow the new ones; after the cut-over, that is the only
-        direction. Without `back`, nothing is written after the cut-over. Parts with `conflicts` are
-        never written.
-        """
+        """With `back`, the old keys also follow the new ones; after the cut-over, that is the only
+        direction, and without it nothing is written. Parts with `conflicts` are never written."""
         result, backoff = SyncResult(unit), Backoff()
         taken = {path: str(conflict) for path, conflict in (conflicts or {}).items()}
         unexplained = 0

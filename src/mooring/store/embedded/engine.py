@@ -305,9 +305,8 @@ class Engine:
         self.compacted = max(self.compacted, self._bound())
 
     def _bound(self) -> int:
-        """The revision below which the history exceeds its limits.
-
-        Some more is tolerated before it is cut, so that not every revision causes a compaction."""
+        """The revision below which the history exceeds its limits by so much that it is worth a
+        compaction."""
         bound, history = 0, self._history
         if self.revision - self.compacted > self._max_revisions + self._max_revisions // 100 + 16:
             bound = self.revision - self._max_revisions

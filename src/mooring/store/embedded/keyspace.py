@@ -159,11 +159,8 @@ def tombstone(name: bytes, revision: int) -> Entry:
 
 
 class RevisionHistory:
-    """All batches after `floor`, without gaps.
-
-    A batch makes the versions obsolete that it replaces or deletes, and its tombstones. They can be
-    dropped once its revision is compacted.
-    """
+    """All batches after `floor`, without gaps. A batch makes the versions obsolete that it replaces
+    or deletes, and its tombstones. They can be dropped once its revision is compacted."""
 
     def __init__(self, floor: int) -> None:
         self.floor = floor
@@ -203,10 +200,7 @@ class RevisionHistory:
     def take_oldest(self, upto: int, events: int, obsolete: int) -> tuple[int, Sequence[Event]]:
         """Remove some of the oldest changes up to a revision: at most about `events` of them, which
         made at most about `obsolete` bytes obsolete. Returns them, and the revision up to which
-        they are complete.
-
-        Whole batches are removed. A batch with very many changes is returned in parts.
-        """
+        they are complete. Only a batch with very many changes is returned in parts."""
         if self.floor >= upto:
             return upto, ()
         first = self._batches[0]

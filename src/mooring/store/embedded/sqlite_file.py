@@ -71,11 +71,8 @@ class JournalWrite:
 
 
 class Journal:
-    """Opening locks the file for this process, creates it if it does not exist, and upgrades it.
-
-    A read-only file is opened for reading. Each write tries to open it for writing, because its
-    permissions may have changed.
-    """
+    """Opening locks the file for this process, creates it if it does not exist, and upgrades it. A
+    read-only file is opened for reading, and each write tries to open it for writing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,11 +129,8 @@ class Journal:
         return _load(self._database, after)
 
     def forget(self, entries: Iterable[Entry], *, compacted: int) -> None:
-        """Delete compacted versions, those of one key in their order.
-
-        It does not wait for the disk: versions that a crash leaves behind are found when the file
-        is opened again.
-        """
+        """Delete compacted versions, those of one key in their order, without waiting for the disk:
+        versions that a crash leaves behind are found when the file is opened again."""
         self._synchronise("NORMAL")
         with _transaction(self._database) as database:
             database.execute(SQL["put_meta"], ("compacted", compacted))

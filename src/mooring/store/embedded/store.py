@@ -74,10 +74,8 @@ class EngineRunner(ABC):
 
     @abstractmethod
     async def write(self, operation: Callable[[Engine, float], T]) -> T:
-        """Run an operation that changes the engine. Returns once the change is visible to reads.
-
-        An operation that raises must not have changed anything.
-        """
+        """Run an operation that changes the engine, unless it raises. Returns once the change is
+        visible to reads."""
 
     @abstractmethod
     def now(self) -> float:

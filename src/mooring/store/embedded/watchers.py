@@ -18,10 +18,8 @@ PENDING_BYTES = 64 * 1024 * 1024
 
 
 class Watcher:
-    """One watch. While live, it receives each batch; while lagging, it reads the history.
-
-    A slow watcher holds at most `PENDING` batches and never slows others down.
-    """
+    """One watch, which holds at most `PENDING` batches and never slows others down. While live, it
+    receives each batch; while lagging, it reads the history."""
 
     __slots__ = ("lagging", "pending", "position", "range", "size", "wake")
 

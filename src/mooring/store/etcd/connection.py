@@ -34,10 +34,8 @@ _LOGINS = 3
 
 
 class EtcdConnection:
-    """Calls go to the endpoint in use; a failure moves all calls to another endpoint.
-
-    A read is retried until its deadline, a write only if it was certainly not accepted. The
-    deadline is `settings.timeout`.
+    """Calls go to the endpoint in use; a failure moves all calls to another endpoint. A read is
+    retried until its deadline (`settings.timeout`), a write only if it was certainly not accepted.
     """
 
     def __init__(self, settings: EtcdConnectionSettings, tasks: Tasks) -> None:
@@ -153,12 +151,9 @@ class EtcdConnection:
         return True
 
     def move_on(self, failed: EtcdEndpoint, *, silent_since: float | None = None) -> None:
-        """Use another endpoint from now on, if `failed` is the one in use.
-
-        With `silent_since`, its connection is replaced too if nothing arrived over it since then:
-        it is silent, not broken. A connection that received something is only slow, and other
-        calls may need it.
-        """
+        """Use another endpoint, if `failed` is the one in use. With `silent_since`, its connection
+        is replaced too if nothing arrived over it since then: it is silent, not broken. One that
+        received something is only slow, and other calls may need it."""
         if silent_since is not None and failed.heard > silent_since:
             return
         if silent_since is not None and not self.closed and (old := failed.reconnect()):
@@ -342,10 +337,8 @@ class Retries:
 
 
 def _metadata(*more: tuple[str, str]) -> grpc.aio.Metadata:
-    """The metadata of every call. It is created once, because gRPC takes several µs to convert it.
-
-    With `hasleader`, a member without a leader rejects calls immediately instead of going silent.
-    """
+    """The metadata of every call, converted by gRPC in several µs, so it is created once. With
+    `hasleader`, a member without a leader rejects calls immediately instead of going silent."""
     return grpc.aio.Metadata(("hasleader", "true"), *more)
 
 

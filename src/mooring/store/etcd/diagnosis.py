@@ -121,10 +121,8 @@ async def _greet(address: str, context: ssl.SSLContext | None, tls: TLS | None) 
 async def clock_ahead(
     address: str, tls: TLS | None, *, within: float
 ) -> tuple[float, float] | None:
-    """The least and the most by which the clock of an endpoint is ahead of ours, in seconds.
-
-    etcd's client port also answers HTTP/1.1, with the date in whole seconds.
-    """
+    """The least and the most seconds by which the clock of an endpoint is ahead of ours. etcd's
+    client port also answers HTTP/1.1, with the date in whole seconds."""
     try:
         async with asyncio.timeout(within):
             context = _context(tls, alpn="http/1.1") if tls else None

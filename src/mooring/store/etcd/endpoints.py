@@ -72,10 +72,8 @@ class EtcdEndpoint:
         self.heard = time.monotonic()
 
     def reconnect(self) -> grpc.aio.Channel | None:
-        """Use a new connection from now on. Returns the old channel, for the caller to close.
-
-        For gRPC, a connection whose peer disappeared stays "ready" for 15 s.
-        """
+        """Use a new connection, since a gone peer stays "ready" for gRPC for 15 s. Returns the old
+        channel, for the caller to close."""
         if time.monotonic() - self._made < 1.0:
             return None
         old = self.channel

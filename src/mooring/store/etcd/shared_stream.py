@@ -23,9 +23,7 @@ from mooring.tasks import Tasks
 
 class SharedStream:
     """One stream to the endpoint in use. When it ends, `ended` is called once with the reason.
-
-    `received` returns whether a message woke one of the users.
-    """
+    `received` returns whether a message woke one of the users."""
 
     def __init__(
         self,
