@@ -19,7 +19,7 @@ import mooring.mirror
 import mooring.model
 import mooring.registry.contract
 import mooring.session
-import mooring.settings.registry
+import mooring.settings
 import mooring.store
 import mooring.store.contract
 import mooring.tenants.document
@@ -71,7 +71,7 @@ def connect(
     *,
     registry: str = "",
     layout: str = "tree",
-    settings: mooring.settings.registry.RegistrySettings | None = None,
+    settings: mooring.settings.RegistrySettings | None = None,
     collectors: collections.abc.Iterable[mooring.heartbeat.collectors.Collector] = ...,
     cache: str | pathlib.Path | None = None,
     tenants_namespace: str = "",
@@ -466,7 +466,6 @@ class Registry:
     def services(self, group: str = "") -> list[mooring.registry.contract.ServiceCount]: ...
     def instances(self, service: str) -> mooring.registry.contract.Listing: ...
     def silence(self, service: str) -> collections.abc.Mapping[str, float]: ...
-    def configured(self, service: str) -> bool: ...
     def deregister(self, service: str, id: str) -> bool: ...
     def config(
         self, service: str, id: str = ""
