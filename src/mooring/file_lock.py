@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from mooring.errors import InUse
+from mooring.messages import message, verbatim
 
 _descriptors: set[int] = set()
 _changing = threading.Lock()
@@ -50,11 +51,14 @@ def acquire(path: Path, flags: int) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(lock, 1000).decode(errors="replace") or "another process"
+        holder = os.read(lock, 1000).decode(errors="replace")
         release(lock)
         raise InUse(
-            f"{path} is in use by {holder}: one process owns a store; stop it, or reach the store "
-            "through it (mooring serve)"
+            message(
+                "file_in_use",
+                path=str(path),
+                holder=verbatim(holder) if holder else message("another_process"),
+            )
         ) from None
     if flags & os.O_RDWR:
         os.ftruncate(lock, 0)

@@ -34,8 +34,6 @@ def _visible(letter: str) -> str:
 
 def readable(key: bytes) -> str:
     """A key for a message, with escapes for bytes that are not printable text."""
-    if key == b"\0":
-        return "all keys"  # the start of the range of all keys
     return printable(key.decode(errors="surrogateescape"))
 
 

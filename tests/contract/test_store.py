@@ -663,6 +663,6 @@ class TestLifetime:
         assert not status.alarms
         (member,) = status.members
         assert member.latency is not None
-        assert member.problem == ""
+        assert member.problem is None
         assert member.clock_ahead is not None
         assert member.clock_ahead[0] <= 0 <= member.clock_ahead[1]

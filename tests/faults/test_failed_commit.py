@@ -103,7 +103,7 @@ async def test_a_failed_sync_of_a_commit_has_an_unknown_outcome(tmp_path: Path, 
                 await store.commit(Put(b"/b", b""))
             assert await contents(store) == {b"/a": b"1"}
             (alarm,) = (await store.status()).alarms
-            assert "I/O error" in alarm
+            assert "I/O error" in str(alarm)
             disk.cannot_sync = never
             await eventually(partial(writes, store))
             assert not (await store.status()).alarms

@@ -12,6 +12,7 @@ from mooring.cli.commands.doctor import (
     judge_server,
     judge_status,
 )
+from mooring.messages import verbatim
 from mooring.registry.redis.server_info import Sentinels, ServerInfo, SlotCoverage
 from mooring.store import Member, StoreStatus
 
@@ -24,7 +25,7 @@ from mooring.store import Member, StoreStatus
         (Member("h:1", "3.3.0", 0.001), "warning", "3.4"),
         (Member("h:1", "3.6.0-rc.1", 0.001), "ok", "3.6.0-rc.1"),
         (Member("h:1", "3.5.9", 0.5), "warning", "slow"),
-        (Member("h:1", problem="nothing listens"), "error", "nothing listens"),
+        (Member("h:1", problem=verbatim("nothing listens")), "error", "nothing listens"),
     ],
 )
 def test_a_member(member: Member, level: str, says: str):
@@ -50,12 +51,12 @@ def test_a_clock(ahead: tuple[float, float] | None, level: str, says: str):
 
 
 def test_a_dead_member_has_no_clock():
-    assert judge_clock(Member("h:1", problem="gone")) is None
+    assert judge_clock(Member("h:1", problem=verbatim("gone"))) is None
 
 
 def test_alarms_and_mixed_versions_and_no_leader():
     members = (Member("a:1", "3.5.9", 0.1), Member("b:1", "3.4.23", 0.1))
-    findings = list(judge_status(StoreStatus("etcd", 5, members, ("NOSPACE: full",))))
+    findings = list(judge_status(StoreStatus("etcd", 5, members, (verbatim("NOSPACE: full"),))))
     assert [finding.about for finding in findings] == ["leader", "versions", "alarm"]
 
 
@@ -118,7 +119,11 @@ def test_a_redis_that_refuses_info_is_no_warning():
             "failover is impossible",
         ),
         (Sentinels("m", (ServerInfo("s:1", 0.1),)), ["error"], "no master 'm'"),
-        (Sentinels("m", (ServerInfo("s:1", problem="gone"),)), ["warning", "error"], "0 of the 1"),
+        (
+            Sentinels("m", (ServerInfo("s:1", problem="gone"),)),
+            ["warning", "error"],
+            "0 of the 1",
+        ),
     ],
 )
 def test_sentinels(sentinels: Sentinels, levels: list[str], text: str):

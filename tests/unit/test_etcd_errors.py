@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, TooLarge, Unavailable
+from mooring.messages import message, verbatim
 from mooring.store.etcd.errors import Verdict, judge, translate
 
 Code = grpc.StatusCode
@@ -44,7 +45,8 @@ def test_whether_a_failed_call_may_be_retried(code: grpc.StatusCode, text: str, 
     ],
 )
 def test_the_error_that_a_failure_becomes(code, text, writes, error):
-    made = translate(code, text, where="h:2379", what="commit of b'/a'", writes=writes)
+    what, where = message("op_commit", key="/a", more=None), verbatim("h:2379")
+    made = translate(code, text, where=where, what=what, writes=writes)
     assert type(made) is error
     assert "/a" in str(made)
     assert "h:2379" in str(made)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from mooring.formatting import LONGEST, describe, printable
+from mooring.formatting import LONGEST, describe, printable, readable
 from mooring.messages import errors, fleet
 
 TEXTS: Mapping[str, str] = {**fleet.TEXTS, **errors.TEXTS}
@@ -28,6 +28,8 @@ _PLACEHOLDER = re.compile(r"\{(\w+)(!q)?\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*\{[^\[\]]*)\]")
 _NAME = re.compile(r"[\w.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](:\d+)?")
 """A value that is shown without quotes: one word without quotes, brackets or separators."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""Cannot be written as JSON."""
 _LARGEST = 2**63 - 1
 
 
@@ -69,6 +71,18 @@ def joined(messages: Iterable[Message]) -> str:
     return "; ".join(message.text for message in messages)
 
 
+def combined(messages: Iterable[Message]) -> Message:
+    """Several messages as one."""
+    return functools.reduce(
+        lambda first, second: message("both", first=first, second=second), messages
+    )
+
+
+def named(key: bytes) -> str | Message:
+    """A key of a store as a parameter."""
+    return message("all_keys") if key == b"\0" else readable(key)
+
+
 def parameters(template: str) -> frozenset[str]:
     """The names of the placeholders of a text."""
     return frozenset(name for name, _ in _PLACEHOLDER.findall(template))
@@ -78,7 +92,8 @@ def _parameter(value: object, quoted: bool) -> Parameter:
     """A value as data that JSON can represent."""
     match value:
         case str():
-            return value if not quoted or len(value) <= LONGEST else f"{value[:LONGEST]}…"
+            text = value if not quoted or len(value) <= LONGEST else f"{value[:LONGEST]}…"
+            return text if text.isprintable() else _SURROGATE.sub(_escaped, text)
         case None | bool() | Message():
             return value
         case int():
@@ -100,7 +115,11 @@ def _parameter(value: object, quoted: bool) -> Parameter:
             return message("an_object", type=type(value).__name__)
 
 
-class _Section(NamedTuple):
+def _escaped(match: re.Match[str]) -> str:
+    return printable(match[0])
+
+
+class _Piece(NamedTuple):
     optional: bool
     start: str
     values: tuple[tuple[str, bool, str], ...]
@@ -108,7 +127,7 @@ class _Section(NamedTuple):
 
 
 @functools.cache
-def _parsed(kind: str) -> tuple[Mapping[str, bool], Sequence[_Section]]:
+def _parsed(kind: str) -> tuple[Mapping[str, bool], Sequence[_Piece]]:
     """The parameters of a kind and whether they are quoted, and its text in sections. Errors are
     created in loops that should be fast."""
     quoted: dict[str, bool] = {}
@@ -118,11 +137,11 @@ def _parsed(kind: str) -> tuple[Mapping[str, bool], Sequence[_Section]]:
     for index, text in enumerate(_OPTIONAL.split(TEXTS[kind])):
         start, *rest = _PLACEHOLDER.split(text)
         values = zip(rest[::3], map(bool, rest[1::3]), rest[2::3], strict=True)
-        sections.append(_Section(index % 2 == 1, start, tuple(values)))
+        sections.append(_Piece(index % 2 == 1, start, tuple(values)))
     return quoted, sections
 
 
-def _render(section: _Section, params: Mapping[str, Parameter]) -> str:
+def _render(section: _Piece, params: Mapping[str, Parameter]) -> str:
     optional, text, values = section
     if optional and all(params[name] in (None, "", []) for name, _, _ in values):
         return ""

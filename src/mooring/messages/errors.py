@@ -99,6 +99,174 @@ TEXTS: Mapping[str, str] = {
         "revision {asked} has not happened yet: the store may have been restored from a backup; "
         "read the current state again"
     ),
+    "all_keys": "all keys",
+    "operation_failed": "{operation}: {problem}",
+    "both": "{first}; {second}",
+    "op_commit": "commit[ of {key}][ and {more} more]",
+    "op_read": "read of {key}",
+    "op_watch": "watch of {key}",
+    "op_grant": "grant of a lease",
+    "op_renewal": "renewal of lease {lease}",
+    "op_revocation": "revocation of lease {lease}",
+    "op_lease": "read of lease {lease}",
+    "op_compaction": "compaction at {revision}",
+    "op_login": "login of user {user!q}",
+    "store_closed": "{store} is closed",
+    "store_closed_meanwhile": "{store} was closed meanwhile",
+    "store_closed_before_reply": (
+        "{store} was closed before the reply came: the write may have happened"
+    ),
+    "connection_closed": "the connection to {endpoint} is closed",
+    "watch_closed": "the watch of {key} was closed",
+    "watch_reader_slow": (
+        "{operation}: stopped, {bytes} bytes wait for its reader; watch again after the last "
+        "revision that was read"
+    ),
+    "store_unavailable": "{operation}: {store} is not available: {reason}",
+    "no_endpoint_available": "{operation}: no endpoint is available; {problem}",
+    "every_endpoint": "every endpoint tried, last {endpoint},",
+    "store_reply_lost": (
+        "{operation}: the reply of {store} was lost ({reason}); it may have happened: read before "
+        "you try again"
+    ),
+    "store_reply_too_large": (
+        "{operation}: the reply of {store} is over the client's limit ({reason}); it may have "
+        "happened: ask for less in the commit's own reads"
+    ),
+    "store_rejects_token": "{operation}: {store} rejects our token repeatedly ({reason})",
+    "store_answered": "{operation}: {store} answered {code}: {reason}",
+    "no_reason_given": "no reason given",
+    "no_answer_in_time": "{operation}: no answer of {endpoint} in time",
+    "no_answer_within": "{operation}: no answer of {endpoint} within {seconds} s",
+    "check_failed": "{operation}: a check failed",
+    "read_outrun": "{operation}: the store compacts faster than it can be read",
+    "answer_too_large": "{operation}: an answer of more than {limit} bytes",
+    "tls_needs_cert_and_key": "a client certificate needs both: cert=FILE and key=FILE",
+    # Stores: etcd.
+    "etcd_permission_denied": (
+        "{operation}: permission denied by {store}: grant the user's role read and write on these "
+        "keys (docs/etcd.md has the least that suffices)"
+    ),
+    "etcd_requires_user": (
+        "{operation}: {store} requires a user: add ?user=NAME&password=… to the URL, or set "
+        "MOORING_ETCD_PASSWORD"
+    ),
+    "etcd_rejects_login": "{operation}: {store} rejects the user name or password",
+    "etcd_request_too_large": (
+        "{operation}: larger than {store} accepts in one commit (--max-request-bytes)"
+    ),
+    "etcd_too_many_operations": (
+        "{operation}: more operations in one commit than {store} accepts (--max-txn-ops)"
+    ),
+    "etcd_out_of_space": (
+        "{operation}: {store} is out of space (alarm NOSPACE) and refuses writes; reads continue. "
+        "Compact, defragment and disarm it: etcdctl compact, defrag, alarm disarm"
+    ),
+    "etcd_key_twice": "{operation}: {store} refuses to write a key twice in one commit",
+    "etcd_ended_watch": "{operation}: ended by the server ({reason})",
+    "password_file_unreadable": (
+        "{operation}: password_file={file} cannot be read: {reason}; the next call reads it again"
+    ),
+    "endpoint_silent": (
+        "{address} does not respond. Check the address, firewalls, and that the server is not "
+        "paused"
+    ),
+    "endpoint_untrusted": (
+        "the certificate of {address} is not trusted: {reason}. Name its authority with ?ca=FILE, "
+        "or its name with ?server_name="
+    ),
+    "endpoint_wants_certificate": (
+        "{address} asks for a client certificate that it accepts: give ?cert=FILE&key=FILE"
+    ),
+    "endpoint_wants_tls_certificate": (
+        "{address} speaks TLS and asks for a client certificate: use "
+        "etcds://…?ca=FILE&cert=FILE&key=FILE"
+    ),
+    "endpoint_refused": (
+        "nothing listens at {address} (connection refused). Check that the server runs and that "
+        "the port is right"
+    ),
+    "endpoint_not_a_host": "{address} is not a host name: check the URL",
+    "endpoint_unreachable": "{address} cannot be reached: {reason}",
+    "endpoint_without_tls": "{address} does not speak TLS: use etcd:// instead of etcds://",
+    "endpoint_with_tls": "{address} speaks TLS: use etcds:// instead of etcd://",
+    "endpoint_closes": "{address} closes the connection: is it etcd's client port?",
+    "endpoint_not_etcd": (
+        "{address} is not etcd: it answered {answer!q}. Is it another server's port?"
+    ),
+    "stream_silent": "{address} is silent",
+    "stream_without_quorum": "{address} answers no linearizable read: it may have lost its quorum",
+    "stream_ended": "{address} ended the stream ({reason})",
+    "stream_closed": "the store was closed",
+    "alarm_nospace": (
+        "NOSPACE: a member is out of space, writes are refused. Compact, defragment, then `etcdctl "
+        "alarm disarm`"
+    ),
+    "alarm_corrupt": "CORRUPT: a member's data differs from the others'. Replace that member",
+    # Stores: embedded.
+    "file_in_use": (
+        "{path} is in use by {holder}: one process owns a store; stop it, or reach the store "
+        "through it (mooring serve)"
+    ),
+    "another_process": "another process",
+    "file_is_folder": "{path} is a folder: name a file in it",
+    "file_outside_folder": "{folder} is not a folder: name a file in a folder",
+    "file_not_opened": "{path} cannot be opened: {problem}",
+    "file_no_store": "{path} cannot be opened as a store: {problem}",
+    "file_not_read": "{path} cannot be read as a store: {problem}",
+    "file_missing": "{path} does not exist or is not a file: name the file of a store",
+    "file_empty": "{path} is empty: name the file of a store",
+    "file_foreign": "{path} is a SQLite file, but not one of Mooring's: choose another path",
+    "file_too_new": (
+        "{path} was written by a newer Mooring (schema {version}, this one knows {schema}): "
+        "upgrade Mooring"
+    ),
+    "file_needs_upgrade": (
+        "{path} is read-only, and must be upgraded from schema {version} to {schema}: make it "
+        "writable"
+    ),
+    "file_damaged": (
+        "{path} is damaged ({problem}): `mooring store check {path}` shows details; replace it "
+        "with a backup"
+    ),
+    "value_missing": "{name!q} is missing",
+    "file_read_only": "it is read-only",
+    "file_written_by_another": "another process wrote to it meanwhile: restart this one",
+    "file_not_written": "{path} cannot be written: {problem}",
+    "file_refuses_writes": "{problem}: writes are refused, reads continue",
+    "file_commit_unknown": (
+        "{problem} while it was committing: the write may or may not be on disk. Read before you "
+        "write again; writes resume when the file can be written"
+    ),
+    "file_out_of_space": (
+        "{problem}: nothing was written, reads continue; free space or make the file writable, and "
+        "writes resume"
+    ),
+    "file_unavailable": (
+        "{problem}: nothing was written, reads continue; writes resume when the file can be written"
+    ),
+    "file_rejects_write": (
+        "{path} cannot store a write: {problem}: nothing was written. This is a bug in Mooring, "
+        "report it"
+    ),
+    "history_incomplete": "revisions are missing from the history",
+    "history_lost": (
+        "it is at revision {revision}, but {confirmed} was confirmed: it has lost writes, replace "
+        "it with a backup"
+    ),
+    "quota_exceeded": (
+        "the store uses {size} bytes of its quota of {quota} (alarm NOSPACE): writes are refused, "
+        "deletions and reads continue. Delete and compact, then disarm the alarm (etcdctl alarm "
+        "disarm); or set a larger quota and restart"
+    ),
+    "commit_operations": "{count} operations in one commit: the store accepts at most {limit}",
+    "commit_bytes": "{size} bytes in one commit: the store accepts at most {limit}",
+    "check_failed_on": "the check {field} {sign} {expected} on {key} failed",
+    "the_expected_one": "the expected one",
+    "alarm_quota": (
+        "NOSPACE: the store has reached its quota and refuses writes; delete and compact, then "
+        "`etcdctl alarm disarm`"
+    ),
     # Tenants.
     # Requests to the server.
     "internal_error": "internal error: the server's log has the details",

@@ -51,6 +51,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted, readable
+from mooring.messages import Message
 
 MAX_OPERATIONS = 128
 """The maximum number of writes and reads together in one commit, and of checks."""
@@ -299,8 +300,8 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     leader: bool = False
     clock_ahead: tuple[float, float] | None = None
     """The least and the most by which its clock is ahead of ours, in seconds; None if unknown."""
-    problem: str = ""
-    """Why the server does not answer, as text."""
+    problem: Message | None = None
+    """Why the server does not answer."""
 
 
 class StoreStatus(msgspec.Struct, frozen=True, gc=False):
@@ -309,8 +310,8 @@ class StoreStatus(msgspec.Struct, frozen=True, gc=False):
     kind: str
     revision: int
     members: tuple[Member, ...]
-    alarms: tuple[str, ...] = ()
-    """Problems as text: out of space, corrupt member."""
+    alarms: tuple[Message, ...] = ()
+    """Out of space, or a corrupt member."""
 
 
 class Watch(AbstractAsyncContextManager["Watch"], AsyncIterator[Batch], ABC):

@@ -124,7 +124,7 @@ async def check_store(store: Store) -> AsyncIterator[DoctorFinding]:
 
 def judge_member(member: Member) -> DoctorFinding:
     if member.latency is None:
-        return _error(member.address, member.problem)
+        return _error(member.address, str(member.problem))
     if not member.version:
         return _ok(member.address, "contains the store itself")
     leader = ", leader" if member.leader else ""
@@ -165,7 +165,7 @@ def judge_status(status: StoreStatus) -> Iterator[DoctorFinding]:
     if len(versions) > 1:
         yield _warning("versions", f"the members differ: {', '.join(versions)}")
     for alarm in status.alarms:
-        yield _error("alarm", alarm)
+        yield _error("alarm", str(alarm))
     if answering and not status.alarms:
         yield _ok("alarms", "none")
 

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import msgspec
 
 from mooring.errors import StoreError
-from mooring.messages import TEXTS, Parameter, message, parameters
+from mooring.messages import TEXTS, Message, Parameter, combined, joined, message, parameters
 from mooring.model import Instance, Time, now
 from mooring.names import split_service
 from mooring.server.http.response import rfc3339
@@ -99,7 +99,7 @@ def problems(
     *,
     grace: GracePeriods | None = None,
     stale_since: Time | None = None,
-    alarms: Sequence[str] = (),
+    alarms: Sequence[Message] = (),
     alarms_since: Time | None = None,
 ) -> list[FleetProblem]:
     """All problems, the worst first. `alarms` are those of the store."""
@@ -109,7 +109,7 @@ def problems(
         error = fleet.error or "no answer"
         result.append(_problem("stale", "", since=stale_since, params={"error": error}))
     if alarms:
-        alarm = "; ".join(alarms)
+        alarm = combined(alarms)
         result.append(_problem("store_alarm", "", since=alarms_since, params={"alarm": alarm}))
     for known in fleet.services():
         result += service_problems(fleet, known, now, grace)
@@ -266,7 +266,7 @@ class StoreAlarms:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.raised: Sequence[str] = ()
+        self.raised: Sequence[Message] = ()
         self.since: Time | None = None
         """When the first of them was seen."""
         self._tasks = Tasks()
@@ -291,7 +291,7 @@ class StoreAlarms:
             return  # no member answered
         if status.alarms and not self.raised:
             self.since = now()
-            log.error("the store %s raised an alarm: %s", self._store.url, "; ".join(status.alarms))
+            log.error("the store %s raised an alarm: %s", self._store.url, joined(status.alarms))
         elif self.raised and not status.alarms:
             self.since = None
             log.info("the store %s has cleared its alarms", self._store.url)

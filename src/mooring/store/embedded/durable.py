@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
-from mooring.formatting import describe
+from mooring.messages import Message, message
 from mooring.store.contract import Entry, Guarantees
 from mooring.store.embedded.engine import FORGET, FORGET_BYTES, Engine
 from mooring.store.embedded.keyspace import size
@@ -81,11 +81,11 @@ class DurableRunner(EngineRunner):
         self._waiting: deque[_PendingWrite] = deque()  # taken from the queue, not yet applied
         self._ending = False
         self._written = uptime
-        self._last_rejection = ""
+        self._last_rejection: Message | None = None
         self._in_doubt: Exception | None = None  # why COMMIT, or the recovery after it, failed
         self._recover_at = 0.0
         if not self._journal.writable:
-            self._failed(NotWritable("it is read-only"))
+            self._failed(NotWritable(message("file_read_only")))
         self._thread = threading.Thread(target=self._run, name=f"journal of {path}", daemon=True)
         self._thread.start()
 
@@ -315,7 +315,7 @@ class DurableRunner(EngineRunner):
         self._written = now
         if self._stopped_at is not None:
             self._started, self._stopped_at = time.monotonic() - self._stopped_at, None
-            self.problem = ""
+            self.problem = None
             log.info("%s: writes work again", self._journal.path)
 
     def _failure(self, error: Exception) -> StoreError:
@@ -325,14 +325,11 @@ class DurableRunner(EngineRunner):
         """While the journal cannot be written, no lease can be renewed, so the clock stops."""
         if self._stopped_at is None:
             self._stopped_at = self.now()
-            self.problem = f"{self._cannot(error)}: writes are refused, reads continue"
-            log.error(self.problem)
+            self.problem = message("file_refuses_writes", problem=self._cannot(error))
+            log.error("%s", self.problem)
         if isinstance(error, CommitFailed):
             self._doubt(error, pause=0.0)
-            return OutcomeUnknown(
-                f"{self._cannot(error)} while it was committing: the write may or may not be on "
-                "disk. Read before you write again; writes resume when the file can be written"
-            )
+            return OutcomeUnknown(message("file_commit_unknown", problem=self._cannot(error)))
         return self._refused(error)
 
     def _doubt(self, error: Exception, *, pause: float) -> None:
@@ -344,21 +341,21 @@ class DurableRunner(EngineRunner):
         self._in_doubt, self._recover_at = error, time.monotonic() + pause
 
     def _refused(self, error: Exception) -> StoreError:
-        text = f"{self._cannot(error)}: nothing was written, reads continue"
+        problem = self._cannot(error)
         if refuses_writes(error):
-            return OutOfSpace(f"{text}; free space or make the file writable, and writes resume")
-        return Unavailable(f"{text}; writes resume when the file can be written")
+            return OutOfSpace(message("file_out_of_space", problem=problem))
+        return Unavailable(message("file_unavailable", problem=problem))
 
-    def _cannot(self, error: Exception) -> str:
-        return f"{self._journal.path} cannot be written: {describe(error)}"
+    def _cannot(self, error: Exception) -> Message:
+        return message("file_not_written", path=str(self._journal.path), problem=error)
 
     def _rejected(self, error: Exception) -> StoreError:
         """The error for the writer of something that the journal cannot store."""
-        text = f"{self._journal.path} cannot store a write: {describe(error)}"
-        if text != self._last_rejection:
-            self._last_rejection = text
-            log.error("%s: the write is rejected; this is a bug in Mooring", text, exc_info=error)
-        return StoreError(f"{text}: nothing was written. This is a bug in Mooring, report it")
+        rejection = message("file_rejects_write", path=str(self._journal.path), problem=error)
+        if rejection != self._last_rejection:
+            self._last_rejection = rejection
+            log.error("%s", rejection, exc_info=error)
+        return StoreError(rejection)
 
     def _refuse_the_rest(self) -> None:
         while True:
@@ -367,7 +364,9 @@ class DurableRunner(EngineRunner):
             except queue.Empty:
                 return
             if request is not None:
-                _deliver([request], [Closed(f"{self._journal.path} is closed")])
+                _deliver(
+                    [request], [Closed(message("store_closed", store=str(self._journal.path)))]
+                )
 
 
 def _is_disk_error(error: Exception) -> bool:
@@ -419,5 +418,5 @@ def durable_runner(path: Path, make: Callable[[], Engine] = Engine) -> DurableRu
     try:
         path = path.resolve()
     except (OSError, RuntimeError) as error:
-        raise StoreError(f"{path} cannot be opened: {describe(error)}") from error
+        raise StoreError(message("file_not_opened", path=str(path), problem=error)) from error
     return shared_runner(path, lambda: DurableRunner(path, make()))

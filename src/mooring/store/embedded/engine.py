@@ -28,7 +28,7 @@ from mooring.errors import (
     StoreError,
     TooLarge,
 )
-from mooring.formatting import readable
+from mooring.messages import Message, message, named
 from mooring.store.contract import (
     MAX_OPERATIONS,
     MAX_REQUEST_BYTES,
@@ -121,7 +121,7 @@ class Engine:
             events.setdefault(at, []).append(event)
             obsolete[at] = obsolete.get(at, 0) + obsolete_bytes(replaced, entry)
         if sorted(events) != list(range(compacted + 1, revision + 1)):
-            raise StoreError("revisions are missing from the history")
+            raise StoreError(message("history_incomplete"))
         self._history = RevisionHistory(compacted)
         for at in range(compacted + 1, revision + 1):
             self._history.append(Batch(at, tuple(events[at])), obsolete[at])
@@ -147,10 +147,7 @@ class Engine:
         batches = {at: list(group) for at, group in groupby(entries, attrgetter("modified"))}
         expected = [*range(self.revision + 1, revision + 1)]
         if revision < self.revision or [*batches] != expected:
-            raise StoreError(
-                f"it is at revision {revision}, but {self.revision} was confirmed: it has lost "
-                "writes, replace it with a backup"
-            )
+            raise StoreError(message("history_lost", revision=revision, confirmed=self.revision))
         self.leases.restore(leases)
         for batch in batches.values():
             transaction = self.begin()
@@ -280,11 +277,7 @@ class Engine:
         if self.quota and self.size + growth > self.quota:
             self.out_of_space = True
         if self.out_of_space:
-            raise OutOfSpace(
-                f"the store uses {self.size} bytes of its quota of {self.quota} (alarm NOSPACE): "
-                "writes are refused, deletions and reads continue. Delete and compact, then disarm "
-                "the alarm (etcdctl alarm disarm); or set a larger quota and restart"
-            )
+            raise OutOfSpace(message("quota_exceeded", size=self.size, quota=self.quota))
 
     # Confirming
 
@@ -419,12 +412,10 @@ def without_value(entry: Entry) -> Entry:
 def _check_size(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> None:
     operations = max(len(writes) + len(reads), len(checks))
     if operations > MAX_OPERATIONS:
-        raise TooLarge(
-            f"{operations} operations in one commit: the store accepts at most {MAX_OPERATIONS}"
-        )
+        raise TooLarge(message("commit_operations", count=operations, limit=MAX_OPERATIONS))
     size = sum(map(_size, writes)) + sum(map(_check_bytes, checks))
     if size > MAX_REQUEST_BYTES:
-        raise TooLarge(f"{size} bytes in one commit: the store accepts at most {MAX_REQUEST_BYTES}")
+        raise TooLarge(message("commit_bytes", size=size, limit=MAX_REQUEST_BYTES))
 
 
 _OVERHEAD = 16  # approximate bytes that a request adds to each of its parts
@@ -441,8 +432,13 @@ def _check_bytes(check: Check) -> int:
     return len(check.key) + value + _OVERHEAD
 
 
-def _conflict(check: Check) -> str:
-    sign = "=" if check.equal else "≠"
+def _conflict(check: Check) -> Message:
     # A value may be a secret.
-    expected = "the expected one" if isinstance(check.expected, bytes) else check.expected
-    return f"the check {check.field} {sign} {expected} on {readable(check.key)} failed"
+    value = isinstance(check.expected, bytes)
+    return message(
+        "check_failed_on",
+        key=named(check.key),
+        field=check.field,
+        sign="=" if check.equal else "≠",
+        expected=message("the_expected_one") if value else str(check.expected),
+    )

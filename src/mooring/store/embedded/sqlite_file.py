@@ -19,6 +19,7 @@ from tempfile import mkstemp
 from mooring import file_lock
 from mooring.errors import InvalidRequest, InvalidURL, StoreError, misplaced
 from mooring.formatting import readable
+from mooring.messages import Message, message, verbatim
 from mooring.store.contract import Batch, Entry
 from mooring.store.embedded.keyspace import tombstone
 from mooring.store.embedded.store import new_cluster_id
@@ -59,6 +60,10 @@ class NotWritable(sqlite3.OperationalError):
 
     sqlite_errorcode = sqlite3.SQLITE_READONLY
 
+    def __init__(self, message: Message) -> None:
+        super().__init__(message.text)
+        self.message = message
+
 
 @dataclass(slots=True)
 class JournalWrite:
@@ -78,7 +83,7 @@ class Journal:
         self.path = path
         self._process = os.getpid()
         if path.is_dir():
-            raise InvalidURL(f"{path} is a folder: name a file in it")
+            raise InvalidURL(message("file_is_folder", path=str(path)))
         self.writable = not _is_file(path) or _may_write(path)
         self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
         self._loaded = 0
@@ -95,10 +100,8 @@ class Journal:
         return kept
 
     def damaged(self, error: Exception) -> StoreError:
-        return StoreError(
-            f"{self.path} is damaged ({_words(error)}): `mooring store check {self.path}` shows "
-            "details; replace it with a backup"
-        )
+        path = str(self.path)
+        return StoreError(message("file_damaged", path=path, problem=_problem(error)))
 
     def write(self, changes: JournalWrite) -> None:
         """Write the changes; they are on disk when this returns. Raises `CommitFailed`; after any
@@ -154,16 +157,16 @@ class Journal:
 
     def _take_over(self) -> None:
         if not _may_write(self.path):
-            raise NotWritable("it is read-only")
+            raise NotWritable(message("file_read_only"))
         self.close()
         try:
             self._owner, self._database = _open(self.path)
         except (StoreError, InvalidURL) as error:
             self._owner, self._database = _open_for_reading(self.path)
-            raise NotWritable(str(error)) from error
+            raise NotWritable(error.message) from error
         meta = dict(self._database.execute(SQL["get_meta"]))
         if meta["revision"] != self._loaded:
-            raise NotWritable("another process wrote to it meanwhile: restart this one")
+            raise NotWritable(message("file_written_by_another"))
         self.cluster_id = meta["cluster_id"]
         self.writable, self._synchronised = True, "FULL"
 
@@ -178,8 +181,10 @@ class Journal:
 _DAMAGE = (sqlite3.Error, KeyError, TypeError, ValueError)
 
 
-def _words(error: Exception) -> str:
-    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+def _problem(error: Exception) -> Message:
+    if isinstance(error, KeyError):
+        return message("value_missing", name=error.args[0])
+    return error.message if isinstance(error, StoreError) else verbatim(str(error))
 
 
 def _may_write(path: Path) -> bool:
@@ -194,8 +199,9 @@ def _open(path: Path) -> tuple[int, sqlite3.Connection]:
         owner = file_lock.acquire(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if misplaced(error):
-            raise InvalidURL(f"{path.parent} is not a folder: name a file in a folder") from error
-        raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
+            folder = str(path.parent)
+            raise InvalidURL(message("file_outside_folder", folder=folder)) from error
+        raise StoreError(message("file_not_opened", path=str(path), problem=error)) from error
     with _closing_on_error(path, owner) as opened:
         path.touch(mode=0o600)
         database = _connect(path)
@@ -224,8 +230,12 @@ def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
         opened.append(database)
         if (version := _version(database, path)) != SCHEMA:
             raise StoreError(
-                f"{path} is read-only, and must be upgraded from schema {version} to {SCHEMA}: "
-                "make it writable"
+                message(
+                    "file_needs_upgrade",
+                    path=str(path),
+                    version=version,
+                    schema=SCHEMA,
+                )
             )
     return owner, database
 
@@ -242,7 +252,9 @@ def _closing_on_error(path: Path, owner: int) -> Iterator[list[sqlite3.Connectio
         file_lock.release(owner)
         if isinstance(error, StoreError):
             raise
-        raise StoreError(f"{path} cannot be opened as a store: {_words(error)}") from error
+        raise StoreError(
+            message("file_no_store", path=str(path), problem=_problem(error))
+        ) from error
 
 
 def _rows(batches: Iterable[Batch]) -> Iterator[tuple[int, bytes, int, bytes, int, int, int]]:
@@ -313,13 +325,10 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
     """The schema version of a file; 0 for an empty one. Raises `StoreError` for an unknown one."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     if tables and "meta" not in tables:
-        raise StoreError(f"{path} is a SQLite file, but not one of Mooring's: choose another path")
+        raise StoreError(message("file_foreign", path=str(path)))
     version = int(dict(database.execute(SQL["get_meta"]))["schema"]) if tables else 0
     if version > SCHEMA:
-        raise StoreError(
-            f"{path} was written by a newer Mooring (schema {version}, this one knows {SCHEMA}): "
-            "upgrade Mooring"
-        )
+        raise StoreError(message("file_too_new", path=str(path), version=version, schema=SCHEMA))
     return version
 
 
@@ -380,14 +389,17 @@ def backup(path: Path, target: Path) -> None:
     """
     with _reading(path) as database:
         if not _version(database, path):
-            raise StoreError(f"{path} is empty: name the file of a store")
+            raise StoreError(message("file_empty", path=str(path)))
         try:
             file, name = mkstemp(".unfinished", f"{target.name}.", target.parent)
         except OSError as error:
             if misplaced(error):
-                text = f"{target} cannot be written: name a file in a folder"
-                raise InvalidRequest(text) from error
-            raise StoreError(f"{target} cannot be written: {error.strerror}") from error
+                raise InvalidRequest(
+                    message("file_outside_folder", folder=str(target.parent))
+                ) from error
+            raise StoreError(
+                message("file_not_written", path=str(target), problem=error)
+            ) from error
         try:
             # As a URL, which can name any file: SQLite's paths must be valid text.
             address = Path(name).absolute().as_uri()
@@ -418,7 +430,7 @@ def _sync_folder(folder: Path) -> None:
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection for reading to an existing file. Raises `StoreError` if it cannot be read."""
     if not _is_file(path):
-        raise InvalidRequest(f"{path} does not exist or is not a file: name the file of a store")
+        raise InvalidRequest(message("file_missing", path=str(path)))
     database = None
     try:
         database = _connect_for_reading(path)
@@ -426,7 +438,9 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     except InvalidRequest:
         raise
     except (*_DAMAGE, OSError) as error:
-        raise StoreError(f"{path} cannot be read as a store: {_words(error)}") from error
+        raise StoreError(
+            message("file_not_read", path=str(path), problem=_problem(error))
+        ) from error
     finally:
         if database is not None:
             database.close()

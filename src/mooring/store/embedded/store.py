@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mooring.errors import Closed
-from mooring.formatting import readable
+from mooring.messages import Message, message, named, verbatim
 from mooring.store.contract import (
     Batch,
     Check,
@@ -49,8 +49,8 @@ class EngineRunner(ABC):
     """A description of the store, for people."""
     survives_fork = True
     """Whether the runner works in a forked child."""
-    problem = ""
-    """The current problem of the store as text; empty if there is none."""
+    problem: Message | None = None
+    """The current problem of the store."""
 
     def __init__(self, engine: Engine) -> None:
         self.lock = threading.Lock()
@@ -214,11 +214,6 @@ def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *a
             loop.call_soon_threadsafe(callback, *args)
 
 
-NO_SPACE = (
-    "NOSPACE: the store has reached its quota and refuses writes; delete and compact, then "
-    "`etcdctl alarm disarm`"
-)
-
 _YIELD_EVERY = 100  # calls
 
 
@@ -285,7 +280,8 @@ class EmbeddedStore(Store):
     async def status(self) -> StoreStatus:
         revision, full = self._open().read(lambda e: (e.confirmed, e.out_of_space))
         member = Member("this process", latency=0.0, leader=True, clock_ahead=(0.0, 0.0))
-        alarms = tuple(text for text in (self._runner.problem, NO_SPACE if full else "") if text)
+        no_space = message("alarm_quota") if full else None
+        alarms = tuple(alarm for alarm in (self._runner.problem, no_space) if alarm)
         return StoreStatus(self._runner.kind, revision, (member,), alarms)
 
     async def aclose(self) -> None:
@@ -305,7 +301,7 @@ class EmbeddedStore(Store):
 
     def _open(self) -> EngineRunner:
         if self._closed:
-            raise Closed(f"{self.url} is closed")
+            raise Closed(message("store_closed", store=verbatim(self.url)))
         return self._runner
 
     def _keep_ticking(self) -> None:
@@ -354,7 +350,7 @@ class _EmbeddedWatch(Watch):
             raise RuntimeError("enter a watch before iterating it: `async with store.watch(…)`")
         while not self._ready:
             if self._left:
-                raise Closed(f"the watch of {readable(self._range.start)} was closed")
+                raise Closed(message("watch_closed", key=named(self._range.start)))
             self._wakeup.clear()
             self._ready.extend(self._store._open().read(lambda engine: engine.take(watcher)))
             if not self._ready:

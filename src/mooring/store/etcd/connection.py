@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from mooring.errors import AccessDenied, Closed, InvalidURL, OutcomeUnknown, StoreError, Unavailable
-from mooring.formatting import quoted
+from mooring.messages import Message, message, verbatim
 from mooring.settings.connections import TLS, EtcdConnectionSettings
 from mooring.store.etcd.diagnosis import diagnose
 from mooring.store.etcd.endpoints import EtcdEndpoint, Preference
@@ -66,13 +66,13 @@ class EtcdConnection:
         method: str,
         request: object,
         *,
-        what: Callable[[], str],
+        what: Callable[[], Message],
         writes: bool,
     ) -> Any:
         """Make a unary call. Raises `grpc.aio.AioRpcError` for a definite answer of etcd
         (`Verdict.FINAL`), and Mooring's errors for everything else."""
         if self.closed:
-            raise Closed(f"{self.name} is closed")
+            raise Closed(message("store_closed", store=self._subject))
         deadline = time.monotonic() + self.settings.timeout
         if not self._logged_in:
             await self.login(deadline)
@@ -103,35 +103,47 @@ class EtcdConnection:
             return
         if writes:
             raise OutcomeUnknown(
-                f"{self.name} was closed before the reply came: the write may have happened"
+                message("store_closed_before_reply", store=self._subject)
             ) from None
-        raise Closed(f"{self.name} was closed meanwhile") from None
+        raise Closed(message("store_closed_meanwhile", store=self._subject)) from None
 
     async def failure(
-        self, error: grpc.aio.AioRpcError, what: str, endpoint: EtcdEndpoint, writes: bool
+        self, error: grpc.aio.AioRpcError, what: Message, endpoint: EtcdEndpoint, writes: bool
     ) -> Exception:
         """Mooring's error, with a diagnosis if gRPC could not connect."""
-        text, where = error.details() or "", endpoint.address
+        text, where = error.details() or "", verbatim(endpoint.address)
         several = len(self.endpoints) > 1
         if judge(error.code(), text) is Verdict.RETRY:
-            problem = await diagnose(where, self.settings.tls, within=0.5)
-            text = problem.text if problem else f"{where} is not available: {shorten(text)}"
-            return Unavailable(f"{what}: {'no endpoint is available; ' if several else ''}{text}")
+            diagnosis = await diagnose(endpoint.address, self.settings.tls, within=0.5)
+            if diagnosis is None:
+                return Unavailable(
+                    message(
+                        "store_unavailable", operation=what, store=where, reason=shorten(text)
+                    )
+                )
+            kind = "no_endpoint_available" if several else "operation_failed"
+            return Unavailable(message(kind, operation=what, problem=diagnosis.problem))
         if several:
-            where = f"every endpoint tried, last {where},"
+            where = message("every_endpoint", endpoint=endpoint.address)
         return translate(error.code(), text, where=where, what=what, writes=writes)
 
     async def explained(self, error: Unavailable) -> Unavailable:
         """The error of a stream, with a diagnosis of the endpoint."""
-        problem = await diagnose(self.endpoint.address, self.settings.tls, within=1.0)
-        return Unavailable(f"{error}: {problem.text}") if problem is not None else error
+        diagnosis = await diagnose(self.endpoint.address, self.settings.tls, within=1.0)
+        if diagnosis is None:
+            return error
+        return Unavailable(message("operation_failed", operation=error, problem=diagnosis.problem))
 
-    async def raise_if_unfixable(self, endpoint: EtcdEndpoint, what: str, within: float) -> None:
+    async def raise_if_unfixable(
+        self, endpoint: EtcdEndpoint, what: Message, within: float
+    ) -> None:
         """Raise if there is only one endpoint and waiting cannot help (TLS, another server)."""
         if len(self.endpoints) == 1:
-            problem = await diagnose(endpoint.address, self.settings.tls, within=within)
-            if problem is not None and problem.final:
-                raise Unavailable(f"{what}: {problem.text}")
+            diagnosis = await diagnose(endpoint.address, self.settings.tls, within=within)
+            if diagnosis is not None and diagnosis.final:
+                raise Unavailable(
+                    message("operation_failed", operation=what, problem=diagnosis.problem)
+                )
 
     async def has_quorum(self, endpoint: EtcdEndpoint, name: bytes, *, within: float) -> bool:
         """Whether an endpoint answers a linearizable read, which requires contact with a majority.
@@ -193,7 +205,7 @@ class EtcdConnection:
     async def ready(self) -> None:
         """Log in if necessary, before a stream is opened."""
         if self.closed:
-            raise Closed(f"{self.name} is closed")
+            raise Closed(message("store_closed", store=self._subject))
         if not self._logged_in:
             await self.login(time.monotonic() + self.settings.timeout)
 
@@ -203,11 +215,13 @@ class EtcdConnection:
             self._login = self._tasks.start(self._log_in(), name="etcd login")
         login = self._login
         await asyncio.wait([login], timeout=max(deadline - time.monotonic(), 0.05))
-        what = f"login of user {quoted(self.settings.user)}"
         if not login.done():
-            raise Unavailable(f"{what}: no answer of {self.endpoint.address} in time")
+            endpoint = self.endpoint.address
+            raise Unavailable(
+                message("no_answer_in_time", operation=self._logging_in, endpoint=endpoint)
+            )
         if login.cancelled():
-            raise Closed(f"{what}: {self.name} was closed meanwhile")
+            raise Closed(message("store_closed_meanwhile", store=self._subject))
         if isinstance(problem := login.result(), Exception):
             raise problem
 
@@ -228,7 +242,7 @@ class EtcdConnection:
             self._logged_in = False
 
     async def _token(self) -> Sequence[tuple[str, str]]:
-        what = f"login of user {quoted(self.settings.user)}"
+        what = self._logging_in
         request = AuthenticateRequest(name=self.settings.user, password=self._password())
         deadline = time.monotonic() + self.settings.timeout
         while True:
@@ -255,16 +269,29 @@ class EtcdConnection:
         try:
             return read_password(file)
         except OSError as error:
+            reason = verbatim(error.strerror or str(error))
             raise AccessDenied(
-                f"login of user {quoted(self.settings.user)}: password_file={file} cannot be read: "
-                f"{error.strerror}; the next call reads it again"
+                message(
+                    "password_file_unreadable",
+                    operation=self._logging_in,
+                    file=str(file),
+                    reason=reason,
+                )
             ) from error
 
-    def broken(self, what: str, reason: str) -> StoreError:
+    @property
+    def _logging_in(self) -> Message:
+        return message("op_login", user=self.settings.user)
+
+    def broken(self, what: Message, reason: Message) -> StoreError:
         """The error for the users of a stream that ended."""
         if self.closed:
-            return Closed(f"{what}: {self.name} is closed")
-        return Unavailable(f"{what}: {reason}")
+            return Closed(message("store_closed", store=self._subject))
+        return Unavailable(message("operation_failed", operation=what, problem=reason))
+
+    @property
+    def _subject(self) -> Message:
+        return verbatim(self.name)
 
     @property
     def name(self) -> str:
@@ -284,7 +311,7 @@ class Retries:
     """The retries of one call, until its deadline."""
 
     def __init__(
-        self, connection: EtcdConnection, what: str, deadline: float, *, writes: bool = False
+        self, connection: EtcdConnection, what: Message, deadline: float, *, writes: bool = False
     ) -> None:
         self._connection, self._what = connection, what
         self._deadline, self._writes = deadline, writes
@@ -355,7 +382,7 @@ def _cancelled() -> bool:
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:
     """Read and validate the files first: gRPC itself aborts the process for some invalid files."""
     if bool(tls.cert) != bool(tls.key):
-        raise InvalidURL("a client certificate needs both: cert=FILE and key=FILE")
+        raise InvalidURL(message("tls_needs_cert_and_key"))
     tls.context()
     return grpc.ssl_channel_credentials(
         tls.ca.read_bytes() if tls.ca else None,

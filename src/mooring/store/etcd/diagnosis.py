@@ -11,7 +11,7 @@ import ssl
 import time
 from dataclasses import dataclass
 
-from mooring.formatting import quoted, reason
+from mooring.messages import Message, message, verbatim
 from mooring.settings.connections import TLS
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -20,7 +20,7 @@ _SETTINGS_FRAME = 4
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    text: str
+    problem: Message
     final: bool
     """Whether waiting cannot solve it."""
 
@@ -31,42 +31,29 @@ async def diagnose(address: str, tls: TLS | None, *, within: float) -> Diagnosis
         async with asyncio.timeout(within):
             return await _look(address, tls)
     except TimeoutError:
-        return Diagnosis(
-            f"{address} does not respond. Check the address, firewalls, and that the server is not "
-            "paused",
-            final=False,
-        )
+        return Diagnosis(message("endpoint_silent", address=address), final=False)
 
 
 async def _look(address: str, tls: TLS | None) -> Diagnosis | None:
     try:
         greeting = await _greet(address, _context(tls) if tls else None, tls)
     except ssl.SSLCertVerificationError as error:
-        return Diagnosis(
-            f"the certificate of {address} is not trusted: {error.verify_message}. Name "
-            "its authority with ?ca=FILE, or its name with ?server_name=",
-            final=True,
-        )
+        reason = verbatim(error.verify_message)
+        untrusted = message("endpoint_untrusted", address=address, reason=reason)
+        return Diagnosis(untrusted, final=True)
     except ssl.SSLError as error:
         if _asks_for_certificate(error):
-            return Diagnosis(
-                f"{address} asks for a client certificate that it accepts: give "
-                "?cert=FILE&key=FILE",
-                final=True,
-            )
+            return Diagnosis(message("endpoint_wants_certificate", address=address), final=True)
         return await _mismatch(address, tls)
     except ConnectionRefusedError:
-        return Diagnosis(
-            f"nothing listens at {address} (connection refused). Check that the server runs and "
-            "that the port is right",
-            final=False,
-        )
+        return Diagnosis(message("endpoint_refused", address=address), final=False)
     except UnicodeError:
-        return Diagnosis(f"{address} is not a host name: check the URL", final=True)
+        return Diagnosis(message("endpoint_not_a_host", address=address), final=True)
     except OSError as error:
         if isinstance(error, ConnectionError):  # the server closed the connection
             return await _mismatch(address, tls)
-        return Diagnosis(f"{address} cannot be reached: {reason(error)}", final=False)
+        unreachable = message("endpoint_unreachable", address=address, reason=error)
+        return Diagnosis(unreachable, final=False)
     if len(greeting) > 3 and greeting[3] == _SETTINGS_FRAME:
         return None
     return await _mismatch(address, tls, greeting)
@@ -81,25 +68,18 @@ async def _mismatch(address: str, tls: TLS | None, greeting: bytes = b"") -> Dia
         other = await _greet(address, None if tls else blind, None)
     except ssl.SSLError as error:
         if _asks_for_certificate(error):
-            return Diagnosis(
-                f"{address} speaks TLS and asks for a client certificate: use "
-                "etcds://…?ca=FILE&cert=FILE&key=FILE",
-                final=True,
-            )
+            problem = message("endpoint_wants_tls_certificate", address=address)
+            return Diagnosis(problem, final=True)
         other = b""
     except OSError:
         other = b""
     if len(other) > 3 and other[3] == _SETTINGS_FRAME:
-        if tls:
-            return Diagnosis(f"{address} does not speak TLS: use etcd:// instead of etcds://", True)
-        return Diagnosis(f"{address} speaks TLS: use etcds:// instead of etcd://", final=True)
+        kind = "endpoint_without_tls" if tls else "endpoint_with_tls"
+        return Diagnosis(message(kind, address=address), final=True)
     if not greeting:
-        return Diagnosis(f"{address} closes the connection: is it etcd's client port?", final=False)
+        return Diagnosis(message("endpoint_closes", address=address), final=False)
     answer = greeting[:40].split(b"\r\n")[0].decode("latin-1")
-    return Diagnosis(
-        f"{address} is not etcd: it answered {quoted(answer)}. Is it another server's port?",
-        final=True,
-    )
+    return Diagnosis(message("endpoint_not_etcd", address=address, answer=answer), final=True)
 
 
 def _asks_for_certificate(error: ssl.SSLError) -> bool:

@@ -18,6 +18,7 @@ import grpc.aio
 
 from mooring.errors import Closed
 from mooring.fork_safety import open_channel
+from mooring.messages import message
 from mooring.store.etcd.proto import Methods
 
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -88,7 +89,7 @@ class _Released:
         self._address = address
 
     def __getattr__(self, _: str) -> Any:
-        raise Closed(f"the connection to {self._address} is closed")
+        raise Closed(message("connection_closed", endpoint=self._address))
 
 
 class EndpointHealth(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import TypeVar
 
 import grpc
 
@@ -22,10 +21,9 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
-from mooring.formatting import readable
+from mooring.messages import Message, message, named, verbatim
 
 _Code = grpc.StatusCode
-E = TypeVar("E", bound=MooringError)
 
 
 class Verdict(Enum):
@@ -79,80 +77,59 @@ def is_too_large_for_us(text: str) -> bool:
 
 def cancellation(text: str, start: bytes) -> StoreError:
     """The error for a watch that the server refused or ended."""
-    what = f"watch of {readable(start)}"
+    what = message("op_watch", key=named(start))
     if "user name is empty" in text:
-        return _error(_ANONYMOUS, what, "etcd")
+        return AccessDenied(message("etcd_requires_user", operation=what, store="etcd"))
     if "permission denied" in text or any(part in text for part in _BAD_TOKEN):
-        return _error(_DENIED, what, "etcd")
-    return Unavailable(f"{what}: ended by the server ({shorten(text)})")
+        return AccessDenied(message("etcd_permission_denied", operation=what, store="etcd"))
+    return Unavailable(message("etcd_ended_watch", operation=what, reason=shorten(text)))
 
 
 def translate(
-    code: grpc.StatusCode, text: str, *, where: str, what: str, writes: bool
+    code: grpc.StatusCode, text: str, *, where: Message, what: Message, writes: bool
 ) -> Exception:
     """The error for a call that is not retried."""
     verdict = judge(code, text)
+    reason = shorten(text)
     if writes and is_too_large_for_us(text):
         return OutcomeUnknown(
-            f"{what}: the reply of {where} is over the client's limit ({shorten(text)}); it may "
-            "have happened: ask for less in the commit's own reads"
+            message("store_reply_too_large", operation=what, store=where, reason=reason)
         )
     if "user name is empty" in text:
-        return _error(_ANONYMOUS, what, where)
+        return AccessDenied(message("etcd_requires_user", operation=what, store=where))
     if verdict is Verdict.RETRY or (verdict is Verdict.LOST and not writes):
-        return Unavailable(f"{what}: {where} is not available ({shorten(text)})")
+        return Unavailable(message("store_unavailable", operation=what, store=where, reason=reason))
     if verdict is Verdict.LOST:
         return OutcomeUnknown(
-            f"{what}: the reply of {where} was lost ({shorten(text)}); it may have happened: "
-            "read before you try again"
+            message("store_reply_lost", operation=what, store=where, reason=reason)
         )
     if verdict is Verdict.LOGIN:
-        return AccessDenied(f"{what}: {where} rejects our token repeatedly ({text})")
-    for part, answer in _ANSWERS.items():
+        return AccessDenied(
+            message("store_rejects_token", operation=what, store=where, reason=reason)
+        )
+    for part, (error, kind) in _ANSWERS.items():
         if part in text.lower():
-            return _error(answer, what, where)
-    return StoreError(f"{what}: {where} answered {code.name}: {shorten(text)}")
+            return error(message(kind, operation=what, store=where))
+    return StoreError(
+        message("store_answered", operation=what, store=where, code=code.name, reason=reason)
+    )
 
 
-_DENIED = (
-    AccessDenied,
-    "permission denied by {where}: grant the user's role read and write on these keys "
-    "(docs/etcd.md has the least that suffices)",
-)
-_ANONYMOUS = (
-    AccessDenied,
-    "{where} requires a user: add ?user=NAME&password=… to the URL, or set MOORING_ETCD_PASSWORD",
-)
-_REQUEST_TOO_LARGE = (
-    TooLarge,
-    "larger than {where} accepts in one commit (--max-request-bytes)",
-)
 _ANSWERS: Mapping[str, tuple[type[MooringError], str]] = {
-    "permission denied": _DENIED,
-    "user name not found": _ANONYMOUS,
-    "invalid user id or password": (AccessDenied, "{where} rejects the user name or password"),
-    "database space exceeded": (
-        OutOfSpace,
-        "{where} is out of space (alarm NOSPACE) and refuses writes; reads continue. "
-        "Compact, defragment and disarm it: etcdctl compact, defrag, alarm disarm",
-    ),
-    "too many operations in txn": (
-        TooLarge,
-        "more operations in one commit than {where} accepts (--max-txn-ops)",
-    ),
-    "request is too large": _REQUEST_TOO_LARGE,
-    "received message larger than max": _REQUEST_TOO_LARGE,
-    "duplicate key given": (InvalidRequest, "a key is written twice in one commit"),
+    "permission denied": (AccessDenied, "etcd_permission_denied"),
+    "user name not found": (AccessDenied, "etcd_requires_user"),
+    "invalid user id or password": (AccessDenied, "etcd_rejects_login"),
+    "database space exceeded": (OutOfSpace, "etcd_out_of_space"),
+    "too many operations in txn": (TooLarge, "etcd_too_many_operations"),
+    "request is too large": (TooLarge, "etcd_request_too_large"),
+    "received message larger than max": (TooLarge, "etcd_request_too_large"),
+    "duplicate key given": (InvalidRequest, "etcd_key_twice"),
 }
-"""The error for each answer of etcd."""
+"""The error and the kind of its message for each answer of etcd."""
 
 
-def _error(answer: tuple[type[E], str], what: str, where: str) -> E:
-    kind, text = answer
-    return kind(f"{what}: {text.format(where=where)}")
-
-
-def shorten(text: str) -> str:
+def shorten(text: str) -> Message:
     """The last reason in gRPC's chain of reasons, without prefixes."""
     text = text.rsplit("last error: ", 1)[-1]
-    return re.sub(r"^[A-Z_]+: ", "", text)[:200] or "no reason given"
+    text = re.sub(r"^[A-Z_]+: ", "", text)[:200]
+    return verbatim(text) if text else message("no_reason_given")

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 from mooring.errors import AccessDenied, LeaseNotFound, Unavailable
+from mooring.messages import Message, message
 from mooring.store.etcd.connection import EtcdConnection, Retries
 from mooring.store.etcd.proto import LeaseKeepAliveRequest
 from mooring.store.etcd.shared_stream import SharedStream
@@ -36,7 +37,7 @@ class KeepAlives:
     async def renew(self, lease: int) -> int:
         """Renew a lease and return its time-to-live. Retries until the deadline."""
         deadline = time.monotonic() + self._cluster.settings.timeout
-        retries = Retries(self._cluster, f"renewal of lease {lease:x}", deadline)
+        retries = Retries(self._cluster, _renewal(lease), deadline)
         denied: AccessDenied | None = None
         while True:
             if self._renewals is None or not self._renewals.stream.alive:
@@ -85,8 +86,12 @@ class _KeepAliveStream:
                 return await answer
         except TimeoutError:
             raise Unavailable(
-                f"renewal of lease {lease:x}: no answer of {self.stream.endpoint.address} "
-                f"within {timeout:.1f} s"
+                message(
+                    "no_answer_within",
+                    operation=_renewal(lease),
+                    endpoint=self.stream.endpoint.address,
+                    seconds=round(timeout, 1),
+                )
             ) from None
         finally:
             # Also if the caller stops waiting first: others must not wait for a silent stream.
@@ -114,7 +119,11 @@ class _KeepAliveStream:
         if self._retired and not self._waiting:
             self.stream.end()
 
-    def _ended(self, reason: str) -> None:
+    def _ended(self, reason: Message) -> None:
         while self._waiting:
-            _, answer = self._waiting.popleft()
-            settle(answer, self._cluster.broken("renewal of a lease", reason))
+            lease, answer = self._waiting.popleft()
+            settle(answer, self._cluster.broken(_renewal(lease), reason))
+
+
+def _renewal(lease: int) -> Message:
+    return message("op_renewal", lease=f"{lease:x}")

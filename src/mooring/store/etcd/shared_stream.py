@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from mooring.messages import Message, message
 from mooring.store.etcd.connection import EtcdConnection
 from mooring.store.etcd.endpoints import EtcdEndpoint
 from mooring.store.etcd.errors import Verdict, judge, shorten
@@ -31,7 +32,7 @@ class SharedStream:
         tasks: Tasks,
         method: str,
         received: Callable[[Any], bool],
-        ended: Callable[[str], None],
+        ended: Callable[[Message], None],
     ) -> None:
         self.endpoint: EtcdEndpoint = cluster.endpoint
         self.heard = time.monotonic()
@@ -40,7 +41,7 @@ class SharedStream:
         self._method = method
         self._received = received
         self._ended = ended
-        self._reason = "the store was closed"
+        self._reason = message("stream_closed")
         self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
         self._tasks = tasks
         task = tasks.start(self._run(), name=f"etcd stream to {self.endpoint.address}")
@@ -63,15 +64,15 @@ class SharedStream:
         something else arrived over it since then."""
         if self.alive:
             self.alive = False
-            self._reason = f"{self.endpoint.address} is silent"
+            self._reason = message("stream_silent", address=self.endpoint.address)
             self._cancel()
             self._cluster.move_on(self.endpoint, silent_since=since)
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: Message) -> None:
         """End the stream although the endpoint responds: its users continue on another one."""
         if self.alive:
             self.alive = False
-            self._reason = f"{self.endpoint.address} {reason}"
+            self._reason = reason
             self._cancel()
             self._cluster.move_on(self.endpoint)
 
@@ -107,7 +108,8 @@ class SharedStream:
 
     def _broken(self, code: grpc.StatusCode, text: str, metadata: object) -> None:
         self.alive = False
-        self._reason = f"{self.endpoint.address} ended the stream ({shorten(text) or code.name})"
+        address, reason = self.endpoint.address, shorten(text)
+        self._reason = message("stream_ended", address=address, reason=reason)
         verdict = judge(code, text)
         if verdict is Verdict.LOGIN:
             self._cluster.forget_token(metadata)

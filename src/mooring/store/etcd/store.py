@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -19,7 +19,7 @@ from mooring.errors import (
     TooLarge,
     Unavailable,
 )
-from mooring.formatting import readable
+from mooring.messages import Message, message, named, verbatim
 from mooring.settings.connections import EtcdConnectionSettings
 from mooring.store.contract import (
     Check,
@@ -99,9 +99,7 @@ class EtcdStore(Store):
         for _ in range(_RESTARTS):
             with contextlib.suppress(CannotResume):
                 return await read()
-        raise Unavailable(
-            f"read of {readable(query.range.start)}: the store compacts faster than it can be read"
-        )
+        raise Unavailable(message("read_outrun", operation=_reading(query.range.start)))
 
     async def _pages(self, query: Query, at: int | None) -> Snapshot:
         """Read a range in pages by key, all at one revision. Sorting by creation is done here."""
@@ -136,7 +134,7 @@ class EtcdStore(Store):
 
     async def _range(self, request: Any, at: int | None) -> Any:
         return await self._call(
-            "range", request, lambda: f"read of {readable(request.key)}", writes=False, at=at or 0
+            "range", request, lambda: _reading(request.key), writes=False, at=at or 0
         )
 
     async def commit(
@@ -146,8 +144,8 @@ class EtcdStore(Store):
         if read and not writes and not require:
             return await self._together(read)
 
-        def what() -> str:
-            return f"commit of {_subject(writes, require)}"
+        def what() -> Message:
+            return _committing(writes, require)
 
         lease = _first_lease(writes)
         if len(writes) == 1 and not require and not read:
@@ -164,7 +162,8 @@ class EtcdStore(Store):
             for response, query in zip(ranges, read, strict=True)
         )
         if not answer.succeeded:
-            raise Conflict(f"{what()}: a check failed", revision=revision, reads=reads)
+            failed = message("check_failed", operation=what())
+            raise Conflict(failed, revision=revision, reads=reads)
         return Committed(revision, reads)
 
     async def _together(self, queries: Sequence[Query]) -> Committed:
@@ -185,7 +184,7 @@ class EtcdStore(Store):
     async def grant(self, ttl: float) -> Lease:
         request = proto.LeaseGrantRequest(TTL=check_ttl(ttl))
         # Repeated if the reply is lost: an unused lease expires.
-        answer = await self._call("grant", request, "grant of a lease", writes=False)
+        answer = await self._call("grant", request, message("op_grant"), writes=False)
         return Lease(answer.ID, float(answer.TTL))
 
     async def renew(self, lease: int) -> float:
@@ -195,12 +194,13 @@ class EtcdStore(Store):
     async def revoke(self, lease: int) -> None:
         check_number("lease", lease)
         request = proto.LeaseRevokeRequest(ID=lease)
-        await self._call("revoke", request, f"revocation of lease {lease:x}", lease=lease)
+        what = message("op_revocation", lease=f"{lease:x}")
+        await self._call("revoke", request, what, lease=lease)
 
     async def remaining(self, lease: int) -> LeaseTime | None:
         check_number("lease", lease)
         request = proto.LeaseTimeToLiveRequest(ID=lease)
-        what = f"read of lease {lease:x}"
+        what = message("op_lease", lease=f"{lease:x}")
         answer = await self._call("time_to_live", request, what, writes=False, lease=lease)
         if answer.TTL < 0:
             return None
@@ -209,18 +209,19 @@ class EtcdStore(Store):
     async def compact(self, revision: int) -> None:
         check_number("revision", revision)
         request = proto.CompactionRequest(revision=revision)
-        await self._call("compact", request, f"compaction at {revision}", at=revision)
+        what = message("op_compaction", revision=str(revision))
+        await self._call("compact", request, what, at=revision)
 
     async def status(self) -> StoreStatus:
         if self._cluster.closed:
-            raise Closed(f"{self.url} is closed")
+            raise Closed(message("store_closed", store=verbatim(self.url)))
         looks = await asyncio.gather(*map(self._look, self._cluster.endpoints))
         answers = [answer for _, answer in looks if answer is not None]
         return StoreStatus(
             kind="etcd",
             revision=max((answer.header.revision for answer in answers), default=0),
             members=tuple(member for member, _ in looks),
-            alarms=tuple(sorted({alarm for answer in answers for alarm in _alarms(answer)})),
+            alarms=tuple(_alarms(answers)),
         )
 
     async def _look(self, endpoint: EtcdEndpoint) -> tuple[Member, Any]:
@@ -232,9 +233,11 @@ class EtcdStore(Store):
             answer = await self._ask_status(endpoint)
             heard_at = time.time()
         except grpc.aio.AioRpcError as error:
-            problem = await diagnose(endpoint.address, tls, within=_PROBE)
-            text = problem.text if problem else shorten(error.details() or error.code().name)
-            return Member(endpoint.address, problem=text), None
+            diagnosis = await diagnose(endpoint.address, tls, within=_PROBE)
+            text = error.details() or error.code().name
+            return Member(
+                endpoint.address, problem=diagnosis.problem if diagnosis else shorten(text)
+            ), None
         latency = time.monotonic() - sent
         leader = answer.leader == answer.header.member_id
         ahead: tuple[float, float] | None
@@ -261,7 +264,7 @@ class EtcdStore(Store):
         self,
         method: str,
         request: Any,
-        what: str | Callable[[], str],
+        what: Message | Callable[[], Message],
         *,
         writes: bool = True,
         at: int = 0,
@@ -279,10 +282,11 @@ class EtcdStore(Store):
                 raise absent from error
             if is_too_large_for_us(text) and not writes:
                 raise TooLarge(
-                    f"{described()}: an answer of more than {MAX_MESSAGE} bytes"
+                    message("answer_too_large", operation=described(), limit=MAX_MESSAGE)
                 ) from error
+            where = verbatim(self.url)
             raise translate(
-                error.code(), text, where=self.url, what=described(), writes=writes
+                error.code(), text, where=where, what=described(), writes=writes
             ) from error
 
 
@@ -357,24 +361,24 @@ def _compare(check: Check) -> Any:
     return proto.Compare(key=check.key, target=target, result=result, **{field: check.expected})
 
 
-def _subject(writes: Sequence[Write], checks: Sequence[Check]) -> str:
-    """The subject of a commit in errors: its first key and the number of others."""
+def _reading(start: bytes) -> Message:
+    return message("op_read", key=named(start))
+
+
+def _committing(writes: Sequence[Write], checks: Sequence[Check]) -> Message:
+    """A commit in errors: its first key and the number of others."""
     keys = [write.key if isinstance(write, Put) else write.range.start for write in writes]
     keys = keys or [check.key for check in checks]
-    rest = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    return f"{readable(keys[0])}{rest}" if keys else "nothing"
+    more = len(keys) - 1 if len(keys) > 1 else None
+    return message("op_commit", key=named(keys[0]) if keys else None, more=more)
 
 
 def _first_lease(writes: Sequence[Write]) -> int:
     return next((write.lease for write in writes if isinstance(write, Put) and write.lease), 0)
 
 
-def _alarms(answer: Any) -> list[str]:
-    return [_ALARMS[name] for name in _ALARMS if any(name in text for text in answer.errors)]
-
-
-_ALARMS = {
-    "NOSPACE": "NOSPACE: a member is out of space, writes are refused. Compact, defragment, then "
-    "`etcdctl alarm disarm`",
-    "CORRUPT": "CORRUPT: a member's data differs from the others'. Replace that member",
-}
+def _alarms(answers: Sequence[Any]) -> Iterable[Message]:
+    texts = [text for answer in answers for text in answer.errors]
+    for name, kind in (("CORRUPT", "alarm_corrupt"), ("NOSPACE", "alarm_nospace")):
+        if any(name in text for text in texts):
+            yield message(kind)

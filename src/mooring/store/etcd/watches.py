@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import Any
 
 from mooring.errors import AccessDenied, Closed, Compacted, StoreError, Unavailable
-from mooring.formatting import readable
+from mooring.messages import Message, message, named
 from mooring.store.contract import Batch, Entry, Event, Range, Watch
 from mooring.store.etcd.connection import EtcdConnection, Retries
 from mooring.store.etcd.errors import cancellation
@@ -153,7 +153,8 @@ class WatchStream:
             if not self._watches:
                 self._unconfirmed_probes = 0
             elif self._unconfirmed_probes >= _PROBES_UNANSWERED:
-                self.stream.leave("answers no linearizable read: it may have lost its quorum")
+                address = self.stream.endpoint.address
+                self.stream.leave(message("stream_without_quorum", address=address))
                 return
             else:
                 # Counts probes, not seconds: a pause of this process is not silence of etcd.
@@ -185,12 +186,10 @@ class WatchStream:
             self._end_if_done()
         return bool(message.events)
 
-    def _ended(self, reason: str) -> None:
+    def _ended(self, reason: Message) -> None:
         watches, self._watches = self._watches, {}
         for watch in watches.values():
-            watch.ended(
-                self, self._cluster.broken(f"watch of {readable(watch.range.start)}", reason)
-            )
+            watch.ended(self, self._cluster.broken(watch.operation, reason))
 
 
 class EtcdWatch(Watch):
@@ -211,6 +210,10 @@ class EtcdWatch(Watch):
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
+    def operation(self) -> Message:
+        return message("op_watch", key=named(self.range.start))
+
+    @property
     def heard(self) -> float:
         return self._shared.confirmed if self._shared else 0.0
 
@@ -220,8 +223,7 @@ class EtcdWatch(Watch):
 
     async def __aenter__(self) -> EtcdWatch:
         deadline = time.monotonic() + self._watches.cluster.settings.timeout
-        what = f"watch of {readable(self.range.start)}"
-        retries = Retries(self._watches.cluster, what, deadline)
+        retries = Retries(self._watches.cluster, self.operation, deadline)
         denied = False
         while True:
             shared = await self._watches.stream()
@@ -301,9 +303,9 @@ class EtcdWatch(Watch):
                     continue
                 if shared.stream.heard < sent:
                     shared.stream.abandon(since=sent)
+                endpoint = shared.stream.endpoint.address
                 raise Unavailable(
-                    f"watch of {readable(self.range.start)}: no answer of "
-                    f"{shared.stream.endpoint.address} in time"
+                    message("no_answer_in_time", operation=self.operation, endpoint=endpoint)
                 ) from None
 
     async def __anext__(self) -> Batch:
@@ -369,8 +371,7 @@ class EtcdWatch(Watch):
         self._fragments = []
         self.fail(
             Unavailable(
-                f"watch of {readable(self.range.start)}: stopped, {self._pending_bytes} bytes "
-                "wait for its reader; watch again after the last revision that was read"
+                message("watch_reader_slow", operation=self.operation, bytes=self._pending_bytes)
             )
         )
 
@@ -386,7 +387,7 @@ class EtcdWatch(Watch):
     async def __aexit__(self, *_: object) -> None:
         if self._shared is not None:
             self._shared.cancel(self._id)
-        self.fail(Closed(f"the watch of {readable(self.range.start)} was closed"))
+        self.fail(Closed(message("watch_closed", key=named(self.range.start))))
 
 
 def batches(events: Iterable[Any]) -> Iterable[Batch]:

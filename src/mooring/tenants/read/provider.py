@@ -209,7 +209,7 @@ class Provider:
         except Closed:
             return  # the mirrors raise it
         if all(member.problem for member in members) and not limit.expired():
-            self._unreachable = "; ".join(member.problem for member in members)
+            self._unreachable = "; ".join(str(member.problem) for member in members)
             limit.reschedule(asyncio.get_running_loop().time())
 
     async def _use_copy(self, copy: CachedTenants) -> bool:
