@@ -203,6 +203,7 @@ TEXTS: Mapping[str, str] = {
         "alarm disarm`"
     ),
     "alarm_corrupt": "CORRUPT: a member's data differs from the others'. Replace that member",
+    "endpoint_unavailable": "{address} is not available: {reason}",
     # Stores: embedded.
     "file_in_use": (
         "{path} is in use by {holder}: one process owns a store; stop it, or reach the store "

@@ -115,14 +115,13 @@ class EtcdConnection:
         several = len(self.endpoints) > 1
         if judge(error.code(), text) is Verdict.RETRY:
             diagnosis = await diagnose(endpoint.address, self.settings.tls, within=0.5)
-            if diagnosis is None:
-                return Unavailable(
-                    message(
-                        "store_unavailable", operation=what, store=where, reason=shorten(text)
-                    )
-                )
+            problem = (
+                diagnosis.problem
+                if diagnosis
+                else message("endpoint_unavailable", address=endpoint.address, reason=shorten(text))
+            )
             kind = "no_endpoint_available" if several else "operation_failed"
-            return Unavailable(message(kind, operation=what, problem=diagnosis.problem))
+            return Unavailable(message(kind, operation=what, problem=problem))
         if several:
             where = message("every_endpoint", endpoint=endpoint.address)
         return translate(error.code(), text, where=where, what=what, writes=writes)

@@ -249,6 +249,7 @@ export default {
   alarm_nospace:
     "NOSPACE：有成员空间已满，写入被拒绝。请压缩、整理碎片，然后执行 `etcdctl alarm disarm`",
   alarm_corrupt: "CORRUPT：有成员的数据与其他成员不一致。请更换该成员",
+  endpoint_unavailable: "{address} 不可用：{reason}",
   // Stores: embedded.
   file_in_use:
     "{path} 正被 {holder} 使用：一个存储只能由一个进程打开；请停止该进程，或通过它访问存储（mooring serve）",
