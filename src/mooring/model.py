@@ -276,10 +276,6 @@ class Group(msgspec.Struct, frozen=True, gc=False):
     department: str = ""
     description: str = ""
 
-    @property
-    def title(self) -> str:
-        return self.display_name or self.name
-
 
 class Service(msgspec.Struct, frozen=True, gc=False):
     """The description of a service."""
@@ -288,7 +284,3 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     """`group/name`, or `name` in the default group."""
     display_name: str = ""
     description: str = ""
-
-    @property
-    def title(self) -> str:
-        return self.display_name or self.name
