@@ -344,6 +344,10 @@ class Operations(RegistryRole):
         replaced as a whole, with a warning."""
 
     @abstractmethod
+    async def configured(self, service: str) -> bool:
+        """Whether an operator override exists for a service or for one of its instances."""
+
+    @abstractmethod
     async def info(self, *, group: str = "", service: str = "") -> Group | Service:
         """The description of a group or a service."""
 

@@ -29,9 +29,8 @@ async def require_service(
         known = await registry.names()
     except InvalidRequest:
         return  # a layout without a root cannot list its services
-    if service in known or (registry.guarantees.describes and await registry.config(service)):
-        return
-    raise service_not_found(service, filter(sees, known))
+    if service not in known and not await registry.configured(service):
+        raise service_not_found(service, filter(sees, known))
 
 
 async def require_group(discovery: Discovery, group: str) -> None:

@@ -108,6 +108,11 @@ class StoreOperations(ObjectOperations):
     def _description(self, group: str, service: str) -> StoredObject:
         return _Key(self.store, self.layout.info_key(group=group, service=service))
 
+    async def configured(self, service: str) -> bool:
+        service = self.layout.canonical(service)
+        entries, _ = await self._entries(service, keys_only=True)
+        return any(at.file == "config" for at, _ in self.layout.keys_of(service, entries))
+
     async def forget(self, service: str) -> bool:
         """A store cannot check in a commit that a range is empty. So each commit also reads the
         ranges: if an instance registered in the meantime, all deleted keys are restored."""

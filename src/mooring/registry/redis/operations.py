@@ -67,6 +67,10 @@ class RedisOperations(ObjectOperations):
         writer = ServiceWriter(self.connection, self.keys, check_service(service))
         return await writer.deregister(id, "", head=message_head(service, id))
 
+    async def configured(self, service: str) -> bool:
+        key = self.keys.of(service).config
+        return bool(await self.connection.call("HGETALL", key, what=f"read of {key}"))
+
     async def forget(self, service: str) -> bool:
         """On Redis, silent instances are registered until cleanup evicts them."""
         keys, what = self.keys.of(service), f"deletion of {service}"
