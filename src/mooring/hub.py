@@ -394,7 +394,7 @@ def connect(
 
     Entering does not wait for the store: operations that need it report its errors. `layout` is
     the key layout of the instances: `tree`, `hprose`, `plain:ROOT/` or `endpoints:ROOT/`.
-    `settings` control heartbeats and metrics (`mooring.heartbeat.load`), and `collectors` add your
+    `settings` control heartbeats and metrics (`mooring.settings.load`), and `collectors` add your
     own metrics. The folder `cache` keeps the last known instances for a start without the store.
 
     `tenants_namespace` is the key prefix of the tenants; the default is the environment variable

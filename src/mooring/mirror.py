@@ -99,7 +99,9 @@ class Update(msgspec.Struct, Generic[K, V], frozen=True):
 
 
 class Mirror(Generic[K, V]):
-    """Entering waits for the first snapshot (unless `wait=False`) and raises if that fails.
+    """A live copy of a feed, such as a range of keys. Use it as an async context manager.
+
+    Entering waits for the first snapshot (unless `wait=False`) and raises if that fails.
 
     `quiet`: do not log breaks, because the owner does. `returned` is called when the mirror follows
     again after a break. Every `afresh` seconds it reads everything again, to repair what no known

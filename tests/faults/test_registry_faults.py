@@ -108,7 +108,9 @@ async def test_a_cut_off_client_is_back_two_seconds_after_healing(
 
         await eventually(gone)
         await eventually(lambda: view.stale)
-        assert len(view.instances) == COUNT, "all went without a goodbye: the view keeps its list"
+        assert len(view.instances) == COUNT, (
+            "all went without deregistering: the view keeps its list"
+        )
         proxy.heal()
 
         async def back() -> bool:

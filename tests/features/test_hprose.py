@@ -328,7 +328,7 @@ class TestFailover:
             await known(remote, 2)
             await hub.store.commit(Delete(everything()))
             if back != "none":
-                await eventually(lambda: "without a goodbye" in caplog.text)
+                await eventually(lambda: "without deregistering" in caplog.text)
                 await put(hub, "a", dead)
             assert remote.primary == Server("a", dead)
             assert await asyncio.wait_for(remote.invoke("hello", ["x"]), 20) == "hello x"

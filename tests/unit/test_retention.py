@@ -111,7 +111,7 @@ def test_a_vanished_fleet_is_kept_in_doubt_until_every_instance_is_back():
     shown.remove(*range(1, 6), at=1)
     assert shown.at(2) == [1, 2, 3, 4, 5]
     assert shown.retention.doubtful
-    assert "vanished without a goodbye" in shown.retention.reason
+    assert "vanished without deregistering" in shown.retention.reason
     shown.put(one(3), at=2)
     assert shown.at(9) == [1, 2, 3, 4, 5]
     assert shown.retention.doubtful

@@ -1,10 +1,10 @@
 """The list of a service after its last callable instance left.
 
-**With a goodbye.** An instance that drains, deregisters or is deregistered says so, and serves for
-a moment longer. If it was the last one, it stays on the list for `hold` seconds, or until another
+**Deregistered.** An instance that drains, deregisters or is deregistered still serves for a
+moment. If it was the last one, it stays on the list for `hold` seconds, or until another
 instance can be called. With `empty="keep"` the last list stays until the registry has instances.
 
-**Without a goodbye.** If all instances vanish at once, or within a short time, the registry has
+**Vanished.** If all instances vanish at once, or within a short time, the registry has
 lost its data (`etcdctl del --prefix`, `FLUSHALL`, an empty backup) and the instances live: they
 repair their records within a few seconds. Each stays on the list until it is back, for at most
 `GRACE` seconds, and the list is in `doubt`. An expired lease looks the same, so a service's only
@@ -46,7 +46,7 @@ change (`LINGER`), so that an instance that serves for that long after deregiste
 it stops."""
 
 GRACE = 10.0
-"""Seconds for which instances that vanished without a goodbye are kept. Live instances repair a
+"""Seconds for which instances that vanished without deregistering are kept. Live instances repair a
 deleted record within 2 s, and a lost lease of 15 s at the next renewal, within 5 s."""
 
 Changes = list[tuple[str, Instance | None]]
@@ -72,7 +72,7 @@ class Retention:
         self.reason = ""
         """Why instances are held."""
         self.doubtful = False
-        """Whether the held instances vanished without a goodbye."""
+        """Whether the held instances vanished without deregistering."""
         self._selector, self._empty, self._hold, self._grace = selector, empty, hold, grace
         self._recently_left: dict[str, tuple[Instance, float]] = {}
 
@@ -88,8 +88,8 @@ class Retention:
         return left
 
     def suspects(self, left: Mapping[str, Instance], now: float) -> dict[str, Instance]:
-        """The instances that may have vanished without a goodbye: those that left now or within the
-        grace period, if no instance can be called any more. Empty otherwise."""
+        """The instances that may have vanished without deregistering: those that left now or within
+        the grace period, if no instance can be called any more. Empty otherwise."""
         while self._recently_left:
             id, (_, when) = next(iter(self._recently_left.items()))
             if when > now - self._grace:
@@ -126,14 +126,14 @@ class Retention:
         *,
         kept: Collection[str] = (),
     ) -> None:
-        """No instance can be called: hold those that vanished; or, if all that left now said
-        goodbye, hold those. The feed has `kept` some of them long enough already."""
+        """No instance can be called: hold those that vanished; or, if all that left now
+        deregistered, hold those. The feed has `kept` some of them long enough already."""
         if not vanished.keys().isdisjoint(left):
             self.held.update(vanished)
             self.due, self.doubtful = now + self._grace, True
             self.reason = (
-                f"{len(self.held)} instances vanished without a goodbye: they are kept for at most "
-                f"{self._grace:g} s, until they repair their records"
+                f"{len(self.held)} instances vanished without deregistering: they are kept for at "
+                f"most {self._grace:g} s, until they repair their records"
             )
             return
         last = self._usable(left)

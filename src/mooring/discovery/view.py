@@ -62,7 +62,7 @@ class ViewState(NamedTuple):
     """Seconds since the last contact with the registry."""
     stale: bool
     """Whether the list may be stale: the registry is silent, this is a copy from disk, or all
-    instances vanished without a goodbye."""
+    instances vanished without deregistering."""
     kept: bool
     """Whether some of the instances are kept for a while although the registry lacks them."""
     reason: str
@@ -70,13 +70,13 @@ class ViewState(NamedTuple):
 
 
 class View:
-    """Made by `hub.discover`; use it as an async context manager.
+    """Created by `hub.discover`; use it as an async context manager.
 
     Entering waits at most `wait` seconds for the first list. If the registry is unavailable, it
     uses a copy from disk, and without one it raises `Unavailable`. If the hub is closed meanwhile,
     it raises `Closed` at once. Afterwards, no failure removes instances: the view keeps the last
     list, and is `stale`. It also keeps the list for a while if all instances vanish at once without
-    a goodbye. The last instances to leave are called for another `hold` seconds: see
+    deregistering. The last instances to leave are called for another `hold` seconds: see
     `mooring.discovery.last_known_good`.
     """
 

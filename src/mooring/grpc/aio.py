@@ -183,7 +183,7 @@ def channel(
 
 
 class Channel(grpc.aio.Channel):  # type: ignore[misc]
-    """Made by `channel`. Everything that takes a `grpc.aio.Channel` takes it: generated stubs."""
+    """Created by `channel`. Generated stubs accept it like a `grpc.aio.Channel`."""
 
     def __init__(
         self, subchannels: Subchannels, repeatable: Repeatable, tries: int, *, keyed: bool

@@ -239,7 +239,7 @@ def _connect(
 
 
 class Channel(grpc.Channel):  # type: ignore[misc]
-    """Made by `channel`, for code that takes a `grpc.Channel`: stubs, `grpc.intercept_channel`."""
+    """Created by `channel`. Stubs and `grpc.intercept_channel` accept it like a `grpc.Channel`."""
 
     def __init__(
         self,

@@ -118,7 +118,7 @@ class _RegisteredServer(Generic[S, R]):
 
 
 class Serving(_RegisteredServer[grpc.aio.Server, Registration]):
-    """Made by `serve_and_register`; use it as an async context manager."""
+    """Created by `serve_and_register`; use it as an async context manager."""
 
     async def __aenter__(self) -> Self:
         self.health.serve(self.server)
@@ -157,7 +157,7 @@ class Serving(_RegisteredServer[grpc.aio.Server, Registration]):
 
 
 class BlockingServing(_RegisteredServer[grpc.Server, "mooring.sync.Registration"]):
-    """Made by `serve_and_register` with a hub of `mooring.sync`; use it as a context manager."""
+    """Created by `serve_and_register` with a hub of `mooring.sync`; use it as a context manager."""
 
     def __enter__(self) -> Self:
         self.health.serve(self.server)

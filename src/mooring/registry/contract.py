@@ -382,6 +382,8 @@ class LeaderLease(Protocol):
 
 
 class Registry(Registrar, RemoteRegistrar, Discovery, Operations):
+    """A registry of services: `hub.registry`. To register an instance, use `hub.register`."""
+
     lease_store: Store | None = None
     """The store that renews the leases of the instances; None if there are no leases."""
     evictions: Evictions | None = None

@@ -95,6 +95,8 @@ class _SettingsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class HeartbeatSettings(_SettingsSection, frozen=True):
+    """The section `heartbeat`: when heartbeats and metrics are sent."""
+
     heartbeat_interval: Seconds = 10.0
     """The time between heartbeats."""
     metadata_interval: Seconds = 60.0
@@ -104,6 +106,8 @@ class HeartbeatSettings(_SettingsSection, frozen=True):
 
 
 class MetricsSettings(_SettingsSection, frozen=True):
+    """The section `metrics`: which metrics are collected, and how often."""
+
     enabled_metrics: tuple[str, ...] = ("memory", "cpu", "application", "disk")
     """The collectors that run."""
     collection_intervals: dict[str, Seconds] = {}
@@ -117,6 +121,8 @@ class MetricsSettings(_SettingsSection, frozen=True):
 
 
 class CleanupSettings(_SettingsSection, frozen=True):
+    """The section `cleanup`: when instances on Redis are evicted, and the limits of the brake."""
+
     interval: Seconds = 30.0
     """The time between passes."""
     global_timeout: Seconds = 120.0
@@ -130,6 +136,8 @@ class CleanupSettings(_SettingsSection, frozen=True):
 
 
 class RedisSettings(_SettingsSection, frozen=True):
+    """The section `redis`: keys and timeouts of a registry on Redis."""
+
     key_prefix: Annotated[str, msgspec.Meta(min_length=1)] = "registry"
     """The prefix of all keys."""
     namespace: str = ""
@@ -144,7 +152,7 @@ class RedisSettings(_SettingsSection, frozen=True):
 
 
 class RegistrySettings(_SettingsSection, frozen=True):
-    """Everything below `registry:`."""
+    """The section `registry`: all settings of registrations and of a registry on Redis."""
 
     heartbeat: HeartbeatSettings = HeartbeatSettings()
     metrics: MetricsSettings = MetricsSettings()

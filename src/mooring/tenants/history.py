@@ -45,6 +45,8 @@ class HistoryChange(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """One change of a tenant or of shared settings, as its history records it."""
+
     number: int
     """Counts up from 1 for each tenant."""
     at: str

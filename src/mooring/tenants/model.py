@@ -67,6 +67,8 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc
 
 
 class Meta(TenantRecord, frozen=True, kw_only=True, gc=False):
+    """The names, the status and the plan of a tenant."""
+
     id: int
     code: str = ""
     name: str = ""
@@ -80,6 +82,8 @@ class Meta(TenantRecord, frozen=True, kw_only=True, gc=False):
 
 
 class Database(TenantRecord, frozen=True, kw_only=True, gc=False):
+    """The database of one service of a tenant."""
+
     tenant_id: int
     service_code: str
     driver: str = ""
@@ -95,6 +99,8 @@ class Database(TenantRecord, frozen=True, kw_only=True, gc=False):
 
 
 class Ftp(TenantRecord, frozen=True, kw_only=True, gc=False):
+    """An FTP user of a tenant."""
+
     tenant_id: int
     username: str
     password_hash: Secret | None = None
@@ -109,6 +115,8 @@ class Ftp(TenantRecord, frozen=True, kw_only=True, gc=False):
 
 
 class Storage(TenantRecord, frozen=True, kw_only=True, gc=False):
+    """The quotas of a tenant; 0: not set."""
+
     tenant_id: int
     upload_quota_gb: int | float = 0
     max_file_size_mb: int | float = 0

@@ -1,4 +1,4 @@
-"""How consumers take it that the last instances go: with a goodbye, and without one."""
+"""What consumers do when the last instances leave, with and without deregistering."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ async def test_all_that_vanish_are_kept_and_flagged_until_they_are_back(
         await eventually(lambda: view.stale)
         assert len(view.instances) == 3
         assert view.seen.kept
-        assert "without a goodbye" in view.seen.reason
+        assert "without deregistering" in view.seen.reason
         assert all(each.called for each in view.explain())
         # On a Redis Cluster the records are deleted one after another.
         await eventually(lambda: all(view.seen.reason in str(each) for each in view.explain()))
         async with view.pick():
             pass
-        assert caplog.text.count("without a goodbye") == 1
+        assert caplog.text.count("without deregistering") == 1
         for instance in there:
             await hub.registry.enter(instance, ttl=60)
         await eventually(lambda: not view.stale)
@@ -172,7 +172,7 @@ async def test_keeping_holds_after_a_drain(hub: Hub, other: Hub):
 
 @pytest.mark.deadline
 @pytest.mark.parametrize("how", ["it closes", "it leaves", "an operator deregisters it"])
-async def test_a_goodbye_leaves_no_doubt(hub: Hub, other: Hub, layout: str, how: str):
+async def test_a_deregistration_leaves_no_doubt(hub: Hub, other: Hub, layout: str, how: str):
     registration = hub.register(at(1))
     there = await entered(hub, 1) if how == "it leaves" else at(1)
     async with other.discover("echo", hold=0.3) as view:

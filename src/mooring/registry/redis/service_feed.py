@@ -55,8 +55,8 @@ class ServiceFeed:
     """Instances by id. The mark is the server's time in ms.
 
     `timeout` is the consumer's own: instances without a heartbeat for that long are left out. For
-    `grace` seconds after a break none is, and an instance that is missing without a goodbye is kept
-    for as long.
+    `grace` seconds after a break none is, and an instance that is missing without deregistering is
+    kept for as long.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ServiceFeed:
         self.mark = 0
         self.visible: dict[str, Instance] = {}
         self.departed: set[str] = set()
-        """Instances whose goodbye was announced since the last read."""
+        """Instances whose deregistration was announced since the last read."""
         self.refreshed_at = 0.0
         """When the service was last read as a whole, on the monotonic clock."""
         self._reader, self._channels, self._keys = reader, channels, service
@@ -103,7 +103,7 @@ class ServiceFeed:
     def doubt(self) -> str:
         kept = f"they are kept for at most {self._grace:g} s, until their next heartbeats"
         if self._missing_since:
-            return f"{len(self._missing_since)} instances are missing without a goodbye: {kept}"
+            return f"{len(self._missing_since)} instances are missing without deregistering: {kept}"
         if self._unproven:
             return (
                 f"all {len(self._unproven)} instances were silent at the first read, perhaps "
@@ -212,7 +212,7 @@ class ServiceFeed:
     async def _unannounced(
         self, before: Mapping[str, Instance], listed: Mapping[str, Instance], departed: Set[str]
     ) -> set[str]:
-        """Instances whose goodbye this feed did not receive, because it was not subscribed."""
+        """Instances whose deregistration was not received, because the feed was not subscribed."""
         missing = {
             id: instance
             for id, instance in before.items()
@@ -235,7 +235,7 @@ class ServiceFeed:
     def _missing(
         self, listed: Mapping[str, Instance], before: Mapping[str, Instance], departed: Set[str]
     ) -> list[str]:
-        """Instances that are missing without a goodbye, for less than the grace period."""
+        """Instances that are missing without deregistering, for less than the grace period."""
         moment, missing, dropped = time.monotonic(), [], 0
         were_missing = bool(self._missing_since)
         for id in before:

@@ -223,6 +223,8 @@ Publish = Callable[[Owner, Callable[[Parts], Parts]], Awaitable[bool]]
 
 
 class RekeyResult(msgspec.Struct, frozen=True):
+    """The effects of `Publisher.rekey`."""
+
     tenants: int
     """How many tenants changed."""
     entries: int

@@ -47,6 +47,8 @@ class _Cache:
 
 
 class DatabaseCache(_Cache):
+    """Databases by tenant. Lookups raise `NotConfigured` for what is not configured."""
+
     def get(self, tenant: int, service: str) -> Database:
         database = self._tenants.database(tenant, service)
         return self._require(tenant, database, f"database for the service {quoted(service)}")
@@ -57,6 +59,8 @@ class DatabaseCache(_Cache):
 
 
 class FtpCache(_Cache):
+    """FTP users by tenant. Lookups raise `NotConfigured` for what is not configured."""
+
     def get(self, tenant: int, username: str) -> Ftp:
         user = self._tenants.ftp(tenant).get(username)
         return self._require(tenant, user, f"FTP user {quoted(username)}")
@@ -78,11 +82,16 @@ class FtpCache(_Cache):
 
 
 class StorageCache(_Cache):
+    """Quotas by tenant. Lookups raise `NotConfigured` for what is not configured."""
+
     def get(self, tenant: int) -> Storage:
         return self._require(tenant, self._tenants.storage(tenant), "storage")
 
 
 class DomainCache(_Cache):
+    """Hosts by tenant, and tenants by host. Lookups raise `NotConfigured` for what is not
+    configured."""
+
     def get(self, tenant: int) -> Domain:
         return self._require(tenant, self._tenants.domain(tenant), "domain")
 
@@ -151,7 +160,7 @@ class Tenants:
 
     @property
     def age(self) -> float:
-        """Seconds since the store was last heard from. Infinite after a start from the file, and
+        """Seconds since the last response of the store. Infinite after a start from the file, and
         while an update cannot be applied."""
         return self._age()
 
@@ -239,7 +248,8 @@ class Tenants:
 
     @property
     def storage_directory(self) -> StorageDirectory | None:
-        """Likewise."""
+        """Where the files of tenants are; None if it is not configured. If the value cannot be
+        decoded, the last valid one stays."""
         return self._snapshot.storage_directory
 
     def platform(self, key: str) -> JSON:
