@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
@@ -32,13 +31,12 @@ from mooring.registry.kv.operations import StoreOperations
 from mooring.registry.kv.remote_registrations import StoreRemoteRegistrations
 from mooring.registry.kv.repair import HostWatch, SharedState, StoreInstanceRecord
 from mooring.registry.kv.shared_lease import Revisions, SharedLease
-from mooring.store.contract import MAX_REQUEST_BYTES, Entry, Range, Store, key
+from mooring.store.contract import MAX_REQUEST_BYTES, Entry, LeaseTime, Range, Store, key
 from mooring.store.validation import check_ttl
+from mooring.tasks import in_parallel
 
 _PAGE = 1000
 _PAGE_OF_VALUES = 250
-_LEASES = 20
-"""Concurrent queries for the remaining TTL of leases."""
 _BEATS_PER_TTL = 3
 """Heartbeats of a remote registration within its TTL: two may be lost."""
 
@@ -222,25 +220,16 @@ class StoreRegistry(StoreOperations, Registry):
         for location, entry in self.layout.keys_of(service, entries):
             if location.file == "data" and entry.lease:
                 ids.setdefault(entry.lease, []).append(location.id)
-        silence = await self._lease_ages(ids)
-        return {id: silence[lease] for lease in silence for id in ids[lease]}
 
-    async def _lease_ages(self, leases: Iterable[int]) -> dict[int, float]:
-        """Seconds since the last renewal of each lease that exists."""
-        ages: dict[int, float] = {}
-        waiting = list(leases)
+        async def status_of(lease: int) -> tuple[int, LeaseTime | None]:
+            return lease, await self.store.remaining(lease)
 
-        async def query() -> None:
-            while waiting:
-                lease = waiting.pop()
-                if (status := await self.store.remaining(lease)) is not None:
-                    ages[lease] = status.ttl - status.remaining
-
-        try:
-            await asyncio.gather(*(query() for _ in range(min(_LEASES, len(waiting)))))
-        finally:
-            waiting.clear()
-        return ages
+        return {
+            id: status.ttl - status.remaining
+            async for lease, status in in_parallel([*ids], status_of)
+            if status is not None
+            for id in ids[lease]
+        }
 
     async def aclose(self) -> None:
         for mirror in self._configs.values():

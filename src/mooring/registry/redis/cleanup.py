@@ -22,7 +22,7 @@ from mooring.registry.redis.live_service import drop_service, list_service, mess
 from mooring.registry.redis.pipeline import CLEANUP, RELEASE
 from mooring.registry.redis.reader import Reader, read_each
 from mooring.settings import CleanupSettings
-from mooring.tasks import Backoff
+from mooring.tasks import Backoff, in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,6 @@ EVICTIONS = Counter("mooring_evictions", "Instances that this process evicted", 
 
 _BATCH = 100
 """Instances per script call, so that it takes far less than 10 ms."""
-_CONCURRENT = 20
-"""Services that are swept concurrently."""
 _SCAN_EVERY = 20
 """Passes between two scans of the whole Redis for records without a heartbeat."""
 
@@ -135,13 +133,12 @@ class RedisEvictions(Evictions):
             except StoreError as error:
                 report.problems.append(str(error))
         names = sorted(services | orphaned.keys())
-        for first in range(0, len(names), _CONCURRENT):
-            await asyncio.gather(
-                *(
-                    self._sweep_service(name, orphaned.get(name, []), report)
-                    for name in names[first : first + _CONCURRENT]
-                )
-            )
+
+        async def sweep(name: str) -> None:
+            await self._sweep_service(name, orphaned.get(name, []), report)
+
+        async for _ in in_parallel(names, sweep):
+            pass
         return report
 
     def _check_timeout(self) -> None:
