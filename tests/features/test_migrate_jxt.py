@@ -274,7 +274,7 @@ async def test_only_what_was_verified_is_deleted(store: Store):
     assert left == {
         *("jxt//tenants/1/storage", "jxt//tenants/2/meta", "jxt//hosts/nowhere.example.com")
     }
-    assert (await planned(migration))["jxt//tenants/2/meta"] == "stray"
+    assert (await planned(migration))["jxt//tenants/2/meta"] == "late"
 
 
 async def test_a_list_of_something_else_is_refused(store: Store):
@@ -421,7 +421,7 @@ async def test_after_the_cut_over_a_bridge_writes_the_old_keys_alone(store: Stor
         await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 66})
         await drop(store, "jxt//tenants/1/meta")
         await eventually(
-            lambda: any(sorted(each.strays) == ["meta", "storage"] for each in told), within=20
+            lambda: any(sorted(each.late_writes) == ["meta", "storage"] for each in told), within=20
         )
         await publisher.put(1, "domain/primary", "b.example.com")
         await holds(store, "jxt//hosts/b.example.com", INDEXED)
@@ -556,8 +556,8 @@ async def test_new_indexes_that_do_not_lead_where_they_should_are_a_difference(s
         f"{root}/host/h1.example.com": "unindexed",
         f"{root}/by-code/c1": "unindexed",
         f"{root}/ftp-user/u1": "unindexed",
-        f"{root}/host/ghost.example.com": "astray",
-        f"{root}/host/nobody.example.com": "astray",
+        f"{root}/host/ghost.example.com": "dangling",
+        f"{root}/host/nobody.example.com": "dangling",
     }
     assert await found_amiss(migration) == wrong
     with pytest.raises(DifferencesRemain, match="unindexed"):
@@ -603,8 +603,8 @@ async def test_a_new_key_that_was_deleted_by_hand_is_a_difference(store: Store):
     await drop(store, "jxt/tenants/1/storage")
     await drop(store, "jxt/common/resolver")
     assert await found_amiss(migration) == {
-        "jxt//tenants/1/storage": "gone",
-        "jxt//common/resolver": "gone",
+        "jxt//tenants/1/storage": "deleted",
+        "jxt//common/resolver": "deleted",
     }
     await publisher.put(1, "storage", {"uploadQuotaGb": 3})
     await drop(store, "jxt//common/resolver")
@@ -628,7 +628,7 @@ async def test_what_is_written_after_the_cut_over_outlives_every_deletion(store:
     for _ in range(2):
         steps, listed = await migration.verify()
         told = {step.name: step.verdict for step in steps}
-        assert told == {"jxt//tenants/1/storage": "stray", "jxt//tenants/2/storage": "stray"}
+        assert told == {"jxt//tenants/1/storage": "late", "jxt//tenants/2/storage": "late"}
         assert await migration.delete(listed) == (0, [])
     there = await dump(store)
     assert json.loads(there["jxt//tenants/1/storage"]) == {"uploadQuotaGb": 500}
@@ -800,7 +800,7 @@ async def test_a_missing_old_index_is_told_and_written_by_a_bridge(store: Store)
     async with bridging(store):
         await becomes_level(store)
     await drop(store, "jxt//tenants/by-code/c1")
-    assert (await planned(migration))["jxt//tenants/by-code/c1"] == "unled"
+    assert (await planned(migration))["jxt//tenants/by-code/c1"] == "index-missing"
     async with bridging(store):
         await becomes_level(store)
 
@@ -813,7 +813,7 @@ async def test_a_bridge_catches_up_when_the_cut_over_is_taken_back(store: Store)
         await becomes_level(store)
         await migration.cutover()
         await put(store, "jxt//tenants/2/storage", {"uploadQuotaGb": 20})
-        await eventually(lambda: any(each.strays == ["storage"] for each in told))
+        await eventually(lambda: any(each.late_writes == ["storage"] for each in told))
         await migration.undo()
         await holds(store, "jxt/tenants/2/storage", {"tenantId": 2, "uploadQuotaGb": 20})
 

@@ -514,10 +514,10 @@ def test_a_decision_levels_both_sides_and_deletes_no_new_writes(old: Side, new: 
 
 @given(SIDE, SIDE, st.builds(Base, DIGEST, DIGEST))
 def test_the_old_side_never_wins_after_the_cut_over(old: Side, new: Side, base: Base):
-    move, _, stray = decide_after_cutover(old, new, base, same=old.digest == new.digest)
+    move, _, late = decide_after_cutover(old, new, base, same=old.digest == new.digest)
     assert move in ("", "to old", "out of old")
     if old.digest != new.digest and old.digest != base.old:
-        assert stray
+        assert late
     if new.digest == base.new:
         assert move == ""
 
@@ -634,7 +634,7 @@ def test_a_deleted_new_key_is_a_difference_unless_a_publisher_deleted_it():
     bases = {"storage": Base(digest(storage), digest(storage))}
     here = seen(1, [entry("jxt//tenants/1/storage", {"uploadQuotaGb": 1})], [], bases)
     (step,) = compare(KEYS, here, Criteria(NO_RING, "both"))
-    assert step.verdict == "gone"
+    assert step.verdict == "deleted"
     (step,) = compare(KEYS, here, Criteria(NO_RING, "both", removed={"storage"}))
     assert step.verdict == "newer"
 
@@ -642,9 +642,9 @@ def test_a_deleted_new_key_is_a_difference_unless_a_publisher_deleted_it():
 @pytest.mark.parametrize(
     ("bases", "modified", "verdict"),
     [
-        (True, 9, "stray"),
-        (False, 9, "stray"),
-        (True, 7, "stray"),  # the new side did not change: this is no longer what was verified
+        (True, 9, "late"),
+        (False, 9, "late"),
+        (True, 7, "late"),  # the new side did not change: this is no longer what was verified
         (False, 7, "newer"),
     ],
 )
@@ -707,7 +707,7 @@ def test_new_indexes_that_are_missing_wrong_or_astray():
         (1, "by-code/acme"): "unindexed",
         (1, "by-name/A%2FB"): "unindexed",
         (1, "ftp-user/u"): "contested",
-        (1, "host/ghost.b"): "astray",
+        (1, "host/ghost.b"): "dangling",
         (0, "host/who.b"): "orphan",
     }
 
@@ -718,7 +718,7 @@ def test_missing_old_indexes_are_reported_only_of_kinds_in_use():
     index = [OldIndexEntry(OldIndex("by-name", "acme"), b"jxt//tenants/by-name/acme", 5, 1)]
     missing = list(missing_old_indexes(KEYS, OLD, here, index, {"by-code", "by-name"}))
     assert [step.name for step in missing] == ["jxt//tenants/by-code/acme"]
-    assert {step.verdict for step in missing} == {"unled"}
+    assert {step.verdict for step in missing} == {"index-missing"}
     fresh = seen(1, old, [])
     assert list(missing_old_indexes(KEYS, OLD, fresh, [], {"by-code", "by-name"})) == [], (
         "it never was level"

@@ -175,10 +175,10 @@ class Bridge:
 
     def _log_problems(self, name: str, result: SyncResult) -> bool:
         """Log the problems of a unit if they have changed. Returns whether they have."""
-        strays = [
-            f"{path} was written after the cut-over, and is ignored" for path in result.strays
+        late_writes = [
+            f"{path} was written after the cut-over, and is ignored" for path in result.late_writes
         ]
-        problems = (*result.problems, *strays)
+        problems = (*result.problems, *late_writes)
         if problems == self._reported.get(result.unit, ()):
             return False
         self._reported[result.unit] = problems

@@ -106,7 +106,7 @@ def missing_old_indexes(
     for claim in claims(keys, state.unit, synced).values():
         exists = any(_belongs_to(entry.index, claim, synced) for entry in indexes)
         if claim.kind in kinds and not exists:
-            yield PartPlan(state.unit, old_keys.index(claim.kind, claim.name), "unled")
+            yield PartPlan(state.unit, old_keys.index(claim.kind, claim.name), "index-missing")
 
 
 def compare_new_indexes(
@@ -127,7 +127,7 @@ def compare_new_indexes(
             yield PartPlan(0, name, "orphan", _no_tenant(0), entry.modified)
         elif not _is_unescaped(keys, index, tenant, owners) and not _is_unclear(units.get(tenant)):
             why = f"tenant {tenant} has nothing with this name"
-            yield PartPlan(tenant, name, "astray", why, entry.modified)
+            yield PartPlan(tenant, name, "dangling", why, entry.modified)
 
 
 def _compare_new_index(

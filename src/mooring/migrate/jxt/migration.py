@@ -183,7 +183,7 @@ class Migration:
     async def _repair_indexes(self, snapshot: MigrationSnapshot) -> AsyncIterator[SyncResult]:
         steps: dict[int, list[PartPlan]] = {}
         for step in compare_new_indexes(self.keys, snapshot.units, snapshot.new_indexes):
-            if step.verdict in ("unindexed", "astray"):
+            if step.verdict in ("unindexed", "dangling"):
                 steps.setdefault(step.unit, []).append(step)
         async for result in in_parallel(list(steps.items()), self._new_indexes.repair):
             yield result

@@ -115,22 +115,22 @@ Verdict: TypeAlias = Literal[
     "missing",
     "differs",
     "surplus",
-    "gone",
+    "deleted",
     "blocked",
     "unindexed",
-    "astray",
+    "dangling",
     "contested",
     "index",
     "equal",
     "newer",
     "superseded",
-    "stray",
+    "late",
     "taken",
     "refused",
     "unreadable",
     "abandoned",
     "orphan",
-    "unled",
+    "index-missing",
     "foreign",
 ]
 
@@ -138,40 +138,40 @@ REASONS: Mapping[Verdict, str] = {
     "missing": "it is not among the new keys",
     "differs": "the new key has another value, and is older",
     "surplus": "the new key is a copy of an old key that no longer exists",
-    "gone": "the new key was deleted, but not in the history: publish it again, or delete this key",
+    "deleted": "the new key was deleted outside the history: publish it again, or delete this key",
     "blocked": "the new key has a value that cannot be parsed",
     "unindexed": "the new index does not refer to its tenant",
-    "astray": "the new index refers to a tenant without this name",
+    "dangling": "the new index refers to a tenant without this name",
     "contested": "two tenants have this name among the new keys",
     "index": "it refers to a part that is not copied yet",
     "equal": "the new keys have the same value",
     "newer": "the new key was changed since",
     "superseded": "from the previous format: another key replaces it",
-    "stray": "written after the cut-over: it no longer counts",
+    "late": "written after the cut-over: it no longer counts",
     "taken": "it belongs to another tenant",
     "refused": "it is invalid in the new format",
     "unreadable": "it cannot be parsed",
     "abandoned": "an old index of a name that its tenant has given up",
     "orphan": "it refers to nothing",
-    "unled": "this old index is missing",
+    "index-missing": "this old index is missing",
     "foreign": "it is not one of the old keys",
 }
 
-WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "surplus", "unindexed", "astray"})
+WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "surplus", "unindexed", "dangling"})
 """A copy writes these."""
-DIFFERENT: frozenset[Verdict] = WRITTEN | {"gone", "blocked", "contested"}
+DIFFERENT: frozenset[Verdict] = WRITTEN | {"deleted", "blocked", "contested"}
 """These prevent the deletion of the old keys."""
 DELETABLE: frozenset[Verdict] = frozenset({"equal", "newer", "superseded", "abandoned"})
 """Keys that may be deleted in the end. All others are reported, and stay."""
-LEFT: frozenset[Verdict] = frozenset({"taken", "refused", "unreadable", "stray"})
+LEFT: frozenset[Verdict] = frozenset({"taken", "refused", "unreadable", "late"})
 """Values that are not among the new keys."""
 
 _MOST_URGENT: tuple[Verdict, ...] = (
     "missing",
     "differs",
-    "gone",
+    "deleted",
     "blocked",
-    "stray",
+    "late",
     "unreadable",
     "refused",
     "taken",
@@ -262,7 +262,7 @@ def _compare_part(state: UnitState, path: str, criteria: Criteria) -> tuple[Verd
     if criteria.phase != "both":
         return _compare_after_cutover(state, path, criteria)
     if decision.move == "out of old":
-        return ("newer", "removed there") if path in criteria.removed else ("gone", "")
+        return ("newer", "removed there") if path in criteria.removed else ("deleted", "")
     if decision.move == "to new":
         verdict: Verdict = "differs" if path in state.new else "missing"
     else:
@@ -281,7 +281,7 @@ _CONFLICTS: Mapping[Verdict, str] = {
 def _compare_after_cutover(state: UnitState, path: str, criteria: Criteria) -> tuple[Verdict, str]:
     """A value that was written later exists only in the old key, so it must not count as older."""
     decision = state.decide(path, criteria.ring, criteria.phase)
-    late = state.old.parts[path].modified > criteria.compared_at
-    if decision.stray and (late or not decision.move):
-        return "stray", ""
+    changed = state.old.parts[path].modified > criteria.compared_at
+    if decision.late and (changed or not decision.move):
+        return "late", ""
     return ("newer", "") if decision.move else ("equal", "")

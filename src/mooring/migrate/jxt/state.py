@@ -89,7 +89,7 @@ class MergeDecision(NamedTuple):
     move: Move = ""
     conflict: bool = False
     """Both sides changed, and one change is lost."""
-    stray: bool = False
+    late: bool = False
     """A program has written the old side after the cut-over."""
 
 
@@ -109,13 +109,13 @@ def decide(old: Side, new: Side, base: Base, *, same: bool) -> MergeDecision:
 
 
 def decide_after_cutover(old: Side, new: Side, base: Base, *, same: bool) -> MergeDecision:
-    """As `decide`, but the old side is never followed. Strays stay until the new side changes."""
+    """As `decide`, but never follows the old side. Late writes stay until the new side changes."""
     if same or old.digest == new.digest == "":
         return MergeDecision()
-    stray = old.digest != base.old
+    late = old.digest != base.old
     if new.digest == base.new:
-        return MergeDecision(stray=stray)
-    return MergeDecision("to old" if new.digest else "out of old", stray=stray)
+        return MergeDecision(late=late)
+    return MergeDecision("to old" if new.digest else "out of old", late=late)
 
 
 class _LedgerEntry(msgspec.Struct, frozen=True, omit_defaults=True):

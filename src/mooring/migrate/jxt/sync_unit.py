@@ -63,7 +63,7 @@ class SyncResult(msgspec.Struct):
     unit: int
     changes: list[PartMove] = msgspec.field(default_factory=list)
     problems: list[str] = msgspec.field(default_factory=list)
-    strays: list[str] = msgspec.field(default_factory=list)
+    late_writes: list[str] = msgspec.field(default_factory=list)
     """Parts that a program wrote to the old keys after the cut-over."""
     repaired: list[str] = msgspec.field(default_factory=list)
     """New indexes that did not match the new parts."""
@@ -143,7 +143,7 @@ class UnitSync:
         taken: Mapping[str, str],
     ) -> bool:
         """Make one commit. Returns whether there was anything to do."""
-        moves, result.strays = self._moves(state, cutover.phase)
+        moves, result.late_writes = self._moves(state, cutover.phase)
         to_new, rejected = _partition(moves, ("to new", "out of new"), taken)
         if to_new:
             result.changes += await self._to_new(state, cutover, to_new)
@@ -193,17 +193,17 @@ class UnitSync:
         )
 
     def _moves(self, state: UnitState, phase: Phase) -> tuple[list[PartMove], list[str]]:
-        """The moves that are due, and the strays."""
+        """The moves that are due, and the paths of late writes."""
         moves: list[PartMove] = []
-        strays: list[str] = []
+        late_writes: list[str] = []
         for path in state.paths:
             decision = state.decide(path, self._ring, phase)
             if decision.move:
                 conflict = decision.conflict and path != SENTINEL
                 moves.append(PartMove(path, decision.move, conflict))
-            elif decision.stray:
-                strays.append(path)
-        return moves, strays
+            elif decision.late:
+                late_writes.append(path)
+        return moves, late_writes
 
     def _bases(self, state: UnitState) -> dict[str, Base]:
         """The bases, updated for parts that are in sync."""
@@ -341,14 +341,14 @@ class NewIndexes:
         unit, steps = plan
         result = SyncResult(unit)
         unindexed = [step for step in steps if step.verdict == "unindexed"]
-        astray = [step for step in steps if step.verdict == "astray"]
+        dangling = [step for step in steps if step.verdict == "dangling"]
         try:
             if unindexed:
                 await self._publisher.change(
                     unit, lambda parts: parts, action="migrate", note="repairs indexes"
                 )
                 result.repaired += [step.name for step in unindexed]
-            for batch in slices(astray, _DELETIONS):
+            for batch in slices(dangling, _DELETIONS):
                 result.repaired += await self._delete(unit, batch)
         except (TenantError, TooLarge, Conflict, OutcomeUnknown) as error:
             result.problems.append(str(error))

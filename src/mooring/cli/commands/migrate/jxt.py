@@ -289,5 +289,5 @@ def _result_record(result: SyncResult) -> Mapping[str, JSON]:
         ],
         "mended": list(result.repaired),
         "problems": list(result.problems),
-        "strays": list(result.strays),
+        "late_writes": list(result.late_writes),
     }
