@@ -45,8 +45,8 @@ class Tasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[object]] = set()
 
-    def start(self, work: Coroutine[object, object, object], *, name: str) -> asyncio.Task[object]:
-        task: asyncio.Task[object] = asyncio.get_running_loop().create_task(work, name=name)
+    def start(self, work: Coroutine[object, object, T], *, name: str) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._done)
         return task

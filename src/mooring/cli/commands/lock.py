@@ -14,7 +14,7 @@ from mooring.cli.io.child_process import Job, queue_signals, report_not_started
 from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import StoreOption, seconds
 from mooring.cli.io.output import note
-from mooring.errors import LockLost, LockTimeout
+from mooring.errors import LockLost
 from mooring.formatting import quoted
 from mooring.locks.held import Held
 from mooring.locks.lock import Lock, check_name, check_times
@@ -85,16 +85,10 @@ async def run_while_held(
     try:
         await asyncio.wait([acquiring, arrival], return_when=asyncio.FIRST_COMPLETED)
         if arrival.done():
-            number = arrival.result()
-            assert isinstance(number, signal.Signals)
-            return 128 + number
+            return 128 + arrival.result()
         held = acquiring.result()
-        if isinstance(held, LockTimeout):
-            note(str(held))
-            return 1
-        if isinstance(held, BaseException):
+        if isinstance(held, Exception):
             raise held
-        assert isinstance(held, Held)
         try:
             return await _run(held, command, what, arrival, signals, environment or {})
         finally:
@@ -114,7 +108,7 @@ async def _run(
     held: Held,
     command: Sequence[str],
     what: str,
-    arrival: asyncio.Task[object],
+    arrival: asyncio.Task[signal.Signals],
     signals: asyncio.Queue[signal.Signals],
     environment: Mapping[str, str],
 ) -> int:
@@ -134,17 +128,13 @@ async def _run(
         while True:
             await asyncio.wait([ended, lost, arrival], return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                code = ended.result()
-                assert isinstance(code, int)
-                return await _release(held, what, code)
+                return await _release(held, what, ended.result())
             if lost.done():
                 note(f"{what} is lost: stopping the command" if job else f"{what} is lost")
                 return 1
-            number = arrival.result()
-            assert isinstance(number, signal.Signals)
             if job is None:
                 return 0
-            job.signal(number)
+            job.signal(arrival.result())
             arrival = tasks.start(signals.get(), name="signals")
     except OSError as error:
         return report_not_started(command[0], error)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 import msgspec
 import typer
@@ -222,7 +222,7 @@ async def _next_signal(
     arrival = tasks.start(signals.get(), name="signals")
     try:
         await asyncio.wait([arrival, *ends], return_when=asyncio.FIRST_COMPLETED)
-        return cast("signal.Signals", arrival.result()) if arrival.done() else None
+        return arrival.result() if arrival.done() else None
     finally:
         await tasks.aclose()
 
