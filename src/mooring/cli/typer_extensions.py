@@ -17,29 +17,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class LazyCommand(TyperCommand):
-    """A command or group. Its module is imported when it is called.
+    """A command or group. Its module in `mooring.cli.commands` is imported when it is called.
 
-    `place` is `module:name` in `mooring.cli.commands`: a function, or a `CommandGroup`. `help`
+    The module has an `app`, which is a `CommandGroup`, or a function of the command's name. `help`
     repeats the first paragraph of the docstring of a function; a test compares the two.
     """
 
-    def __init__(
-        self, name: str, place: str, help: str, *, cls: type[TyperCommand] = TyperCommand
-    ) -> None:
-        super().__init__(name, help=help)
-        self._place = place
-        self._cls = cls
+    def __init__(self, name: str, module: str, help: str, panel: str) -> None:
+        super().__init__(name, help=help, rich_help_panel=panel)
+        self._module = f"mooring.cli.commands.{module}"
 
     def load(self) -> Any:
         """Import the command."""
-        module, _, attribute = self._place.partition(":")
-        target = getattr(importlib.import_module(f"mooring.cli.commands.{module}"), attribute)
-        app = CommandGroup()
-        if isinstance(target, typer.Typer):
-            app.add_typer(target, name=self.name, help=self.help)
+        module, name, app = importlib.import_module(self._module), str(self.name), CommandGroup()
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name, help=self.help)
         else:
-            app.command(self.name, cls=self._cls)(target)
-        return get_group(app).commands[str(self.name)]
+            function = getattr(module, name)
+            runs_another = "context" in inspect.signature(function).parameters
+            app.command(name, cls=CommandAfterDashes if runs_another else TyperCommand)(function)
+        return get_group(app).commands[name]
 
 
 class LazyGroup(TyperGroup):
@@ -58,7 +55,7 @@ class LazyGroup(TyperGroup):
 
 
 class CommandAfterDashes(TyperCommand):
-    """A command that passes the arguments after `--` to another program. They are in `ctx.obj`."""
+    """A command that runs the program after `--`. Its function gets that in `context.obj`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ours, command = args, []
@@ -115,22 +112,18 @@ def _plain_function(function: Callable[..., Any]) -> Callable[..., None]:
         if name not in groups
     ]
     for group in groups.values():  # the help shows them last
-        options += _options_of(group)
+        annotations = get_type_hints(group, include_extras=True)
+        options += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=annotations[field.name],
+            )
+            for field in dataclasses.fields(group)
+        ]
     plain.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     plain.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     plain.__annotations__ = {option.name: option.annotation for option in options}
     return plain
-
-
-def _options_of(group: type) -> list[inspect.Parameter]:
-    annotations = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=annotations[field.name],
-        )
-        for field in dataclasses.fields(group)
-    ]
