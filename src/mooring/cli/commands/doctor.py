@@ -70,7 +70,7 @@ async def doctor(
     ] = "",
     as_json: JSONOption = False,
 ) -> None:
-    """Check a store or a Redis registry: latency, version, clock, permissions, alarms.
+    """Check a store or a Redis registry: latency, clock, permissions, alarms.
 
     Exits with 1 if a check fails.
     """
@@ -304,17 +304,11 @@ def _judge_memory(server: ServerInfo) -> DoctorFinding:
     if not limit:
         return _ok(about, f"{_size(used)} used, without a limit: nothing is evicted")
     text = f"{_size(used)} of {_size(limit)} used, {policy}"
-    if policy.startswith("allkeys"):
+    if policy != "noeviction":
+        volatile = policy.startswith("volatile")
+        lost = "brakes, and deregistered instances come back" if volatile else "registrations"
         return _warning(
-            about,
-            f"{text}: when memory is short, it drops registrations; set maxmemory-policy "
-            "noeviction",
-        )
-    if policy.startswith("volatile"):
-        return _warning(
-            about,
-            f"{text}: when memory is short, it drops brakes, and deregistered instances come "
-            "back; set maxmemory-policy noeviction",
+            about, f"{text}: when memory is short, it drops {lost}; set maxmemory-policy noeviction"
         )
     if used > 0.9 * limit:
         return _warning(about, f"{text}: nearly full; a full server refuses writes")

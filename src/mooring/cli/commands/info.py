@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.io.connect import RegistryTarget
-from mooring.cli.io.options import JSONOption, pairs
+from mooring.cli.io.options import JSONOption, ServiceArgument, pairs
 from mooring.cli.io.output import show_fields
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.model import JSON, Group, Service
@@ -17,9 +17,6 @@ app = CommandGroup()
 
 _FIELDS = ("displayName", "department", "description")
 
-OptionalServiceArgument = Annotated[
-    str, typer.Argument(metavar="SERVICE", help="GROUP/NAME or NAME")
-]
 GroupOption = Annotated[
     str, typer.Option("--group", metavar="GROUP", help="apply to a group instead of a service")
 ]
@@ -28,7 +25,7 @@ GroupOption = Annotated[
 @app.command()
 async def get(
     target: RegistryTarget,
-    service: OptionalServiceArgument = "",
+    service: ServiceArgument = "",
     group: GroupOption = "",
     as_json: JSONOption = False,
 ) -> None:
@@ -47,7 +44,7 @@ async def get(
 @app.command(name="set")
 async def set_fields(
     target: RegistryTarget,
-    service: OptionalServiceArgument = "",
+    service: ServiceArgument = "",
     fields: Annotated[
         list[str] | None,
         typer.Argument(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 import yaml
 
+from mooring.cli.io.options import ZoneOption
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import MissingExtra
 
@@ -30,9 +31,7 @@ def bootstrap(
     node_id: Annotated[
         str, typer.Option(metavar="NAME", help="node id in logs (default: the host name)")
     ] = "",
-    zone: Annotated[
-        str, typer.Option(metavar="ZONE", help="zone of the client; instances there are preferred")
-    ] = "",
+    zone: ZoneOption = "",
     listen: Annotated[
         str,
         typer.Option(

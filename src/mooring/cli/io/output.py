@@ -23,7 +23,6 @@ from mooring.formatting import printable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-    from rich.table import Table
     from rich.text import Text
 
     from mooring.model import JSON
@@ -214,15 +213,24 @@ def show(
 ) -> None:
     """Print items. A table leaves out empty columns, and the `spare` ones if the terminal is too
     narrow. A pipe gets all columns."""
-    if as_json:
-        for item in items:
-            show_json(record(item))
+    if not as_json:
+        show_rows(columns, [[cell(item) for cell in columns.values()] for item in items], spare)
         return
-    rows = [[_styled(cell(item)) for cell in columns.values()] for item in items]
+    for item in items:
+        show_json(record(item))
+
+
+def show_rows(
+    headings: Iterable[str],
+    rows: Iterable[Sequence[str | Styled]],
+    spare: Collection[str] = (),
+) -> None:
+    """Print rows, as `show` does."""
+    styled = [[_styled(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _show_table(columns, rows, spare)
+        _show_table(headings, styled, spare)
         return
-    for row in rows:
+    for row in styled:
         typer.echo("\t".join(cell.text or EMPTY_FIELD for cell in row))
 
 
@@ -232,18 +240,16 @@ def show_fields(
     """Print one object: a row for each field, or JSON."""
     if as_json:
         show_json(fields)
-        return
-    columns: Columns[tuple[str, JSON]] = {
-        headings[0]: lambda field: field[0],
-        headings[1]: lambda field: as_text(field[1]),
-    }
-    show(list(fields.items()), columns, lambda field: {field[0]: field[1]}, as_json=False)
+    else:
+        show_rows(headings, [(name, as_text(value)) for name, value in fields.items()])
 
 
 def _show_table(
     headings: Iterable[str], rows: Sequence[Sequence[Styled]], spare: Collection[str]
 ) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     columns = {
@@ -255,8 +261,14 @@ def _show_table(
     for heading in reversed([heading for heading in columns if heading in spare]):
         if _width(columns) > console.width:
             del columns[heading]
-    if columns:
-        console.print(_table(columns))
+    if not columns:
+        return
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in columns:
+        table.add_column(heading, overflow="fold")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
 
 
 def _width(columns: Mapping[str, Sequence[Text]]) -> int:
@@ -267,18 +279,6 @@ def _width(columns: Mapping[str, Sequence[Text]]) -> int:
         for heading, column in columns.items()
     )
     return sum(max(widths) + _GAP for widths in cells)
-
-
-def _table(columns: Mapping[str, Sequence[Text]]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for heading in columns:
-        table.add_column(heading, overflow="fold")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    return table
 
 
 def show_json(record: JSON | Mapping[str, JSON]) -> None:

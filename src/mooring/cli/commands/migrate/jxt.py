@@ -20,13 +20,12 @@ from mooring.cli.commands.migrate.output import (
 from mooring.cli.io.connect import TenantTarget, run_until_stopped
 from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import (
-    Columns,
     count_of,
     log_to_stderr,
     note,
     progress,
-    show,
     show_json,
+    show_rows,
     warn,
 )
 from mooring.cli.typer_extensions import CommandGroup
@@ -262,19 +261,15 @@ def _show_copied(results: Mapping[int, SyncResult], as_json: bool) -> None:
 
 def _show_results(results: Collection[SyncResult]) -> None:
     conflict = "both were changed: the later counts"
-    rows: list[tuple[int, str, str, str]] = []
+    rows: list[tuple[str, ...]] = []
     for result in results:
-        for change in result.changes:
-            why = conflict if change.conflict else ""
-            rows.append((result.unit, change.path, change.move, why))
-    rows += [(result.unit, name, "index", "") for result in results for name in result.repaired]
-    columns: Columns[tuple[int, str, str, str]] = {
-        "tenant": lambda row: str(row[0] or ""),
-        "part": lambda row: row[1],
-        "done": lambda row: row[2],
-        "why": lambda row: row[3],
-    }
-    show(rows, columns, lambda row: {}, as_json=False)
+        tenant = str(result.unit or "")
+        rows += [
+            (tenant, change.path, change.move, conflict if change.conflict else "")
+            for change in result.changes
+        ]
+        rows += [(tenant, name, "index", "") for name in result.repaired]
+    show_rows(("tenant", "part", "done", "why"), rows)
     for result in results:
         for problem in result.problems:
             warn(f"tenant {result.unit}: {problem}" if result.unit else problem)

@@ -1,13 +1,16 @@
-"""`mooring tenant rekey`: encrypts all passwords with the current key."""
+"""`mooring tenant rekey`: encrypts all passwords with the current key.
+
+Former keys are needed until it has succeeded, and every process has the current one.
+"""
 
 from __future__ import annotations
 
+import msgspec
 import typer
 
 from mooring.cli.io.connect import TenantTarget
 from mooring.cli.io.options import ByOption, JSONOption
 from mooring.cli.io.output import count_of, note, progress, show_json, warn
-from mooring.model import JSON
 from mooring.tenants.publish.publisher import Publisher, RekeyResult
 from mooring.tenants.secrets import FORMER
 
@@ -24,13 +27,7 @@ def rekey(target: TenantTarget, by: ByOption = "", as_json: JSONOption = False) 
 
     rekeyed = target.run(reencrypt, by)
     if as_json:
-        show_json(
-            {
-                "tenants": rekeyed.tenants,
-                "entries": rekeyed.entries,
-                "problems": list[JSON](rekeyed.problems),
-            }
-        )
+        show_json(msgspec.to_builtins(rekeyed))
     else:
         tenants = count_of(rekeyed.tenants, "tenant")
         entries = count_of(rekeyed.entries, "history entry", "history entries")

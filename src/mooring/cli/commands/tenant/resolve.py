@@ -37,11 +37,6 @@ class Resolution(NamedTuple):
     status: str = ""
 
 
-class TenantName(NamedTuple):
-    by: By
-    name: str
-
-
 class RequestLine(NamedTuple):
     """The request that --url and --header describe."""
 
@@ -74,32 +69,26 @@ async def resolve(
 
     Exits with 1 if no tenant matches.
     """
-    options: dict[By, str] = {"host": host, "code": code, "name": name, "ftp-user": ftp_user}
-    names = [TenantName(by, value) for by, value in options.items() if value]
-    requests = [_request(url, header or [])] if url or header else []
-    if len(names) + len(requests) != 1:
+    host_name = host_of(host) or ""
+    if host and not host_name:
+        raise typer.BadParameter(f"{quoted(host)} is not a host name", param_hint="HOST")
+    options: dict[By, str] = {"host": host_name, "code": code, "name": name, "ftp-user": ftp_user}
+    names = [(by, value) for by, value in options.items() if value]
+    request = _request(url, header or []) if url or header else None
+    if len(names) + (request is not None) != 1:
         raise typer.BadParameter(
             "give one of HOST, --code, --name, --ftp-user, or --url with or without --header"
         )
-    if host:
-        names = [TenantName("host", _host_name(host))]
     async with target.connect() as hub:
-        if requests:
-            resolution = await _resolve_request(hub, target.keys, requests[0])
+        if request is not None:
+            resolution = await _resolve_request(hub, target.keys, request)
         else:
             resolution = await _look_up(hub, target.keys, *names[0])
     _show_resolution(resolution, as_json)
-    if requests and resolution.status in REFUSED:
+    if request is not None and resolution.status in REFUSED:
         note(
             f"tenant {resolution.tenant} is {resolution.status}: such a request is refused with 403"
         )
-
-
-def _host_name(host: str) -> str:
-    name = host_of(host)
-    if not name:
-        raise typer.BadParameter(f"{quoted(host)} is not a host name", param_hint="HOST")
-    return name
 
 
 def _show_resolution(resolution: Resolution, as_json: bool) -> None:

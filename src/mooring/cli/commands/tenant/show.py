@@ -22,6 +22,7 @@ from mooring.cli.io.output import (
     progress,
     show,
     show_json,
+    show_rows,
     warn,
 )
 from mooring.errors import NotConfigured, Undecipherable
@@ -143,12 +144,7 @@ async def show_tenant(
     if as_json:
         show_json(_by_section(tenant, values) | {"revision": stored.revision})
     else:
-        show(
-            list(_rows(values)),
-            {"part": lambda row: row[0], "field": lambda row: row[1], "value": lambda row: row[2]},
-            lambda row: {},
-            as_json=False,
-        )
+        show_rows(("part", "field", "value"), _rows(values))
     for problem in problems:
         warn(f"tenant {tenant}: {problem}")
     if problems:
