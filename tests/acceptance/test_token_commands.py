@@ -123,7 +123,7 @@ def test_a_token_of_the_environment_counts(served: Served):
     token = made.stdout.strip()
     done = command(served, "token", "list", MOORING_TOKEN=token)
     assert done.returncode == 1
-    assert "eve is a viewer" in done.stderr
+    assert "eve has the role viewer" in done.stderr
     assert command(served, "login", MOORING_TOKEN=token).returncode == 0
     done = command(served, "token", "list", MOORING_TOKEN="wrong")
     assert "does not know the token" in done.stderr

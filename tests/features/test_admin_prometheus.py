@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
+from mooring.messages import message
 from mooring.model import Instance, Status
 from mooring.server.api.monitoring import label_name, labels, state_of
 from mooring.server.live.summary import Observation
@@ -17,6 +18,7 @@ from tests.waiting import eventually
 
 on_memory = pytest.mark.parametrize("backend", ["memory"], indirect=True)
 
+REFUSED = message("probe_refused")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 """What a label's name can be: see the data model of Prometheus."""
 
@@ -38,8 +40,8 @@ async def samples(admin: Admin, as_: str = "viewer") -> dict[tuple[str, ...], fl
     [
         ({}, Observation(), "up"),
         ({"status": Status(healthy=False)}, Observation(late=True), "unhealthy"),
-        ({}, Observation(late=True, check_failure="refused"), "silent"),
-        ({"status": Status(state="draining")}, Observation(check_failure="refused"), "failing"),
+        ({}, Observation(late=True, check_failure=REFUSED), "silent"),
+        ({"status": Status(state="draining")}, Observation(check_failure=REFUSED), "failing"),
         ({"status": Status(state="draining")}, Observation(), "draining"),
         ({"enabled": False}, Observation(), "disabled"),
     ],

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from mooring.messages import Message
 from mooring.model import Instance
 from mooring.server.health_checks.checkers import (
     Checker,
@@ -57,12 +58,14 @@ class Picture:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
-    def report_check(self, service: str, id: str, ms: float | None, failure: str) -> None:
-        self.told.setdefault((service, id), []).append((ms, failure))
+    def report_check(
+        self, service: str, id: str, ms: float | None, failure: Message | None = None
+    ) -> None:
+        self.told.setdefault((service, id), []).append((ms, str(failure or "")))
 
-    def report_unchecked(self, service: str, id: str, reason: str) -> None:
+    def report_unchecked(self, service: str, id: str, reason: Message) -> None:
         self.told.setdefault((service, id), []).append((None, ""))
-        self.unchecked[service, id] = reason
+        self.unchecked[service, id] = reason.text
 
     def put(self, *instances: Instance) -> None:
         for instance in instances:

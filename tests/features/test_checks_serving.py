@@ -14,6 +14,7 @@ import pytest
 import mooring
 from mooring import addresses
 from mooring.errors import InvalidRequest
+from mooring.messages import message
 from mooring.model import Instance
 from mooring.server.health_checks.scheduler import HealthChecks
 from mooring.server.health_checks.target_policy import policy
@@ -53,10 +54,13 @@ async def test_the_live_picture_has_the_response_time_and_the_failure():
                     lambda: (fleet.observation("orders", well.id).response_time or 0) > 0
                 )
                 await eventually(
-                    lambda: "refused" in fleet.observation("orders", ill.id).check_failure
+                    lambda: (
+                        fleet.observation("orders", ill.id).check_failure
+                        == message("probe_refused")
+                    )
                 )
-                assert fleet.observation("orders", well.id).check_failure == ""
-            await eventually(lambda: fleet.observation("orders", ill.id).check_failure == "")
+                assert fleet.observation("orders", well.id).check_failure is None
+            await eventually(lambda: fleet.observation("orders", ill.id).check_failure is None)
 
 
 async def test_serve_checks_what_is_registered_and_never_itself(tmp_path: Path):
@@ -91,9 +95,9 @@ async def test_serve_checks_what_is_registered_and_never_itself(tmp_path: Path):
                 return (await told("orders")).get("avgResponseTime") is not None
 
             async def refuses() -> bool:
-                checks = [each["check"] for each in (await told("trick")).get("instances", [])]
-                refused = {"result": "not_checked", "reason": "its address is this server itself"}
-                return checks == [refused, refused]
+                instances = (await told("trick")).get("instances", [])
+                checks = [(each["check"] or {}).get("reason") for each in instances]
+                return checks == ["its address is this server itself"] * 2
 
             await eventually(answers)
             await eventually(refuses)

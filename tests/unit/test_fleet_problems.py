@@ -10,8 +10,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from mooring.messages import TEXTS, message
+from mooring.messages import TEXTS, Message, message
 from mooring.model import Instance, Status, Time
+from mooring.registry.evictions import Brake
 from mooring.server.http.response import rfc3339
 from mooring.server.live.problems import (
     KINDS,
@@ -55,7 +56,7 @@ class Seen:
     stale: bool = False
     error: str = ""
     observed: dict[str, dict[str, Observation]] = field(default_factory=dict)
-    brakes: dict[str, str] = field(default_factory=dict)
+    brakes: dict[str, Message] = field(default_factory=dict)
     events: dict[str, list[TimelineEvent]] = field(default_factory=dict)
 
     def services(self) -> Sequence[KnownService]:
@@ -63,8 +64,8 @@ class Seen:
             self.known[name].observations.update(observed)
         return [self.known[name] for name in sorted(self.known)]
 
-    def brake(self, service: str) -> str:
-        return self.brakes.get(service, "")
+    def brake(self, service: str) -> Message | None:
+        return self.brakes.get(service)
 
     def timeline(self, service: str) -> Sequence[TimelineEvent]:
         return self.events.get(service, [])
@@ -157,12 +158,12 @@ def test_a_brake_is_a_problem_of_its_own():
     since = ago(30)
     seen = of(
         having("orders", HEALTHY),
-        brakes={"orders": "9 of 10 fell silent at once: none is taken out"},
+        brakes={"orders": Brake(9, 10, 0, 0).message},
         events={"orders": [TimelineEvent(since, "orders", "", "brake", message("brake_off"))]},
     )
     problem = only(problems(seen, NOW))
     assert (problem.kind, problem.since) == ("brake", rfc3339(since))
-    assert problem.text.startswith('orders: the brake is engaged and pauses eviction: "9 of 10')
+    assert problem.text.startswith("orders: the brake is engaged and pauses eviction: 9 of 10")
     assert "mooring brake release orders" in problem.hint
 
 
@@ -196,13 +197,13 @@ def test_late_heartbeats_and_failing_checks_are_different_problems():
         observed={
             "orders": {
                 "10.0.0.1:80": Observation(silence=60.0, sampled=NOW, late=True),
-                "10.0.0.1:81": Observation(check_failure="it refused the connection"),
+                "10.0.0.1:81": Observation(check_failure=message("probe_refused")),
             }
         },
     )
     silent, failing = problems(seen, NOW)
     assert (silent.kind, silent.id, silent.since) == ("silent", "10.0.0.1:80", rfc3339(ago(60)))
-    assert failing.text.endswith('fails its health check: "it refused the connection"')
+    assert failing.text.endswith("fails its health check: it refused the connection")
 
 
 @pytest.mark.parametrize(("seconds", "kinds"), [(599, []), (601, ["draining"])])
@@ -219,7 +220,7 @@ def test_problems_are_sorted_by_severity_and_service():
         having("a/two", HEALTHY, UNHEALTHY),
         service("z", emptied=NOW),
         having("orders", HEALTHY),
-        brakes={"orders": "paused"},
+        brakes={"orders": Brake(9, 10, 0, 0).message},
     )
     assert [problem.key for problem in problems(seen, NOW)] == [
         "no_instances:z",

@@ -13,9 +13,11 @@ import mooring
 from mooring import Instance
 from mooring.errors import InvalidRequest
 from mooring.hub import Hub
+from mooring.messages import message
 from mooring.mirror import Change, Update
 from mooring.model import Status, now
 from mooring.registry.contract import Registry
+from mooring.registry.evictions import Brake
 from mooring.server.live import services
 from mooring.server.live import state as live
 from mooring.server.live.state import Fleet
@@ -176,44 +178,51 @@ async def test_a_sample_is_visible_but_no_change(hub: Hub, fleet: Fleet):
         assert fleet.rendering.summary(known).avg_heartbeat_delay == 500
 
 
+REFUSED = message("probe_refused")
+LINK_LOCAL = message("address_refused", problem=message("target_link_local"))
+
+
 async def test_a_check_result_is_an_event_when_it_changes(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
         version = fleet.version
-        fleet.report_check("a", "h:1", 12.0, "")
-        fleet.report_check("a", "h:1", 14.0, "")
+        fleet.report_check("a", "h:1", 12.0)
+        fleet.report_check("a", "h:1", 14.0)
         assert fleet.observation("a", "h:1").response_time == 14.0
         assert fleet.version == version
-        fleet.report_check("a", "h:1", None, "refused")
-        fleet.report_check("a", "h:1", None, "timed out")
-        fleet.report_check("a", "h:1", 15.0, "")
+        fleet.report_check("a", "h:1", None, REFUSED)
+        fleet.report_check("a", "h:1", None, message("probe_unreachable"))
+        fleet.report_check("a", "h:1", 15.0)
         assert fleet.version == version + 2
-        assert fleet.observation("a", "h:1").check_failure == ""
+        assert fleet.observation("a", "h:1").check_failure is None
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
-        assert checks == ["check failing: refused", "check passing"]
-        fleet.report_check("a", "gone", None, "refused")
-        assert fleet.observation("a", "gone").check_failure == ""
+        assert checks == ["check failing: it refused the connection", "check passing"]
+        fleet.report_check("a", "gone", None, REFUSED)
+        assert fleet.observation("a", "gone").check_failure is None
 
 
 async def test_a_skipped_check_is_not_a_failure(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
-        fleet.report_check("a", "h:1", None, "refused")
-        fleet.report_unchecked("a", "h:1", "its address is link-local")
-        assert fleet.observation("a", "h:1").check_failure == ""
-        assert fleet.observation("a", "h:1").unchecked == "its address is link-local"
+        fleet.report_check("a", "h:1", None, REFUSED)
+        fleet.report_unchecked("a", "h:1", LINK_LOCAL)
+        assert fleet.observation("a", "h:1").check_failure is None
+        assert fleet.observation("a", "h:1").unchecked == LINK_LOCAL
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
-        assert checks == ["check failing: refused", 'not checked: "its address is link-local"']
+        assert checks == [
+            "check failing: it refused the connection",
+            "not checked: its address is link-local",
+        ]
 
 
 async def test_a_brake_is_an_event_when_it_engages_and_releases(fleet: Fleet):
-    fleet.update_brakes({"a": "3 of 4 are silent"})
-    fleet.update_brakes({"a": "4 of 4 are silent"})
-    assert fleet.brake("a") == "4 of 4 are silent"
+    fleet.update_brakes({"a": Brake(3, 4, 0, 0).message})
+    fleet.update_brakes({"a": Brake(4, 4, 0, 0).message})
+    assert fleet.brake("a") == Brake(4, 4, 0, 0).message
     fleet.update_brakes({})
-    assert fleet.brake("a") == ""
+    assert fleet.brake("a") is None
     assert [event.text for event in fleet.timeline("a")] == [
-        'the brake is engaged: "3 of 4 are silent"',
+        f"the brake is engaged: {Brake(3, 4, 0, 0)}",
         "the brake is released",
     ]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mooring import Instance
 from mooring.cli.commands.instances import record, without_secrets
-from mooring.messages import joined
+from mooring.messages import joined, message
 from mooring.model import JSON, Config, State, Status, applied
 from mooring.server.http.response import encode
 from mooring.server.live import summary as summary_module
@@ -35,6 +35,8 @@ from mooring.server.live.summary import (
 )
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)
+REFUSED = message("probe_refused")
+LINK_LOCAL = message("address_refused", problem=message("target_link_local"))
 MOMENT = datetime.datetime(2024, 5, 6, 7, 8, 9, 123456, datetime.UTC)
 
 
@@ -119,7 +121,7 @@ def test_a_rate_of_nothing_is_zero():
         (at(1, enabled=False), Observation(), "disabled by the instance itself"),
         (applied(at(1, config=Config(enabled=False))), Observation(), "disabled by an operator"),
         (at(1), Observation(silence=42, late=True), "heartbeat late: silent for 42 s"),
-        (at(1), Observation(check_failure="refused"), "check failing: refused"),
+        (at(1), Observation(check_failure=REFUSED), "check failing: it refused the connection"),
         (at(1, weight=0), Observation(), "its weight is 0"),
     ],
 )
@@ -131,7 +133,7 @@ def test_problems_of_an_instance_are_explained(
 
 def test_an_instance_that_fails_its_check_is_unhealthy_whatever_it_reports():
     assert healthy(at(1), Observation())
-    assert not healthy(at(1), Observation(check_failure="refused"))
+    assert not healthy(at(1), Observation(check_failure=REFUSED))
 
 
 @pytest.mark.parametrize("state", ["up", "draining", "down"])
@@ -173,10 +175,10 @@ def test_a_private_key_whose_lines_are_fields_is_masked():
 
 
 def test_an_instance_that_is_not_checked_is_healthy():
-    refused = Observation(unchecked="its address is link-local")
+    refused = Observation(unchecked=LINK_LOCAL)
     detail = instance_detail(at(1), refused)
     assert detail.healthy
-    assert detail.check == CheckResult("not_checked", "its address is link-local")
+    assert detail.check == CheckResult("not_checked", "its address is link-local", LINK_LOCAL)
     assert reasons(at(1), refused) == []
     assert count_health({"a": at(1)}, {"a": refused}) == HealthCounts(1, 1, 1, 1)
 
@@ -251,7 +253,7 @@ def test_the_shape_of_a_service_and_of_its_instances():
             "enabled": True,
             "healthy": True,
             "state": "up",
-            "check": {"result": "passing", "reason": ""},
+            "check": {"result": "passing", "reason": "", "message": None},
             "ephemeral": True,
             "metadata": {"a": "1", "b": "2"},
             "ports": {"http": 8080},

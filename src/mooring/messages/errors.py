@@ -86,6 +86,14 @@ TEXTS: Mapping[str, str] = {
     "service_not_found": "service {service!q} not found[: did you mean {close!q}?]",
     "group_not_found": "group {group!q} not found[: did you mean {close!q}?]",
     "instance_not_found": "{service} has no instance {id!q}[: did you mean {close!q}?]",
+    "brake_many_silent": (
+        "{silent} of {total} instances are silent at once: the fault is likely elsewhere, and the "
+        "last list is kept until they send heartbeats again"
+    ),
+    "brake_redis_rejects_writes": (
+        "Redis rejects writes (a replica without its master, too few replicas or a failing disk) "
+        "and receives no heartbeats: the last list is kept until it accepts them"
+    ),
     # Locks.
     # Stores.
     "lease_not_found": (
@@ -281,4 +289,159 @@ TEXTS: Mapping[str, str] = {
     "path_has_control": "the path contains a control character",
     "path_too_long": "a segment of the path exceeds {limit} characters",
     "method_not_supported": "{method} is not supported here: use {allowed}",
+    # Queries and bodies.
+    "query_malformed": "invalid query string: {error}",
+    "query_repeated": "a query parameter is given twice",
+    "query_unknown": "unknown query parameter {name!q}[: use one of {known}]",
+    "body_too_large": "the body is over the limit of {limit} bytes",
+    "body_truncated": "the request body was truncated",
+    "body_too_slow": "the body did not arrive within {seconds} s",
+    "body_not_expected": "this endpoint takes no body",
+    "body_not_json": "the body must be JSON: Content-Type: application/json",
+    "body_too_deep": "the body is nested {depth} levels deep: the limit is {limit}",
+    # Access.
+    "host_header_missing": "the request needs exactly one Host header",
+    "host_unknown": (
+        "the host {host!q} is not a name of this server: if it should be, add it to `hosts:` in "
+        "the file of `mooring serve --config`"
+    ),
+    "write_foreign": "{reason}: writes are accepted only from the server's own page",
+    "origin_is": "the origin of the request is {origin!q}",
+    "origin_missing": "the request has no Origin header",
+    "fetch_site_is": "Sec-Fetch-Site of the request is {site!q}",
+    "from_another_site": "the request comes from another site",
+    "too_many": "too many {what}: try again in {seconds} s",
+    "requests_from_address": "requests from your address",
+    "wrong_tokens_from_address": "wrong tokens or codes from your address",
+    "writes_of": "writes of {name}",
+    "streams_of_token": (
+        "the token of {name} has {limit} open streams: close some, or use another token"
+    ),
+    "streams_of_server": (
+        "this server has too many open streams: retry later, or use another server"
+    ),
+    "role_insufficient": "{name} has the role {role}: this requires the role {needed}",
+    "scope_insufficient": (
+        "{name} is scoped to groups or tenants: this requires an unscoped token"
+    ),
+    "outside_groups": "{name} may not access {service}: outside its groups",
+    "outside_tenants": "{name} may not access tenant {tenant}: outside its tenants",
+    "secrets_forbidden": "{name} may not read secrets: this requires the role admin",
+    "token_missing": (
+        "send a token: Authorization: Bearer TOKEN (see `mooring token create`), or log in with "
+        "the link that `mooring login` prints"
+    ),
+    "token_not_valid": "this token is unknown, revoked or expired",
+    "token_just_revoked": "the token has just been revoked",
+    "token_unconfirmed": (
+        "the store is unreachable, so this token could not be confirmed recently: retry later"
+    ),
+    "tokens_unreadable": (
+        "the store is unreachable, so the server cannot read its tokens: retry later"
+    ),
+    "tokens_not_open": "the server has not opened its tokens yet: try again in a second",
+    "tokens_too_many": "there are {limit} tokens: revoke unused ones",
+    "token_not_found": "token {id!q} not found: see `mooring token list`",
+    "token_name_invalid": "the name of a token must be printable and not be blank",
+    "token_lifetime_not_positive": "the lifetime of a token must be positive",
+    "token_lifetime_too_long": "the lifetime is too long: create a token without one",
+    "token_record_deleted": "the store is out of space, so the record was deleted",
+    "admin_token_is_a_file": (
+        "the admin token is the file {file}: remove it, and the next start of the server creates "
+        "another"
+    ),
+    "login_link_of_session": (
+        "a session cannot create a login link: use the token (`mooring login`)"
+    ),
+    "console_off": (
+        "the console of this server is disabled (`console: off` in its settings): use the API and "
+        "the commands with a token"
+    ),
+    "console_file_not_found": "the console has no such file",
+    "audit_unreadable": "the audit cannot be read: {reason}",
+    # The state of the server.
+    "server_starting": "the server is starting: its store is not open; retry in a second",
+    "server_stopping": "the server is stopping: its store is not open; retry in a second",
+    "registry_not_read": "the registry has not been read yet: {error}",
+    "registry_unanswered": "{url} has not answered yet",
+    "registry_silent": "{url} has not been heard for too long",
+    # Requests about services, instances and locks.
+    "registration_gone": (
+        "{service} {id} is no longer registered: register again with the same incarnation"
+    ),
+    "registration_of_another": "{service} {id} is not registered with this incarnation",
+    "ttl_invalid": "invalid ttl {ttl}: the maximum is one hour",
+    "instance_gone": "{service} no longer has the instance {id!q}",
+    "service_not_empty": (
+        "{service} has instances ({count}): deregister them or stop their processes first"
+    ),
+    "service_has_records": (
+        "{service} has records of instances that are silent or unreadable: on Redis, run the "
+        "cleanup (`mooring cleanup --once`) first"
+    ),
+    "service_query_invalid": "invalid service: expected group/name, or name",
+    "stream_kind_unknown": "unknown kind {kind!q}: expected some of {known}",
+    "scrape_port_invalid": "invalid port {port!q}: expected 1 to 65535, or a name",
+    "brakes_missing": "this registry has no brakes: only a registry on Redis has them",
+    "brake_not_engaged": "the brake of {service} is not engaged",
+    "change_empty": "empty change: send `set` or `unset`",
+    "change_contradictory": "{name!q} is both in `set` and in `unset`",
+    "change_too_large": "{count} values exceed the limit of {limit} per change",
+    "description_empty": "empty change: send displayName or description",
+    "mask_without_secret": (
+        "{name!q} is masked, but no secret is stored: omit it or send the value"
+    ),
+    "lock_not_found": "the lock {name!q} has neither holders nor waiters",
+    "lock_held_by_others": (
+        "{name} is not held by the lease {lease}[ with the token {token}][; its holders are, as "
+        "lease:token: {holders}]. Read the lock again and name a current holder"
+    ),
+    # Requests about tenants and the shared configuration.
+    "tenant_id_not_a_number": "{text!q} is not a tenant id: expected a number",
+    "tenant_of_another_path": (
+        "the document is for tenant {document}, but the path names tenant {path}"
+    ),
+    "area_not_found": "shared area {area} not found: use {known}",
+    "common_setting_not_found": "common setting {key} not found: use one of {known}",
+    "key_has_empty_segment": "a key must not start or end with a slash, nor contain `//`",
+    # Health checks. The failures are about an instance.
+    "probe_failed": "its check failed",
+    "checker_broken": "the checker of {protocol} is broken",
+    "probe_unanswered": "no answer within {duration}",
+    "probe_refused": "it refused the connection",
+    "probe_closed": "it closed the connection",
+    "probe_unreachable": "it cannot be reached",
+    "host_not_resolved": "its host name cannot be resolved",
+    "host_not_resolved_in_time": "its host name cannot be resolved in time",
+    "host_without_addresses": "its host name has no addresses",
+    "certificate_not_yet_valid": "its certificate is not valid yet",
+    "certificate_expired": "its certificate has expired",
+    "certificate_of_another_name": "its certificate is for another name",
+    "certificate_of_another_address": "its certificate is for another address",
+    "certificate_untrusted": ("its certificate is not signed by an authority that is trusted here"),
+    "tls_handshake_failed": "its TLS handshake failed",
+    "answered": "it answered {status}",
+    "answer_not_http": "its answer is not HTTP/1.1",
+    "too_many_informational_responses": "it sends too many informational responses",
+    "too_many_headers": "its answer has too many headers",
+    "line_too_long": "its answer has a line that is too long",
+    "grpc_not_serving": "it reports that it is not serving",
+    "grpc_unreachable": "it cannot be reached over gRPC",
+    "websocket_not_opened": "it answered {status} instead of opening a WebSocket",
+    "websocket_other_protocol": "it switched to another protocol than WebSocket",
+    "websocket_wrong_key": "its WebSocket handshake has a wrong accept key",
+    "health_path_invalid": "{name} in its metadata is not a path",
+    "address_refused": "its address {problem}",
+    "host_address_refused": "an address of its host name {problem}",
+    "target_not_an_ip": "is not an IP address",
+    "target_has_scope": "has a scope id",
+    "target_unspecified": "is unspecified",
+    "target_multicast": "is multicast",
+    "target_reserved": "is broadcast or reserved",
+    "target_link_local": "is link-local",
+    "target_cloud_metadata": "is the metadata service of a cloud",
+    "target_translated": "is a local translation to IPv4",
+    "target_is_this_server": "is this server itself",
+    "target_loopback": "is loopback, which must be listed in checks.networks",
+    "target_not_in_networks": "is in none of checks.networks",
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mooring.messages import Message, message
 from mooring.settings import CleanupSettings
 
 
@@ -24,16 +25,14 @@ class Brake(NamedTuple):
         """Whether Redis rejects writes, and therefore receives no heartbeat."""
         return not self.total
 
-    def __str__(self) -> str:
+    @property
+    def message(self) -> Message:
         if self.rejects_writes:
-            return (
-                "Redis rejects writes (a replica without its master, too few replicas or a failing "
-                "disk) and receives no heartbeats: the last list is kept until it accepts them"
-            )
-        return (
-            f"{self.silent} of {self.total} instances are silent at once: the fault is likely "
-            "elsewhere, and the last list is kept until they send heartbeats again"
-        )
+            return message("brake_redis_rejects_writes")
+        return message("brake_many_silent", silent=self.silent, total=self.total)
+
+    def __str__(self) -> str:
+        return self.message.text
 
 
 @dataclass(slots=True)

@@ -123,8 +123,7 @@ class Application:
                     limit = self._server.limits.body
                     call.body = await read_body(endpoint.body, request, limit=limit)
             except TimeoutError:
-                message = f"the body did not arrive within {_BODY_TIMEOUT:g} s"
-                raise HTTPError(408, "too_slow", message) from None
+                raise HTTPError(408, "too_slow", "body_too_slow", seconds=_BODY_TIMEOUT) from None
         return await endpoint.handler(call)
 
     def _authorize(self, call: ApiCall) -> Principal:
@@ -157,19 +156,18 @@ class Application:
         call.principal = principal  # also if the call is then forbidden: the audit names the caller
         writes = call.request.method not in SAFE and principal.role in ("operator", "admin")
         if writes and not tokens.is_confirmed(principal.token):
-            raise _store_unreachable("this token could not be confirmed recently")
+            raise _store_unreachable("token_unconfirmed")
         return principal
 
     def _unauthenticated(self, call: ApiCall, *, has_token: bool) -> HTTPError:
         if not self._server.tokens.loaded and (has_token or call.request.cookies):
-            return _store_unreachable("the server cannot read its tokens")
+            return _store_unreachable("tokens_unreadable")
         if has_token:  # a request without a token is no attempt to guess one
             self._server.limits.count_failure(call.client)
         return HTTPError(
             401,
             "unauthenticated",
-            "send a token: Authorization: Bearer TOKEN (see `mooring token create`), or log in "
-            "with the link that `mooring login` prints",
+            "token_missing",
             headers={"WWW-Authenticate": 'Bearer realm="mooring"'},
         )
 
@@ -206,10 +204,5 @@ class Application:
                 raise
 
 
-def _store_unreachable(consequence: str) -> HTTPError:
-    return HTTPError(
-        503,
-        "unavailable",
-        f"the store is unreachable, so {consequence}: retry later",
-        headers={"Retry-After": "5"},
-    )
+def _store_unreachable(kind: str) -> HTTPError:
+    return HTTPError(503, "unavailable", kind, headers={"Retry-After": "5"})

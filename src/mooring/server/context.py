@@ -139,7 +139,7 @@ class ServerContext:
         try:
             return hub.store
         except InvalidRequest as error:
-            raise HTTPError(409, "no_store", str(error)) from error
+            raise HTTPError(409, "no_store", error.message) from error
 
     @property
     def fleet(self) -> Fleet:
@@ -175,7 +175,7 @@ class ServerContext:
         raise HTTPError(
             503,
             state,
-            f"the server is {state}: its store is not open; retry in a second",
+            f"server_{state}",
             headers={"Retry-After": "1"},
         )
 

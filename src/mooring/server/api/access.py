@@ -10,7 +10,7 @@ import msgspec
 
 from mooring.durations import parse_duration
 from mooring.errors import InvalidRequest, StoreError
-from mooring.formatting import quoted
+from mooring.messages import message, verbatim
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.audit import AuditEntry
 from mooring.server.auth.authorization import ROLES, Need, Role, need
@@ -115,9 +115,7 @@ async def create_token(call: ApiCall) -> Response:
     """Create a token; its secret is returned once."""
     request: TokenRequest = call.body
     if not request.name.isprintable() or not request.name.strip():
-        raise HTTPError(
-            400, "bad_request", "the name of a token must be printable and not be blank"
-        )
+        raise HTTPError(400, "bad_request", "token_name_invalid")
     tokens = call.server.tokens
     token, secret = await tokens.create(
         request.name,
@@ -140,14 +138,12 @@ async def revoke_token(call: ApiCall) -> Response:
     try:
         revoked = await call.server.tokens.revoke(id)
     except InvalidRequest as error:
-        raise HTTPError(409, "refused", str(error)) from error
+        raise HTTPError(409, "refused", error.message) from error
     if revoked is None:
-        raise HTTPError(
-            404, "not_found", f"token {quoted(id, 100)} not found: see `mooring token list`"
-        )
+        raise HTTPError(404, "not_found", "token_not_found", id=id)
     call.notes.update(name=revoked.name, role=revoked.role)
     if _token(call.server.tokens, id) is None:
-        call.notes["deleted"] = "the store is out of space, so the record was deleted"
+        call.notes["deleted"] = message("token_record_deleted")
     return Response(_info(call.server.tokens, revoked))
 
 
@@ -225,6 +221,6 @@ async def _read_audit(
             call.server.audit.read, limit=limit, before=query.after, matches=query.matches
         )
     except OSError as error:
-        reason = f"the audit cannot be read: {error.strerror}"
-        raise HTTPError(503, "unavailable", reason) from error
+        reason = verbatim(error.strerror or "")
+        raise HTTPError(503, "unavailable", "audit_unreadable", reason=reason) from error
     return entries, "this server"

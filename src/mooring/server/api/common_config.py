@@ -105,14 +105,10 @@ def _path(call: ApiCall) -> str:
     call.notes["key"] = key
     path = f"{AREAS[area]}{key}"
     if area == "common" and path not in COMMON:
-        known = ", ".join(path.removeprefix(AREAS[area]) for path in COMMON)
-        raise HTTPError(
-            404, "not_found", f"common setting {key[:40]} not found: use one of {known}"
-        )
+        known = [path.removeprefix(AREAS[area]) for path in COMMON]
+        raise HTTPError(404, "not_found", "common_setting_not_found", key=key, known=known)
     if joined(key) != key:
-        raise HTTPError(
-            400, "bad_request", "a key must not start or end with a slash, nor contain `//`"
-        )
+        raise HTTPError(400, "bad_request", "key_has_empty_segment")
     return path
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mooring.formatting import quoted
 from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON, Service
 from mooring.server.api.endpoint import UNMASKED, ApiCall, EndpointList, UnmaskQuery
@@ -141,13 +140,11 @@ async def _change(call: ApiCall, service: str, id: str, before: Mapping[str, JSO
 
 def _check_change(sent: Mapping[str, JSON], unset: Sequence[str]) -> None:
     if not sent and not unset:
-        raise HTTPError(400, "bad_request", "empty change: send `set` or `unset`")
+        raise HTTPError(400, "bad_request", "change_empty")
     if both := [name for name in unset if name in sent]:
-        raise HTTPError(400, "bad_request", f"{quoted(both[0])} is both in `set` and in `unset`")
+        raise HTTPError(400, "bad_request", "change_contradictory", name=both[0])
     if (count := len(sent) + len(unset)) > MAX_CHANGES:
-        raise HTTPError(
-            400, "bad_request", f"{count} values exceed the limit of {MAX_CHANGES} per change"
-        )
+        raise HTTPError(400, "bad_request", "change_too_large", count=count, limit=MAX_CHANGES)
 
 
 def _redirect_of_kept(
@@ -196,11 +193,7 @@ def _restore_secrets(sent: dict[str, JSON], before: Mapping[str, JSON]) -> dict[
     }
     for name, value in new.items():
         if holds_mask({name: value}):
-            raise HTTPError(
-                400,
-                "bad_request",
-                f"{quoted(name)} is masked, but no secret is stored: omit it or send the value",
-            )
+            raise HTTPError(400, "bad_request", "mask_without_secret", name=name)
     return new
 
 
@@ -224,7 +217,7 @@ async def change_service_info(call: ApiCall) -> Response:
     sent = {"displayName": call.body.display_name, "description": call.body.description}
     changes = {name: text for name, text in sent.items() if text is not msgspec.UNSET}
     if not changes:
-        raise HTTPError(400, "bad_request", "empty change: send displayName or description")
+        raise HTTPError(400, "bad_request", "description_empty")
     service = await service_of(call)
     registry = call.server.registry
     info = _info(await registry.info(service=service))

@@ -88,7 +88,7 @@ async def file(call: ApiCall) -> Response:
 def _file_response(path: str) -> Response:
     file = files().get(path)
     if file is None:
-        raise HTTPError(404, "not_found", "the console has no such file")
+        raise HTTPError(404, "not_found", "console_file_not_found")
     return Response(
         file.body, media=file.media, etag=file.etag, headers={"Cache-Control": "no-cache"}
     )
@@ -186,7 +186,7 @@ async def login_with_token(call: ApiCall) -> Response:
     session = await call.server.sessions.start(call.body.token)
     if session is None:
         call.server.limits.count_failure(call.client)
-        raise HTTPError(401, "unauthenticated", "this token is unknown, revoked or expired")
+        raise HTTPError(401, "unauthenticated", "token_not_valid")
     call.principal, cookie = session
     return Response(status=204, headers={"Set-Cookie": cookie})
 
@@ -203,14 +203,10 @@ async def logout(call: ApiCall) -> Response:
 async def create_login_link(call: ApiCall) -> Response:
     """Create a one-time login link for the caller."""
     if call.principal.session:
-        raise HTTPError(
-            403,
-            "forbidden",
-            "a session cannot create a login link: use the token (`mooring login`)",
-        )
+        raise HTTPError(403, "forbidden", "login_link_of_session")
     code = await call.server.sessions.issue(call.principal.token)
     if not code:
-        raise HTTPError(401, "unauthenticated", "the token has just been revoked")
+        raise HTTPError(401, "unauthenticated", "token_just_revoked")
     request = call.request
     expires = utcnow() + datetime.timedelta(seconds=CODE_LASTS)
     url = f"{request.url.scheme}://{request.headers['host']}/login?code={code}"
@@ -220,12 +216,7 @@ async def create_login_link(call: ApiCall) -> Response:
 @endpoints_when_off.add("POST", "/admin/login-codes", need("viewer"), answers={}, fails=(409,))
 async def console_off(call: ApiCall) -> Response:
     """Reject the request, because the console is disabled."""
-    raise HTTPError(
-        409,
-        "console_off",
-        "the console of this server is disabled (`console: off` in its settings): use the API and "
-        "the commands with a token",
-    )
+    raise HTTPError(409, "console_off", "console_off")
 
 
 def _html(content: str, status: int) -> Response:

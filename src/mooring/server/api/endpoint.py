@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from mooring.formatting import quoted
 from mooring.server.auth.authorization import Need, Principal
 from mooring.server.context import ServerContext
 from mooring.server.http.request import paginate
@@ -96,19 +95,14 @@ class ApiCall:
         self.notes["unmask"] = True
         self.server.audit.write(self, 200 if self.may_unmask else 403)
         if not self.may_unmask:
-            name = self.principal.name
-            raise HTTPError(
-                403, "forbidden", f"{name} may not read secrets: this requires the role admin"
-            )
+            raise HTTPError(403, "forbidden", "secrets_forbidden", name=self.principal.name)
         return True
 
 
 def tenant_id(text: str) -> int:
     digits = text.isascii() and text.isdecimal() and len(text) < 20
     if not digits or int(text) >= 2**63:
-        raise HTTPError(
-            400, "bad_request", f"{quoted(text, 40)} is not a tenant id: expected a number"
-        )
+        raise HTTPError(400, "bad_request", "tenant_id_not_a_number", text=text)
     return int(text)
 
 

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import msgspec
 
-from mooring.formatting import quoted
 from mooring.names import is_service
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import READING
@@ -57,15 +56,16 @@ async def events(call: ApiCall) -> Response:
         raise HTTPError(
             429,
             "too_many_streams",
-            f"the token of {caller.name} has {MAX_PER_TOKEN} open streams: close some, or use "
-            "another token",
+            "streams_of_token",
+            name=caller.name,
+            limit=MAX_PER_TOKEN,
             headers={"Retry-After": "10"},
         ) from None
     except TooManyListeners:
         raise HTTPError(
             503,
             "too_many_streams",
-            "this server has too many open streams: retry later, or use another server",
+            "streams_of_server",
             headers={"Retry-After": "10"},
         ) from None
     headers = {"X-Accel-Buffering": "no"}  # otherwise nginx buffers the events
@@ -76,18 +76,18 @@ def _service(call: ApiCall, service: str) -> str:
     if not service:
         return ""
     if not is_service(service):
-        raise HTTPError(400, "bad_query", "invalid service: expected group/name, or name")
+        raise HTTPError(400, "bad_query", "service_query_invalid")
     if not call.principal.sees_service(service):
-        raise HTTPError(403, "forbidden", f"{service} is outside of the groups of this token")
+        name = call.principal.name
+        raise HTTPError(403, "forbidden", "outside_groups", name=name, service=service)
     return service
 
 
 def _kinds(text: str) -> frozenset[StreamKind]:
     names = {name.strip() for name in text.split(",")} if text else set(KINDS)
     if unknown := names - KINDS:
-        known = ", ".join(sorted(KINDS))
         raise HTTPError(
-            400, "bad_query", f"unknown kind {quoted(min(unknown))}: expected some of {known}"
+            400, "bad_query", "stream_kind_unknown", kind=min(unknown), known=sorted(KINDS)
         )
     return frozenset(kind for kind in KINDS if kind in names)
 

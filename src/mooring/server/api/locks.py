@@ -6,7 +6,6 @@ from typing import Annotated
 
 import msgspec
 
-from mooring.formatting import quoted
 from mooring.locks.inspect import Contender, LockInfo, find_lock, locks, release
 from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList
 from mooring.server.auth.authorization import need
@@ -119,22 +118,21 @@ async def release_lock(call: ApiCall) -> Response:
         call.notes["before"] = {"by": released.by, "token": released.token}
         return Response(_contender(released))
     lock = await _lock(store, name)
-    holders = ", ".join(f"{holder.lease:x} (token {holder.token})" for holder in lock.holders)
     raise HTTPError(
         409,
         "not_held",
-        f"{name} is not held by the lease {query.holder}"
-        f"{f' with the token {query.token}' if query.token else ''}; its holders are: "
-        f"{holders or 'none'}. Read the lock again and name a current holder",
+        "lock_held_by_others",
+        name=name,
+        lease=query.holder,
+        token=query.token or "",
+        holders=[f"{holder.lease:x}:{holder.token}" for holder in lock.holders],
     )
 
 
 async def _lock(store: Store, name: str) -> LockInfo:
     lock = await find_lock(store, name)
     if lock is None:
-        raise HTTPError(
-            404, "not_found", f"the lock {quoted(name)} has neither holders nor waiters"
-        )
+        raise HTTPError(404, "not_found", "lock_not_found", name=name)
     return lock
 
 

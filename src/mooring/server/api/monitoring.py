@@ -242,9 +242,7 @@ async def scrape_targets(call: ApiCall) -> Response:
     services = loaded_fleet(call).services(call.principal.sees_service)
     port = query.port
     if port.isascii() and port.isdecimal() and not 0 < int(port) < 65536:
-        raise HTTPError(
-            400, "bad_query", f"invalid port {port[:10]}: expected 1 to 65535, or a name"
-        )
+        raise HTTPError(400, "bad_query", "scrape_port_invalid", port=port)
     targets = [
         _target(known.instances[id], port)
         for known in services

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
 from mooring.masking import masked_fields
-from mooring.messages import Parameter, message
+from mooring.messages import Message, Parameter, message
 from mooring.model import JSON, Instance
 from mooring.registry.lookup import instance_not_found, require_service
 from mooring.server.api.endpoint import ApiCall, EndpointList
@@ -178,7 +177,7 @@ async def deregister(call: ApiCall) -> Response:
     if not await registry.deregister(service, id):
         fleet.expect_departure(service, id, None)
         await instance_of(call)  # raises a more precise error if the name is wrong
-        raise HTTPError(404, "not_found", f"{service} no longer has the instance {quoted(id)}")
+        raise HTTPError(404, "not_found", "instance_gone", service=service, id=id)
     _record(call, service, id, "deregistered_by")
     return Response(status=204)
 
@@ -203,10 +202,9 @@ async def forget(call: ApiCall) -> Response:
         raise HTTPError(
             409,
             "not_empty",
-            f"{known.name} has instances ({count}): deregister them or stop their processes first"
+            message("service_not_empty", service=known.name, count=count)
             if count
-            else f"{known.name} has records of instances that are silent or unreadable: on Redis, "
-            "run the cleanup (`mooring cleanup --once`) first",
+            else message("service_has_records", service=known.name),
         )
     call.server.fleet.forget(known.name)
     return Response(status=204)
@@ -223,6 +221,9 @@ class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
     until: str
     """When the brake is released automatically, at the latest."""
     why: str
+    """In English."""
+    message: Message
+    """The reason as data."""
 
 
 @endpoints.add(
@@ -240,6 +241,7 @@ async def brakes(call: ApiCall) -> Response:
             since=_time(brake.since),
             until=_time(brake.until),
             why=str(brake),
+            message=brake.message,
         )
         for service, brake in sorted(active.items())
         if call.principal.sees_service(service)
@@ -265,15 +267,13 @@ async def release_brake(call: ApiCall) -> Response:
     registry = call.server.registry
     evictions = registry.evictions
     if evictions is None:
-        raise HTTPError(
-            404, "not_found", f"this registry has no brakes: {registry.guarantees.expires}"
-        )
+        raise HTTPError(404, "not_found", "brakes_missing")
     service = registry.canonical(call.service)
     brake = (await evictions.brakes()).get(service)
-    call.notes["before"] = str(brake or "")
+    call.notes["before"] = brake and brake.message
     if not await evictions.release(service):
         await service_of(call)  # raises a more precise error if the name is wrong
-        raise HTTPError(404, "not_found", f"the brake of {service} is not engaged")
+        raise HTTPError(404, "not_found", "brake_not_engaged", service=service)
     return Response(status=204)
 
 

@@ -63,6 +63,7 @@ class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     stale: bool
     """Whether the data may be outdated."""
     error: str
+    """Why the registry cannot be read, in English."""
     health: HealthSummary
     problems: Sequence[FleetProblem]
     """Most severe first."""
@@ -87,7 +88,7 @@ def overview(
     return Overview(
         version=fleet.version,
         stale=fleet.stale,
-        error=fleet.error,
+        error=str(fleet.error or ""),
         health=health(counts.values(), moment),
         problems=visible_problems(problems, principal.sees_service),
         groups=[_group_counts(group, counts[group]) for group in sorted(counts)],

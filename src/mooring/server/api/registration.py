@@ -172,7 +172,7 @@ def _seconds(ttl: float | str | None) -> float | None:
         return ttl
     seconds = parse_duration(ttl)
     if not 0 < seconds <= MAX_TTL:
-        raise HTTPError(400, "bad_request", f"invalid ttl {ttl}: the maximum is one hour")
+        raise HTTPError(400, "bad_request", "ttl_invalid", ttl=ttl)
     return seconds
 
 
@@ -201,8 +201,9 @@ async def beat(call: ApiCall) -> Response:
         raise HTTPError(
             404,
             "not_registered",
-            f"{call.service} {id} is no longer registered: register again with the same "
-            "incarnation",
+            "registration_gone",
+            service=call.service,
+            id=id,
         )
     service = registry.canonical(call.service)
     return Response(_override(call, service, request.incarnation))
@@ -238,9 +239,7 @@ async def deregister(call: ApiCall) -> Response:
         fleet.record_action(service, id, message("deregistered_itself"))
         return Response(status=204)
     fleet.expect_departure(service, id, None)
-    raise HTTPError(
-        404, "not_registered", f"{service} {id} is not registered with this incarnation"
-    )
+    raise HTTPError(404, "not_registered", "registration_of_another", service=service, id=id)
 
 
 @endpoints.add(

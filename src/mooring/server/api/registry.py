@@ -103,7 +103,8 @@ def loaded_fleet(call: ApiCall) -> Fleet:
         raise HTTPError(
             503,
             "unavailable",
-            f"the registry has not been read yet: {fleet.error}",
+            "registry_not_read",
+            error=fleet.error,
             headers={"Retry-After": "1"},
         )
     return fleet

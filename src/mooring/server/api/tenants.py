@@ -255,7 +255,9 @@ def _document(call: ApiCall) -> Document:
         raise HTTPError(
             400,
             "bad_request",
-            f"the document is for tenant {sections['id']}, but the path names tenant {tenant}",
+            "tenant_of_another_path",
+            document=sections["id"],
+            path=tenant,
         )
     return parse(sections)
 
@@ -320,8 +322,7 @@ def owner_of(call: ApiCall) -> Owner:
         return check_id(call.tenant)
     area = call.path["area"]
     if not is_area(area):
-        known = ", ".join(AREAS)
-        raise HTTPError(404, "not_found", f"shared area {area[:40]} not found: use {known}")
+        raise HTTPError(404, "not_found", "area_not_found", area=area, known=list(AREAS))
     return area
 
 

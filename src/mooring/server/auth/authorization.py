@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from mooring.messages import Message, message
 from mooring.names import split_service
 
 Role = Literal["viewer", "operator", "admin", "service"]
@@ -83,20 +84,22 @@ def scope(
 
 def objection(
     principal: Principal, wanted: Need, *, service: str = "", tenant: int | None = None
-) -> str:
-    """Why a principal is not allowed; empty if it is."""
+) -> Message | None:
+    """Why a principal is not allowed; None if it is."""
     if wanted.roles is not None and principal.role not in wanted.roles:
         least = next((role for role in ROLES if role in wanted.roles), "admin")
-        article = "an" if principal.role[0] in "aeiou" else "a"
-        return f"{principal.name} is {article} {principal.role}: this requires the role {least}"
+        return message("role_insufficient", name=principal.name, role=principal.role, needed=least)
     return _scope_objection(principal, wanted.within, service, tenant)
 
 
-def _scope_objection(principal: Principal, within: Within, service: str, tenant: int | None) -> str:
+def _scope_objection(
+    principal: Principal, within: Within, service: str, tenant: int | None
+) -> Message | None:
+    name = principal.name
     if within == "group" and not (service and principal.sees_service(service)):
-        return f"{principal.name} may not access {service or 'this'}: outside its groups"
+        return message("outside_groups", name=name, service=service)
     if within == "tenant" and (tenant is None or not principal.sees_tenant(tenant)):
-        return f"{principal.name} may not access tenant {tenant}: outside its tenants"
+        return message("outside_tenants", name=name, tenant=tenant)
     if within == "everything" and not principal.unscoped:
-        return f"{principal.name} is scoped to groups or tenants: this requires an unscoped token"
-    return ""
+        return message("scope_insufficient", name=name)
+    return None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from mooring.formatting import quoted
+from mooring.messages import Message, message
 from mooring.server.auth.authorization import Principal
 from mooring.server.http.response import HTTPError
 
@@ -40,15 +40,10 @@ class Origins:
         """Raises `HTTPError` (421) for a request to another host."""
         values = request.headers.getlist("host")
         if len(values) != 1:
-            raise HTTPError(421, "misdirected", "the request needs exactly one Host header")
+            raise HTTPError(421, "misdirected", "host_header_missing")
         target = parse_host(values[0])
         if target is None or target.host not in self._hosts | {_local_address(request)}:
-            raise HTTPError(
-                421,
-                "misdirected",
-                f"the host {quoted(values[0], 200)} is not a name of this server: if it should be, "
-                "add it to `hosts:` in the file of `mooring serve --config`",
-            )
+            raise HTTPError(421, "misdirected", "host_unknown", host=values[0])
 
     def check_origin(self, request: Request, principal: Principal) -> None:
         """Raises `HTTPError` for a write that may come from another site (403), and for a body that
@@ -56,19 +51,17 @@ class Origins:
         origins = request.headers.getlist("origin")
         if origins:
             if len(origins) > 1 or not self._is_own_origin(request, origins[0]):
-                raise _foreign_origin(f"the origin of the request is {quoted(origins[0], 200)}")
+                raise _foreign_origin(message("origin_is", origin=origins[0]))
             site = request.headers.get("sec-fetch-site", "same-origin")
             if site not in ("same-origin", "none"):
-                raise _foreign_origin(f"Sec-Fetch-Site of the request is {quoted(site, 20)}")
+                raise _foreign_origin(message("fetch_site_is", site=site))
         elif request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise _foreign_origin("the request comes from another site")
+            raise _foreign_origin(message("from_another_site"))
         elif principal.session or not principal.token:
-            raise _foreign_origin("the request has no Origin header")
+            raise _foreign_origin(message("origin_missing"))
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if principal.session and media not in ("", "application/json"):
-            raise HTTPError(
-                415, "bad_media", "the body must be JSON: Content-Type: application/json"
-            )
+            raise HTTPError(415, "bad_media", "body_not_json")
 
     def _is_own_origin(self, request: Request, origin: str) -> bool:
         scheme, separator, rest = origin.lower().partition("://")
@@ -114,7 +107,5 @@ def _local_address(request: Request) -> str:
         return ""
 
 
-def _foreign_origin(reason: str) -> HTTPError:
-    return HTTPError(
-        403, "foreign_origin", f"{reason}: writes are accepted only from the server's own page"
-    )
+def _foreign_origin(reason: Message) -> HTTPError:
+    return HTTPError(403, "foreign_origin", "write_foreign", reason=reason)

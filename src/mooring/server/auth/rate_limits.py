@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from mooring.messages import Message, message
 from mooring.server.auth.authorization import Principal
 from mooring.server.http.response import HTTPError
 
@@ -73,17 +74,17 @@ class RateLimits:
     def check(self, client: str) -> None:
         """Count a request from an address. Raises `HTTPError` (429)."""
         if wait := self._reads.take(network(client)):
-            raise too_many("requests from your address", wait)
+            raise too_many(message("requests_from_address"), wait)
 
     def check_write(self, principal: Principal) -> None:
         """Count a write of an authenticated caller. Raises `HTTPError` (429)."""
         if principal.token and (wait := self._writes.take(principal.token)):
-            raise too_many(f"writes of {principal.name}", wait)
+            raise too_many(message("writes_of", name=principal.name), wait)
 
     def count_failure(self, client: str) -> None:
         """Count a wrong token or code. Raises `HTTPError` (429)."""
         if wait := self._failures.take(network(client)):
-            raise too_many("wrong tokens or codes from your address", wait)
+            raise too_many(message("wrong_tokens_from_address"), wait)
 
 
 def network(client: str) -> str:
@@ -99,11 +100,13 @@ def network(client: str) -> str:
     return str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
-def too_many(what: str, wait: float) -> HTTPError:
+def too_many(what: Message, wait: float) -> HTTPError:
     seconds = math.ceil(wait)
     return HTTPError(
         429,
         "too_many",
-        f"too many {what}: try again in {seconds} s",
+        "too_many",
+        what=what,
+        seconds=seconds,
         headers={"Retry-After": str(seconds)},
     )

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, MooringError, OutOfSpace, Unavailable
+from mooring.messages import message
 from mooring.names import check_name
 from mooring.server.auth.authorization import Principal, Role, scope
 from mooring.server.auth.data_dir import DataDir, new_token
@@ -230,7 +231,7 @@ class Tokens:
         records = self._opened()
         await self._prune(records)
         if len(records) >= MOST:
-            raise InvalidRequest(f"there are {MOST} tokens: revoke unused ones")
+            raise InvalidRequest(message("tokens_too_many", limit=MOST))
         await records.create(token.id, token)
         return token, text
 
@@ -238,10 +239,8 @@ class Tokens:
         """Revoke a token and end its sessions, on every server. The token; None if it is unknown.
         Raises `InvalidRequest` for the admin token, and what the store raises."""
         if id in (ADMIN, self._own):
-            raise InvalidRequest(
-                f"the admin token is the file {self._folder.admin_token}: remove it, and the next "
-                "start of the server creates another"
-            )
+            file = str(self._folder.admin_token)
+            raise InvalidRequest(message("admin_token_is_a_file", file=file))
         records, now = self._opened(), self._clock()
 
         def revoked(token: Token) -> Token:
@@ -270,7 +269,7 @@ class Tokens:
 
     def _opened(self) -> SignedRecords[Token]:
         if self._records is None:
-            raise Unavailable("the server has not opened its tokens yet: try again in a second")
+            raise Unavailable(message("tokens_not_open"))
         return self._records
 
     def _refresh(self) -> None:
@@ -313,11 +312,11 @@ class Tokens:
 
 def _later(now: Time, seconds: float) -> Time:
     if seconds <= 0:
-        raise InvalidRequest("the lifetime of a token must be positive")
+        raise InvalidRequest(message("token_lifetime_not_positive"))
     try:
         return now + datetime.timedelta(seconds=seconds)
     except OverflowError as error:
-        raise InvalidRequest("the lifetime is too long: create a token without one") from error
+        raise InvalidRequest(message("token_lifetime_too_long")) from error
 
 
 def _stamp(file: Path) -> tuple[int, ...] | None:

@@ -25,6 +25,7 @@ from mooring.durations import format_duration
 from mooring.errors import InvalidRequest
 from mooring.formatting import describe, quoted
 from mooring.grpc.health import SERVICE, ServingStatus, encoded
+from mooring.messages import Message, message
 from mooring.names import nearest
 from mooring.server.settings import NONE
 from mooring.store.etcd.grpc_shutdown import settled
@@ -56,7 +57,7 @@ class Outcome:
     ok: bool
     ms: float
     """From the start of the check to its result."""
-    failure: str = ""
+    failure: str | Message = ""
     """Why the check failed, without any text from the remote; empty if it passed."""
 
 
@@ -69,36 +70,39 @@ class Checker(Protocol):
 
 
 _CERTIFICATES = {
-    9: "its certificate is not valid yet",
-    10: "its certificate has expired",
-    62: "its certificate is for another name",
-    64: "its certificate is for another address",
+    9: "certificate_not_yet_valid",
+    10: "certificate_expired",
+    62: "certificate_of_another_name",
+    64: "certificate_of_another_address",
 }
-"""By OpenSSL error code."""
+"""The failures by OpenSSL error code."""
 
 
 class CheckFailed(Exception):
     """The target did not answer as a healthy one does. The message becomes the failure."""
 
+    def __init__(self, failure: Message) -> None:
+        super().__init__(failure.text)
+        self.message = failure
 
-def failure_text(error: BaseException, *, timeout: float) -> str:
+
+def failure_of(error: BaseException, *, timeout: float) -> Message:
     """The failure for an error, without any text from the remote."""
     match error:
         case CheckFailed():
-            return str(error)
+            return error.message
         case TimeoutError():
-            return f"no answer within {format_duration(timeout)}"
+            return message("probe_unanswered", duration=format_duration(timeout))
         case ssl.SSLCertVerificationError():
-            untrusted = "its certificate is not signed by an authority that is trusted here"
-            return _CERTIFICATES.get(error.verify_code, untrusted)
+            return message(_CERTIFICATES.get(error.verify_code, "certificate_untrusted"))
         case ssl.SSLError():
-            return "its TLS handshake failed"
+            return message("tls_handshake_failed")
         case ConnectionRefusedError():
-            return "it refused the connection"
+            return message("probe_refused")
         case ConnectionError() | EOFError():
-            return "it closed the connection"
+            return message("probe_closed")
         case _:
-            return "it cannot be reached"
+            return message("probe_unreachable")
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -130,12 +134,12 @@ async def connected(target: Target, context: ssl.SSLContext | None) -> AsyncIter
 async def attempt(work: Callable[[], Awaitable[None]], *, timeout: float) -> Outcome:
     """The outcome of `work`, which returns if the target is healthy and raises if not."""
     started = time.perf_counter()
-    failure = ""
+    failure: str | Message = ""
     try:
         async with asyncio.timeout(timeout):
             await work()
     except (OSError, EOFError, CheckFailed) as error:
-        failure = failure_text(error, timeout=timeout)
+        failure = failure_of(error, timeout=timeout)
     return Outcome(not failure, (time.perf_counter() - started) * 1000, failure)
 
 
@@ -176,7 +180,7 @@ class GRPCChecker:
                 _judge(error)
             else:
                 if answer != encoded(ServingStatus.SERVING):
-                    raise CheckFailed("it reports that it is not serving")
+                    raise CheckFailed(message("grpc_not_serving"))
             finally:
                 await channel.close()
                 await settled()
@@ -207,14 +211,14 @@ def _judge(error: grpc.aio.AioRpcError) -> None:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             raise TimeoutError
         case grpc.StatusCode.UNAVAILABLE:
-            raise CheckFailed("it cannot be reached over gRPC") from None
+            raise CheckFailed(message("grpc_unreachable")) from None
         case code:
-            raise CheckFailed(f"it answered {code.name}") from None
+            raise CheckFailed(message("answered", status=code.name)) from None
 
 
 MAX_HEADERS = 64
 
-_NOT_HTTP = "its answer is not HTTP/1.1"
+_NOT_HTTP = message("answer_not_http")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\r?\n")
 
 
@@ -230,7 +234,7 @@ class HTTPChecker:
                 writer.write(request(target, "Accept: */*", "Connection: close"))
                 status = await final_status(reader)
                 if not 200 <= status < 400:
-                    raise CheckFailed(f"it answered {status}")
+                    raise CheckFailed(message("answered", status=status))
 
         return await attempt(get, timeout=timeout)
 
@@ -252,7 +256,7 @@ async def final_status(reader: StreamReader) -> int:
         if status >= 200 or status == 101:
             return status
         await read_headers(reader)
-    raise CheckFailed("it sends too many informational responses")
+    raise CheckFailed(message("too_many_informational_responses"))
 
 
 async def read_status(reader: StreamReader) -> int:
@@ -275,14 +279,14 @@ async def read_headers(reader: StreamReader) -> dict[bytes, bytes]:
             raise CheckFailed(_NOT_HTTP)
         name, value = name.lower(), value.strip()
         headers[name] = b", ".join((headers[name], value)) if name in headers else value
-    raise CheckFailed("its answer has too many headers")
+    raise CheckFailed(message("too_many_headers"))
 
 
 async def _line(reader: StreamReader) -> bytes:
     try:
         return await reader.readuntil(b"\n")
     except LimitOverrunError:
-        raise CheckFailed("its answer has a line that is too long") from None
+        raise CheckFailed(message("line_too_long")) from None
     except IncompleteReadError as error:
         if not error.partial:
             raise
@@ -315,7 +319,7 @@ class WebSocketChecker:
                 )
                 status = await final_status(reader)
                 if status != 101:
-                    raise CheckFailed(f"it answered {status} instead of opening a WebSocket")
+                    raise CheckFailed(message("websocket_not_opened", status=status))
                 if problem := handshake_error(await read_headers(reader), key):
                     raise CheckFailed(problem)
                 writer.write(_CLOSE)
@@ -328,15 +332,15 @@ def accept(key: str) -> bytes:
     return base64.b64encode(hashlib.sha1(key.encode() + _GUID, usedforsecurity=False).digest())
 
 
-def handshake_error(headers: Mapping[bytes, bytes], key: str) -> str:
-    """Why a 101 response does not open a WebSocket; empty if it does."""
+def handshake_error(headers: Mapping[bytes, bytes], key: str) -> Message | None:
+    """Why a 101 response does not open a WebSocket; None if it does."""
     upgrade = headers.get(b"upgrade", b"").lower()
     connection = {word.strip() for word in headers.get(b"connection", b"").lower().split(b",")}
     if upgrade != b"websocket" or b"upgrade" not in connection:
-        return "it switched to another protocol than WebSocket"
+        return message("websocket_other_protocol")
     if headers.get(b"sec-websocket-accept") != accept(key):
-        return "its WebSocket handshake has a wrong accept key"
-    return ""
+        return message("websocket_wrong_key")
+    return None
 
 
 GROUP = "mooring.health_checkers"

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from mooring.durations import format_duration
+from mooring.formatting import printable
+from mooring.messages import message, verbatim
 from mooring.model import Instance
 from mooring.server.health_checks import target_policy as targets
 from mooring.server.health_checks.checkers import (
@@ -21,7 +23,7 @@ from mooring.server.health_checks.checkers import (
     CheckFailed,
     Outcome,
     Target,
-    failure_text,
+    failure_of,
     load_checkers,
 )
 from mooring.server.health_checks.target_policy import (
@@ -118,7 +120,7 @@ class HealthChecks:
                 self._states.pop(key, None)
             elif not self._is_checked(instance):
                 if self._states.pop(key, None) is not None:
-                    self._fleet.report_check(service, id, None, "")
+                    self._fleet.report_check(service, id, None)
             elif key not in self._states:
                 self._states[key] = CheckState(key)
                 # Spread out, because many may register at the same time.
@@ -159,10 +161,10 @@ class HealthChecks:
                 return
             try:
                 outcome = await self._probe(instance, checker)
-            except CheckSkipped as reason:
+            except CheckSkipped as skipped:
                 if self._states.get(state.key) is state:
                     state.reset()
-                    self._fleet.report_unchecked(*state.key, str(reason))
+                    self._fleet.report_unchecked(*state.key, skipped.message)
                 return
             if self._states.get(state.key) is state:
                 self._report(state, outcome)
@@ -174,24 +176,27 @@ class HealthChecks:
     def _report(self, state: CheckState, outcome: Outcome) -> None:
         state.add(outcome)
         if outcome.ok:
-            self._fleet.report_check(*state.key, state.ms, "")
+            self._fleet.report_check(*state.key, state.ms)
         elif state.failures >= self._settings.failures:
-            failure = "".join(c if c.isprintable() else "�" for c in outcome.failure[:_MAX_FAILURE])
-            self._fleet.report_check(*state.key, None, failure or "its check failed")
+            failure = outcome.failure or message("probe_failed")
+            if isinstance(failure, str):  # of a custom checker
+                failure = verbatim(printable(failure)[:_MAX_FAILURE])
+            self._fleet.report_check(*state.key, None, failure)
 
     async def _targets(self, instance: Instance) -> list[Target]:
         try:
             async with asyncio.timeout(self._settings.timeout):
                 return await targets.targets(instance, self._settings, self._policy, self._resolve)
         except OSError as error:
-            in_time = " in time" if isinstance(error, TimeoutError) else ""
-            raise CheckFailed(f"its host name cannot be resolved{in_time}") from error
+            late = isinstance(error, TimeoutError)
+            kind = "host_not_resolved_in_time" if late else "host_not_resolved"
+            raise CheckFailed(message(kind)) from error
 
     async def _probe(self, instance: Instance, checker: Checker) -> Outcome:
         """Check the addresses of an instance until one passes. Raises `CheckSkipped` if the
         instance must not be checked, or if its checker is broken."""
         timeout = self._settings.timeout
-        outcome = Outcome(False, 0.0, "its host name has no addresses")
+        outcome = Outcome(False, 0.0, message("host_without_addresses"))
         try:
             resolved = await self._targets(instance)
             left, end = timeout, asyncio.get_running_loop().time() + timeout
@@ -205,10 +210,10 @@ class HealthChecks:
         except CheckSkipped:
             raise
         except (OSError, EOFError, CheckFailed) as error:
-            return Outcome(False, 0.0, failure_text(error, timeout=timeout))
+            return Outcome(False, 0.0, failure_of(error, timeout=timeout))
         except Exception as error:
             if instance.protocol not in self._broken:  # logged once
                 self._broken.add(instance.protocol)
                 log.exception("the checker of %s is broken", instance.protocol)
-            raise CheckSkipped(f"the checker of {instance.protocol} is broken") from error
+            raise CheckSkipped(message("checker_broken", protocol=instance.protocol)) from error
         return outcome

@@ -19,6 +19,7 @@ import psutil
 
 from mooring import addresses
 from mooring.formatting import quoted
+from mooring.messages import Message, message
 from mooring.model import Instance
 from mooring.server.health_checks.checkers import Target
 from mooring.server.settings import CheckSettings, is_path
@@ -33,12 +34,12 @@ HEALTH_PATH = "healthPath"
 """The metadata field with the path, if the settings let instances choose it."""
 
 _NEVER: Sequence[tuple[str, Sequence[Network]]] = (
-    ("unspecified", (IPv4Network("0.0.0.0/8"), IPv6Network("::/128"))),
-    ("multicast", (IPv4Network("224.0.0.0/4"), IPv6Network("ff00::/8"))),
-    ("broadcast or reserved", (IPv4Network("240.0.0.0/4"),)),
-    ("link-local", (IPv4Network("169.254.0.0/16"), IPv6Network("fe80::/10"))),
+    ("target_unspecified", (IPv4Network("0.0.0.0/8"), IPv6Network("::/128"))),
+    ("target_multicast", (IPv4Network("224.0.0.0/4"), IPv6Network("ff00::/8"))),
+    ("target_reserved", (IPv4Network("240.0.0.0/4"),)),
+    ("target_link_local", (IPv4Network("169.254.0.0/16"), IPv6Network("fe80::/10"))),
     (
-        "the metadata service of a cloud",
+        "target_cloud_metadata",
         (
             IPv6Network("fd00:ec2::/32"),  # Amazon
             IPv6Network("fd20:ce::/32"),  # Google
@@ -48,9 +49,9 @@ _NEVER: Sequence[tuple[str, Sequence[Network]]] = (
         ),
     ),
     # Each network decides itself which bits embed an IPv4 address (RFC 8215).
-    ("a local translation to IPv4", (IPv6Network("64:ff9b:1::/48"),)),
+    ("target_translated", (IPv6Network("64:ff9b:1::/48"),)),
 )
-"""Refused regardless of the settings."""
+"""Refused regardless of the settings, by the kind of the objection."""
 
 _LOOPBACK: Sequence[Network] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 
@@ -72,6 +73,10 @@ Resolver = Callable[[str], Awaitable[Sequence[str]]]
 
 class CheckSkipped(Exception):
     """The instance is not probed. The message says why, without the addresses of its host name."""
+
+    def __init__(self, reason: Message) -> None:
+        super().__init__(reason.text)
+        self.message = reason
 
 
 def effective_addresses(address: Address) -> Iterator[Address]:
@@ -117,29 +122,29 @@ class TargetPolicy:
     """The ports of this server, which are not probed at its own addresses."""
     own: Callable[[], Collection[Address]] = own_addresses
 
-    def objection(self, address: str, port: int) -> str:
-        """Why an address must not be probed, to follow a subject; empty if it may be."""
+    def objection(self, address: str, port: int) -> Message | None:
+        """Why an address must not be probed, to follow a subject; None if it may be."""
         try:
             parsed = ipaddress.ip_address(address)
         except ValueError:
-            return "is not an IP address"
+            return message("target_not_an_ip")
         if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
-            return "has a scope id"
+            return message("target_has_scope")
         objections = (self._objection(meant, port) for meant in effective_addresses(parsed))
-        return next(filter(None, objections), "")
+        return next(filter(None, objections), None)
 
-    def _objection(self, address: Address, port: int) -> str:
+    def _objection(self, address: Address, port: int) -> Message | None:
         for kind, networks in _NEVER:
             if _within(address, networks):
-                return f"is {kind}"
+                return message(kind)
         local = _within(address, _LOOPBACK)
         if port in self.ports and (local or address in self.own()):
-            return "is this server itself"
+            return message("target_is_this_server")
         if not self.networks:
             refused = local and not self.loopback
-            return "is loopback, which must be listed in checks.networks" if refused else ""
+            return message("target_loopback") if refused else None
         allowed = filter(_is_loopback_network, self.networks) if local else self.networks
-        return "" if _within(address, allowed) else "is in none of checks.networks"
+        return None if _within(address, allowed) else message("target_not_in_networks")
 
 
 def policy(networks: Iterable[str], listening: Iterable[tuple[str, int]]) -> TargetPolicy:
@@ -158,7 +163,7 @@ def _path_of(instance: Instance, settings: CheckSettings) -> str:
         return settings.path_for(instance.service)
     path = instance.metadata[HEALTH_PATH]
     if not is_path(path):
-        raise CheckSkipped(f"{HEALTH_PATH} in its metadata is not a path")
+        raise CheckSkipped(message("health_path_invalid", name=HEALTH_PATH))
     return path
 
 
@@ -175,8 +180,8 @@ async def targets(
     resolved = [host] if addresses.is_ip(host) else await resolve(host)
     for address in resolved:
         if objection := policy.objection(address, port):
-            subject = "its address" if addresses.is_ip(host) else "an address of its host name"
-            raise CheckSkipped(f"{subject} {objection}")
+            kind = "address_refused" if addresses.is_ip(host) else "host_address_refused"
+            raise CheckSkipped(message(kind, problem=objection))
     return [
         Target(instance.service, instance.id, instance.protocol, host, address, port, path)
         for address in resolved[:MAX_ADDRESSES]

@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from mooring.formatting import quoted
 from mooring.messages import message
 from mooring.messages.validation import rejection
 from mooring.server.http.response import HTTPError
@@ -36,15 +35,14 @@ def parse_query(kind: type[msgspec.Struct] | None, query: bytes) -> Any:
             max_num_fields=50,
         )
     except ValueError as error:
-        raise HTTPError(400, "bad_query", f"invalid query string: {error}") from error
+        raise HTTPError(400, "bad_query", "query_malformed", error=error) from error
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise HTTPError(400, "bad_query", "a query parameter is given twice")
+        raise HTTPError(400, "bad_query", "query_repeated")
     known = () if kind is None else kind.__struct_encode_fields__
     for name in fields:
         if name not in known:
-            hint = f": use one of {', '.join(known)}" if known else ""
-            raise HTTPError(400, "bad_query", f"unknown query parameter {quoted(name)}{hint}")
+            raise HTTPError(400, "bad_query", "query_unknown", name=name, known=known)
     if kind is None:
         return None
     try:
@@ -62,21 +60,23 @@ async def read_body(kind: Any, request: Request, *, limit: int) -> Any:
         async for chunk in request.stream():
             received += chunk
             if len(received) > limit:
-                raise HTTPError(413, "too_large", f"the body is over the limit of {limit} bytes")
+                raise HTTPError(413, "too_large", "body_too_large", limit=limit)
     except ClientDisconnect:
-        raise HTTPError(400, "bad_request", "the request body was truncated") from None
+        raise HTTPError(400, "bad_request", "body_truncated") from None
     if kind is None:
         if bytes(received).strip() not in (b"", b"{}"):
-            raise HTTPError(400, "bad_request", "this endpoint takes no body")
+            raise HTTPError(400, "bad_request", "body_not_expected")
         return None
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
-        raise HTTPError(415, "bad_media", "the body must be JSON: Content-Type: application/json")
+        raise HTTPError(415, "bad_media", "body_not_json")
     if (nesting := depth(received)) > MAX_DEPTH:
         raise HTTPError(
             400,
             "bad_request",
-            f"the body is nested {nesting} levels deep: the limit is {MAX_DEPTH}",
+            "body_too_deep",
+            depth=nesting,
+            limit=MAX_DEPTH,
         )
     try:
         return msgspec.json.decode(bytes(received), type=kind)

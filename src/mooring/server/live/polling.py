@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from mooring.errors import Closed, StoreError
+from mooring.messages import Message
 from mooring.registry.contract import Discovery
 from mooring.registry.evictions import Evictions
 from mooring.server.live.services import KnownService
@@ -41,7 +42,7 @@ class _PolledFleet(Protocol):
     def names(self) -> list[str]: ...
     def service(self, name: str) -> KnownService | None: ...
     def update_silence(self, service: str, silent: Mapping[str, float]) -> None: ...
-    def update_brakes(self, brakes: Mapping[str, str]) -> None: ...
+    def update_brakes(self, brakes: Mapping[str, Message]) -> None: ...
     def update_names(self, names: Collection[str], *, kept: Collection[str] = ()) -> None: ...
     def check_staleness(self) -> None: ...
 
@@ -106,7 +107,7 @@ class Poller:
 
     async def _poll_brakes(self) -> float:
         brakes = {} if self._evictions is None else await self._evictions.brakes()
-        self._fleet.update_brakes({service: str(brake) for service, brake in brakes.items()})
+        self._fleet.update_brakes({service: brake.message for service, brake in brakes.items()})
         return max(BRAKES, len(self._fleet.names()) / BRAKE_RATE)
 
     async def _poll_names(self) -> float:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 import msgspec
 
@@ -106,8 +106,7 @@ def problems(
     grace = grace or GracePeriods()
     result: list[FleetProblem] = []
     if fleet.stale:
-        error = fleet.error or "no answer"
-        result.append(_problem("stale", "", since=stale_since, params={"error": error}))
+        result.append(_problem("stale", "", since=stale_since, params={"error": fleet.error}))
     if alarms:
         alarm = combined(alarms)
         result.append(_problem("store_alarm", "", since=alarms_since, params={"alarm": alarm}))
@@ -157,17 +156,20 @@ def _instance_problems(
 ) -> Iterator[FleetProblem]:
     worst = [(kind, *pair) for pair in pairs if (kind := _worst_kind(*pair)) is not None]
     times = _event_times(fleet, service) if worst else {}
-    affected: dict[ProblemKind, list[tuple[str, Time | None, str]]] = {}
+    affected: dict[ProblemKind, list[_Affected]] = {}
     for kind, instance, seen in worst:
         silent = kind == "silent"
         since = seen.last_heartbeat if silent else times.get((instance.id, _STARTED_BY[kind]))
         if kind == "draining" and (since is None or _seconds(since, now) <= grace.draining):
             continue
-        detail = seen.check_failure if kind == "check_failing" else ""
+        detail = seen.check_failure if kind == "check_failing" else None
         affected.setdefault(kind, []).append((instance.id, since, detail))
     for kind in sorted(affected, key=_RANK.__getitem__):
         yield _instance_problem(kind, service, affected[kind], len(pairs))
 
+
+_Affected: TypeAlias = tuple[str, Time | None, Message | None]
+"""The id of an instance, since when it has a problem, and the failure of its check."""
 
 _STARTED_BY: Mapping[ProblemKind, EventKind] = {
     "unhealthy": "health",
@@ -211,7 +213,7 @@ def _seconds(since: Time, now: Time) -> float:
 
 
 def _instance_problem(
-    kind: ProblemKind, service: str, affected: Sequence[tuple[str, Time | None, str]], total: int
+    kind: ProblemKind, service: str, affected: Sequence[_Affected], total: int
 ) -> FleetProblem:
     ids = [id for id, _, _ in affected]
     times = [since for _, since, _ in affected if since is not None]

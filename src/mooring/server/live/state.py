@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Self
 
-from mooring.messages import Message, message
+from mooring.messages import Message, message, verbatim
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import Discovery
@@ -70,7 +70,7 @@ class Fleet:
         """The highest version of any forgotten service. A service that returns starts above it."""
         self._missed: set[InstanceKey] = set()
         """Instances that the registry did not list when it was last polled."""
-        self._brakes: dict[str, str] = {}
+        self._brakes: dict[str, Message] = {}
         self._timeline, self._metrics = Timeline(), MetricHistory()
         self._signals = LivenessSignals()
         self._first_names: list[str] | None = None
@@ -87,13 +87,14 @@ class Fleet:
         return self._mirror.stale
 
     @property
-    def error(self) -> str:
-        """Why the registry cannot be followed at the moment; empty if it can."""
+    def error(self) -> Message | None:
+        """Why the registry cannot be followed at the moment; None if it can."""
         if self._mirror.error is not None:
-            return str(self._mirror.error)
+            return self._mirror.error.message
+        url = verbatim(self.discovery.url)
         if not self._mirror.loaded:
-            return f"{self.discovery.url} has not answered yet"
-        return f"{self.discovery.url} has not been heard for too long" if self.stale else ""
+            return message("registry_unanswered", url=url)
+        return message("registry_silent", url=url) if self.stale else None
 
     @property
     def loaded(self) -> bool:
@@ -115,9 +116,9 @@ class Fleet:
         known = self._known.get(service)
         return NOT_OBSERVED if known is None else known.observations.get(id, NOT_OBSERVED)
 
-    def brake(self, service: str) -> str:
-        """Why the eviction of instances of a service is paused; empty if it is not."""
-        return self._brakes.get(service, "")
+    def brake(self, service: str) -> Message | None:
+        """Why the eviction of instances of a service is paused; None if it is not."""
+        return self._brakes.get(service)
 
     def timeline(self, service: str = "", id: str = "") -> list[TimelineEvent]:
         """The events of a service or instance, oldest first; without a service, those of the fleet
@@ -262,16 +263,24 @@ class Fleet:
         known.sampled += 1
         self.sampled += 1
 
-    def report_check(self, service: str, id: str, ms: float | None, failure: str) -> None:
+    def report_check(
+        self, service: str, id: str, ms: float | None, failure: Message | None = None
+    ) -> None:
         """Record the result of an active check: its response time, or why it failed."""
-        self._update_check(service, id, ms, failure, unchecked="")
+        self._update_check(service, id, ms, failure, unchecked=None)
 
-    def report_unchecked(self, service: str, id: str, reason: str) -> None:
+    def report_unchecked(self, service: str, id: str, reason: Message) -> None:
         """Record that an active check was skipped."""
-        self._update_check(service, id, None, "", unchecked=reason)
+        self._update_check(service, id, None, None, unchecked=reason)
 
     def _update_check(
-        self, service: str, id: str, ms: float | None, failure: str, *, unchecked: str
+        self,
+        service: str,
+        id: str,
+        ms: float | None,
+        failure: Message | None,
+        *,
+        unchecked: Message | None,
     ) -> None:
         known = self._known.get(service)
         if known is None or id not in known.instances:
@@ -326,16 +335,16 @@ class Fleet:
         self._poller.soon(service)
         return False
 
-    def update_brakes(self, brakes: Mapping[str, str]) -> None:
+    def update_brakes(self, brakes: Mapping[str, Message]) -> None:
         """Set the engaged brakes, as polled."""
         changed = self._brakes.keys() ^ brakes.keys()
         self._brakes = dict(brakes)
         moment = now()
         for name in changed:
             self._ensure_known(name, moment).version += 1
-            detail = brakes.get(name, "")
-            brake = message("brake_on", detail=detail) if detail else message("brake_off")
-            self._add_event(name, "", "brake", brake)
+            detail = brakes.get(name)
+            event = message("brake_on", detail=detail) if detail else message("brake_off")
+            self._add_event(name, "", "brake", event)
         if changed:
             self._notify([(name, "") for name in changed])
 

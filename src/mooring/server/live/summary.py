@@ -75,7 +75,9 @@ class ServiceSummary(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
 class CheckResult(msgspec.Struct, frozen=True, gc=False):
     result: Literal["passing", "failing", "not_checked"]
     reason: str
-    """Why the check fails or was skipped."""
+    """Why the check fails or was skipped, in English."""
+    message: Message | None
+    """The reason as data."""
 
 
 DisplayState = Literal[State, "silent"]
@@ -144,9 +146,9 @@ class Observation:
     """The registry no longer lists it, but has not reported its removal."""
     response_time: float | None = None
     """Of the last active check, in milliseconds."""
-    check_failure: str = ""
-    """Why the active check fails; empty if it does not."""
-    unchecked: str = ""
+    check_failure: Message | None = None
+    """Why the active check fails; None if it does not."""
+    unchecked: Message | None = None
     """Why the active check was skipped, which is not a failure."""
 
     @property
@@ -209,10 +211,10 @@ def display_state(instance: Instance, observed: Observation) -> DisplayState:
 
 def check_result(observed: Observation) -> CheckResult | None:
     if observed.unchecked:
-        return CheckResult("not_checked", observed.unchecked)
+        return CheckResult("not_checked", observed.unchecked.text, observed.unchecked)
     if observed.check_failure:
-        return CheckResult("failing", observed.check_failure)
-    return None if observed.response_time is None else CheckResult("passing", "")
+        return CheckResult("failing", observed.check_failure.text, observed.check_failure)
+    return None if observed.response_time is None else CheckResult("passing", "", None)
 
 
 def check_message(observed: Observation) -> Message:
