@@ -116,8 +116,10 @@ _ENGINE: tuple[tuple[type[MooringError], RpcStatus], ...] = (
 )
 
 
-def status_of(error: MooringError) -> RpcStatus:
-    """The error of the engine or its runner as etcd's status."""
+def status_of(error: RpcAborted | MooringError) -> RpcStatus:
+    """The error of a service, or of the engine or its runner, as etcd's status."""
+    if isinstance(error, RpcAborted):
+        return error.status
     for kind, answer in _ENGINE:
         if isinstance(error, kind):
             return answer

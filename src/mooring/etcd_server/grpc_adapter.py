@@ -143,9 +143,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return objection
         try:
             return await method(request)
-        except RpcAborted as error:
-            return error.status
-        except MooringError as error:
+        except (RpcAborted, MooringError) as error:
             return status_of(error)
 
     async def _run(
@@ -161,9 +159,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._streams.add(task)
         try:
             await method(context)
-        except RpcAborted as error:
-            return error.status
-        except MooringError as error:
+        except (RpcAborted, MooringError) as error:
             return status_of(error)
         except asyncio.CancelledError:
             # The client cancelled the call, or the server stops, which the client should know.

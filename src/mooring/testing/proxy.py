@@ -177,8 +177,7 @@ async def close_server(server: asyncio.Server) -> None:
     set up when the server closes (https://github.com/python/cpython/issues/109564). So stop
     accepting first, and let asyncio set up what it has accepted."""
     for listener in server.sockets:
-        with contextlib.suppress(NotImplementedError):  # the event loop of Windows
-            asyncio.get_running_loop().remove_reader(listener.fileno())
+        asyncio.get_running_loop().remove_reader(listener.fileno())
     for _ in range(5):
         await asyncio.sleep(0)
     server.close()

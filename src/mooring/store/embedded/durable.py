@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,18 +159,12 @@ class DurableRunner(EngineRunner):
 
     def _collect(self, pause: float) -> list[_PendingWrite]:
         """The next writes; none if none arrive during the pause."""
-        try:
+        with suppress(queue.Empty):
             if pause and not self._waiting:
                 self._take(self._queue.get(timeout=pause))
             for _ in range(self._queue.qsize()):
                 self._take(self._queue.get_nowait())
-        except queue.Empty:
-            pass
-        if len(self._waiting) <= _ROUND:
-            requests = list(self._waiting)
-            self._waiting.clear()
-            return requests
-        return [self._waiting.popleft() for _ in range(_ROUND)]
+        return [self._waiting.popleft() for _ in range(min(len(self._waiting), _ROUND))]
 
     def _take(self, request: _PendingWrite | None) -> None:
         if request is None:
@@ -358,15 +352,11 @@ class DurableRunner(EngineRunner):
         return StoreError(rejection)
 
     def _refuse_the_rest(self) -> None:
-        while True:
-            try:
-                request = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if request is not None:
-                _deliver(
-                    [request], [Closed(message("store_closed", store=str(self._journal.path)))]
-                )
+        closed = message("store_closed", store=str(self._journal.path))
+        with suppress(queue.Empty):
+            while True:
+                if (request := self._queue.get_nowait()) is not None:
+                    _deliver([request], [Closed(closed)])
 
 
 def _is_disk_error(error: Exception) -> bool:

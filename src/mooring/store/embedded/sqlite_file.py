@@ -84,7 +84,7 @@ class Journal:
         self._process = os.getpid()
         if path.is_dir():
             raise InvalidURL(message("file_is_folder", path=str(path)))
-        self.writable = not _is_file(path) or _may_write(path)
+        self.writable = not os.path.isfile(path) or _may_write(path)
         self._owner, self._database = (_open if self.writable else _open_for_reading)(path)
         self._loaded = 0
         self.cluster_id = 0
@@ -429,7 +429,7 @@ def _sync_folder(folder: Path) -> None:
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection for reading to an existing file. Raises `StoreError` if it cannot be read."""
-    if not _is_file(path):
+    if not os.path.isfile(path):
         raise InvalidRequest(message("file_missing", path=str(path)))
     database = None
     try:
@@ -444,10 +444,3 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     finally:
         if database is not None:
             database.close()
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False

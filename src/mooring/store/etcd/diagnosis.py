@@ -6,6 +6,7 @@ It checks whether anything listens, whether it speaks TLS and HTTP/2, and how fa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import ssl
 import time
@@ -103,7 +104,7 @@ async def clock_ahead(
 ) -> tuple[float, float] | None:
     """The least and the most seconds by which the clock of an endpoint is ahead of ours. etcd's
     client port also answers HTTP/1.1, with the date in whole seconds."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         async with asyncio.timeout(within):
             context = _context(tls, alpn="http/1.1") if tls else None
             sent = time.time()
@@ -117,8 +118,6 @@ async def clock_ahead(
                         return theirs - time.time(), theirs + 1.0 - sent
             finally:
                 writer.transport.abort()
-    except (OSError, ValueError, TimeoutError):
-        return None
     return None
 
 
