@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from mooring.formatting import quoted
 from mooring.locks.ordering import ELECTION_RULE
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
-from mooring.store.contract import Delete, Entry, Put, Store, created_at, key
+from mooring.store.contract import Check, Delete, Entry, Put, Store, Write, created_at, key
 from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd import proto
 from mooring.tasks import cleanup
@@ -106,19 +106,17 @@ class ServerLocks:
 
     async def release(self, name: bytes, created: int = 0) -> bool:
         """Release a lock; returns whether it existed. With `created`, only that very key."""
-        try:
-            await self._store.commit(
-                Delete(key(name)), require=[created_at(name, created)] if created else []
-            )
-        except Conflict:
-            return False
-        return True
+        require = [created_at(name, created)] if created else []
+        return await self._commit(Delete(key(name)), require)
 
     async def proclaim(self, owned: OwnedKey, value: bytes) -> bool:
         """Change the value of a leader. Returns whether it still leads."""
         put = Put(owned.key, value, owned.lease)
+        return await self._commit(put, [created_at(owned.key, owned.created)])
+
+    async def _commit(self, write: Write, require: Sequence[Check]) -> bool:
         try:
-            await self._store.commit(put, require=[created_at(owned.key, owned.created)])
+            await self._store.commit(write, require=require)
         except Conflict:
             return False
         return True

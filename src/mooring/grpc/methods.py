@@ -31,7 +31,6 @@ class ConnectionMethod(Generic[C]):
         self._definition = (name, *coders)
 
     def at(self, connection: C) -> Any:
-        """The callable on one connection."""
         made = self.callables.get(connection)
         if made is None:
             channel: Any = connection.channel  # type: ignore[attr-defined]

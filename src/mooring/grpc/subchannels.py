@@ -90,7 +90,6 @@ class Subchannel:
         return ""
 
     async def follow(self) -> None:
-        """Follow the state until the channel is closed."""
         try:
             state = self.channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.SHUTDOWN:

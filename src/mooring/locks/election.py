@@ -107,8 +107,7 @@ class Leaders(AsyncIterator[Leader | None]):
 
     def __init__(self, queue: Queue, start: bytes) -> None:
         self._queue, self._start = queue, start
-        self._last: Leader | None = None
-        self._first = True
+        self._last: object = self  # equal to no leader, and not to None
         self._changed = asyncio.Event()
         self._closed = True
 
@@ -127,8 +126,8 @@ class Leaders(AsyncIterator[Leader | None]):
     async def __anext__(self) -> Leader | None:
         while not (self._closed or self._view.closed):
             leader = leader_of(self._view.order.first)
-            if self._view.mirror.loaded and (self._first or leader != self._last):
-                self._first, self._last = False, leader
+            if self._view.mirror.loaded and leader != self._last:
+                self._last = leader
                 return leader
             self._changed.clear()
             await self._changed.wait()

@@ -243,8 +243,6 @@ class Incremental(Subscription):
         return kind
 
     def next(self, find: FindResource, listed: Collection[str] | None) -> PendingResponse | None:
-        """The response to send now, if any. `listed` are the names of a wildcard; None if not
-        known yet."""
         if self.unacknowledged or not self._started or not self.pending:
             return None
         if (wanted := self._wanted(listed)) is None:

@@ -258,7 +258,6 @@ def _validate_names(path: str, value: JSON) -> str:
 
 
 def _names_in(path: str, value: JSON) -> Mapping[str, JSON]:
-    """The names that a part has, by field."""
     kind = kind_of(path)
     if kind == "database":
         return {"serviceCode": name_of(path)}

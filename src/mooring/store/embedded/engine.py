@@ -282,7 +282,6 @@ class Engine:
     # Confirming
 
     def unconfirmed(self) -> list[Batch]:
-        """The revisions that are not confirmed yet."""
         return self._history.since(self.confirmed) if self.confirmed < self.revision else []
 
     def confirm(self) -> None:

@@ -40,7 +40,6 @@ class VersionedKeyspace:
         self.size = 0
 
     def get(self, name: bytes) -> Entry | None:
-        """The current entry of a key."""
         versions = self._versions.get(name)
         if versions is None or not versions[-1].version:
             return None
@@ -171,7 +170,6 @@ class RevisionHistory:
         self._done = 0  # events of the first batch that `take_oldest` has returned
 
     def append(self, batch: Batch, obsolete: int) -> None:
-        """Add the next batch and the bytes that it makes obsolete."""
         self._batches.append(batch)
         self._total += obsolete
         self._obsolete.append(self._total)

@@ -373,7 +373,6 @@ def _timed_out(error: grpc.aio.AioRpcError) -> bool:
 
 
 def _cancelled() -> bool:
-    """Whether the current task was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
