@@ -69,11 +69,14 @@ Stream = httpx.AsyncByteStream | httpx.SyncByteStream
 EndCall = Callable[[BaseException | None], None]
 
 
-class Discovery(DiscoveryOptions, total=False):
+class TransportOptions(DiscoveryOptions, total=False):
     """How instances are chosen: the arguments of `hub.discover`."""
 
     policy: str
     wait: float
+
+
+Discovery = TransportOptions
 
 
 def url(service: str, path: str = "/", *, scheme: str = "http") -> str:
@@ -97,7 +100,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
         retries: int = RETRIES,
         services: Iterable[str] = (),
         transport: httpx.AsyncBaseTransport | None = None,
-        **discovery: Unpack[Discovery],
+        **discovery: Unpack[TransportOptions],
     ) -> None:
         self._balancer = Balancer(hub, services, discovery)
         self._retries = retries
@@ -138,7 +141,7 @@ class Transport(httpx.BaseTransport):
         retries: int = RETRIES,
         services: Iterable[str] = (),
         transport: httpx.BaseTransport | None = None,
-        **discovery: Unpack[Discovery],
+        **discovery: Unpack[TransportOptions],
     ) -> None:
         self._portal, async_hub = behind(hub)
         self._balancer = Balancer(async_hub, services, discovery)
@@ -374,7 +377,7 @@ def _only_match(name: str, known: Collection[str]) -> str:
 class Balancer:
     """The views of the services that were requested. Lives on the hub's loop."""
 
-    def __init__(self, hub: Hub, services: Iterable[str], discovery: Discovery) -> None:
+    def __init__(self, hub: Hub, services: Iterable[str], discovery: TransportOptions) -> None:
         self._hub, self._discovery = hub, discovery
         self._services = {name.casefold(): name for name in services}
         self._views: dict[str, View] = {}
