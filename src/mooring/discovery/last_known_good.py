@@ -30,6 +30,7 @@ import msgspec
 
 from mooring.atomic_file import DiskCopy
 from mooring.discovery.selector import Selector, exclusion
+from mooring.messages import Message, message
 from mooring.mirror import Step, Steps
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import InstanceFeed
@@ -69,8 +70,8 @@ class Retention:
         """The instances that are listed although the registry lacks them."""
         self.due: float | None = None
         """When the held instances are released; None: at no fixed time."""
-        self.reason = ""
-        """Why instances are held."""
+        self.reason: Message | None = None
+        """Why instances are held; None if none are."""
         self.doubtful = False
         """Whether the held instances vanished without deregistering."""
         self._selector, self._empty, self._hold, self._grace = selector, empty, hold, grace
@@ -131,10 +132,8 @@ class Retention:
         if not vanished.keys().isdisjoint(left):
             self.held.update(vanished)
             self.due, self.doubtful = now + self._grace, True
-            self.reason = (
-                f"{len(self.held)} instances vanished without deregistering: they are kept for at "
-                f"most {self._grace:g} s, until they repair their records"
-            )
+            count, seconds = len(self.held), self._grace
+            self.reason = message("kept_vanished", count=count, seconds=seconds)
             return
         last = self._usable(left)
         if not last or self.doubtful:
@@ -145,11 +144,11 @@ class Retention:
         elif self._hold > 0 and (briefly := {id: i for id, i in last.items() if id not in kept}):
             self.held.update(briefly)
             self.due = now + self._hold
-            self.reason = "no other instance can be called: the last ones that left are kept"
+            self.reason = message("kept_last_to_leave")
 
     def _hold_last_list(self) -> None:
         self.due, self.doubtful = None, False
-        self.reason = "the service has no instances left: the last list is kept"
+        self.reason = message("kept_last_list")
 
     def release(self, changes: Iterable[tuple[str, Instance | None]]) -> list[str]:
         """After a change: the instances that are no longer held, because they or others
@@ -181,7 +180,7 @@ class Retention:
 
     def _end(self) -> None:
         self.held.clear()
-        self.due, self.doubtful, self.reason = None, False, ""
+        self.due, self.doubtful, self.reason = None, False, None
 
 
 class RetainedFeed:
@@ -203,8 +202,8 @@ class RetainedFeed:
         """The instances that the feed kept at its last step."""
 
     @property
-    def doubt(self) -> str:
-        """Why instances that are shown may be left; empty if there is no doubt."""
+    def doubt(self) -> Message | None:
+        """Why instances that are shown may be left; None if there is no doubt."""
         if self._retention.doubtful:
             return self._retention.reason
         return self._feed.doubt
@@ -215,7 +214,7 @@ class RetainedFeed:
         return bool(self._retention.held or self._feed.kept)
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> Message | None:
         """Why the list is in doubt or kept."""
         return self._retention.reason or self._feed.doubt
 
@@ -286,7 +285,7 @@ class RetainedFeed:
     def due(self) -> float | None:
         return self._retention.due
 
-    def _report(self, before: str) -> None:
+    def _report(self, before: Message | None) -> None:
         reason = self._retention.reason
         if reason and reason != before:
             level = logging.WARNING if self._retention.doubtful else logging.INFO

@@ -114,7 +114,7 @@ class View:
             self._mirror.age,
             self.stale,
             self._retained.kept,
-            self._retained.reason,
+            str(self._retained.reason or ""),
         )
 
     @property

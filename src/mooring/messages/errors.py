@@ -86,6 +86,20 @@ TEXTS: Mapping[str, str] = {
     "service_not_found": "service {service!q} not found[: did you mean {close!q}?]",
     "group_not_found": "group {group!q} not found[: did you mean {close!q}?]",
     "instance_not_found": "{service} has no instance {id!q}[: did you mean {close!q}?]",
+    "kept_vanished": (
+        "{count} instances vanished without deregistering: they are kept for at most {seconds} s, "
+        "until they repair their records"
+    ),
+    "kept_last_to_leave": "no other instance can be called: the last ones that left are kept",
+    "kept_last_list": "the service has no instances left: the last list is kept",
+    "kept_missing": (
+        "{count} instances are missing without deregistering: they are kept for at most {seconds} "
+        "s, until their next heartbeats"
+    ),
+    "kept_unproven": (
+        "all {count} instances were silent at the first read, perhaps because Redis' clock stepped "
+        "before: they are kept for at most {seconds} s, until their next heartbeats"
+    ),
     "brake_many_silent": (
         "{silent} of {total} instances are silent at once: the fault is likely elsewhere, and the "
         "last list is kept until they send heartbeats again"

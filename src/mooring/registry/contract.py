@@ -29,6 +29,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from mooring.errors import InUse, InvalidRequest, Removed, Superseded
+from mooring.messages import Message
 from mooring.mirror import Feed
 from mooring.model import (
     JSON,
@@ -60,8 +61,8 @@ class InstanceFeed(Feed[str, Instance], Protocol):
     """A feed of the instances of a service, by id."""
 
     @property
-    def doubt(self) -> str:
-        """Why some of the instances may be gone; empty if all are certain."""
+    def doubt(self) -> Message | None:
+        """Why some of the instances may be gone; None if all are certain."""
 
     @property
     def kept(self) -> Collection[str]:

@@ -219,7 +219,7 @@ class InstancesFeed(Generic[K]):
 class ServiceFeed(InstancesFeed[str]):
     """The instances of a service, by id."""
 
-    doubt = ""
+    doubt = None
     kept = ()
 
     def __init__(self, store: Store, layout: Layout, service: str) -> None:

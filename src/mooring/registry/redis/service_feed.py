@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Set
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
+from mooring.messages import Message, message
 from mooring.mirror import Step, Steps
 from mooring.model import Config, Instance
 from mooring.registry.contract import Problem
@@ -100,16 +101,12 @@ class ServiceFeed:
         return (*self._problems.values(), *self._service_problems)
 
     @property
-    def doubt(self) -> str:
-        kept = f"they are kept for at most {self._grace:g} s, until their next heartbeats"
-        if self._missing_since:
-            return f"{len(self._missing_since)} instances are missing without deregistering: {kept}"
-        if self._unproven:
-            return (
-                f"all {len(self._unproven)} instances were silent at the first read, perhaps "
-                f"because Redis' clock stepped before: {kept}"
-            )
-        return ""
+    def doubt(self) -> Message | None:
+        if missing := len(self._missing_since):
+            return message("kept_missing", count=missing, seconds=self._grace)
+        if unproven := len(self._unproven):
+            return message("kept_unproven", count=unproven, seconds=self._grace)
+        return None
 
     @property
     def kept(self) -> Collection[str]:

@@ -173,6 +173,12 @@ export default {
   port_invalid: "端口 {port!q} 不在 1 到 65535 之间",
   duration_invalid: "{text!q} 不是时长：请写成 10s、1m30s 或 250ms",
   // Instances and the registry.
+  kept_vanished: "{count} 个实例未注销就消失了：最多保留 {seconds} 秒，直到它们恢复自己的记录",
+  kept_last_to_leave: "没有其他实例可以调用：保留最后离开的实例",
+  kept_last_list: "该服务已没有实例：保留最后的列表",
+  kept_missing: "{count} 个实例未注销就缺失了：最多保留 {seconds} 秒，直到它们的下一次心跳",
+  kept_unproven:
+    "首次读取时全部 {count} 个实例都没有心跳，可能是 Redis 的时钟此前跳变：最多保留 {seconds} 秒，直到它们的下一次心跳",
   brake_many_silent:
     "{total} 个实例中有 {silent} 个同时失联：故障很可能在别处，因此保留最后的列表，直到它们恢复心跳",
   brake_redis_rejects_writes:
