@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import typer
@@ -10,31 +10,11 @@ import typer
 from mooring.cli.io.connect import TenantTarget
 from mooring.cli.io.options import JSONOption
 from mooring.cli.io.output import note, show_json
-from mooring.errors import NotConfigured, TenantError
+from mooring.errors import NotConfigured
 from mooring.formatting import quoted
-from mooring.hub import Hub
-from mooring.store.contract import key
-from mooring.tenants.keys import IndexKind, TenantKeys, host_of, is_id
-from mooring.tenants.model import Resolver, UnreadableValue, decode, to_record
-from mooring.tenants.parts import Parts, claims, stored_parts
-from mooring.tenants.read.tenants import find
-from mooring.tenants.resolver import REFUSED, TenantRejection, tenant_reference
-
-By = Literal["id", "code", "host", "name", "ftp-user"]
-_INDEXES: dict[By, IndexKind] = {
-    "code": "by-code",
-    "host": "host",
-    "name": "by-name",
-    "ftp-user": "ftp-user",
-}
-
-
-class Resolution(NamedTuple):
-    tenant: int | None
-    by: By | None
-    name: str
-    reason: str
-    status: str = ""
+from mooring.tenants.keys import host_of
+from mooring.tenants.read.lookup import By, Resolution, look_up, resolve_request
+from mooring.tenants.resolver import REFUSED
 
 
 class RequestLine(NamedTuple):
@@ -81,9 +61,9 @@ async def resolve(
         )
     async with target.connect() as hub:
         if request is not None:
-            resolution = await _resolve_request(hub, target.keys, request)
+            resolution = await resolve_request(hub.store, target.keys, request)
         else:
-            resolution = await _look_up(hub, target.keys, *names[0])
+            resolution = await look_up(hub.store, target.keys, *names[0])
     _show_resolution(resolution, as_json)
     if request is not None and resolution.status in REFUSED:
         note(
@@ -125,55 +105,3 @@ def _request(url: str, headers: list[str]) -> RequestLine:
     if parts.netloc and not any(name.lower() == "host" for name, _ in parsed):
         parsed.append(("Host", parts.netloc.rpartition("@")[2]))
     return RequestLine(unquote(parts.path), parts.query, parsed)
-
-
-async def _resolve_request(hub: Hub, keys: TenantKeys, request: RequestLine) -> Resolution:
-    reference = tenant_reference(await _read_resolver(hub, keys), request)
-    if isinstance(reference, TenantRejection):
-        return Resolution(None, None, "", f"{reference.message} ({reference.status})")
-    return await _look_up(hub, keys, reference.by, reference.name)
-
-
-async def _read_resolver(hub: Hub, keys: TenantKeys) -> Resolver:
-    path = "common/resolver"
-    entry = (await hub.store.read(key(keys.common_part(path)))).first
-    if entry is None:
-        return Resolver()
-    try:
-        value = decode(path, entry.value)
-        assert isinstance(value, dict)
-        return to_record(Resolver, value)
-    except UnreadableValue as error:
-        raise TenantError(
-            f"{path} cannot be understood, and processes without an earlier valid version refuse "
-            f"requests with 503: {error}"
-        ) from None
-
-
-async def _look_up(hub: Hub, keys: TenantKeys, by: By, name: str) -> Resolution:
-    what = f"{'FTP user' if by == 'ftp-user' else by} {quoted(name)}"
-    if by == "id":
-        parts = await _parts(hub, keys, int(name)) if is_id(name) else {}
-        if "meta" not in parts:
-            return Resolution(None, by, name, f"tenant {name} not found")
-        return Resolution(int(name), by, name, f"the {what}", _status(parts))
-    kind = _INDEXES[by]
-    tenant = await find(hub.store, keys, kind, name)
-    index = keys.index(kind, name)
-    if tenant is None:
-        reason = f"no tenant has the {what}: key {index.decode()} not found"
-        return Resolution(None, by, name, reason)
-    parts = await _parts(hub, keys, tenant)
-    if index not in claims(keys, tenant, parts):
-        reason = f"{index.decode()} leads to tenant {tenant}, which does not have the {what}"
-        return Resolution(None, by, name, f"{reason}: publish that tenant again")
-    return Resolution(tenant, by, name, f"{index.decode()} leads to it", _status(parts))
-
-
-async def _parts(hub: Hub, keys: TenantKeys, tenant: int) -> Parts:
-    return stored_parts(keys, tenant, (await hub.store.read(keys.parts(tenant))).entries).parts
-
-
-def _status(parts: Parts) -> str:
-    meta = parts.get("meta")
-    return str(meta.get("status") or "active") if isinstance(meta, dict) else ""
