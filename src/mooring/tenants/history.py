@@ -167,6 +167,11 @@ def history_changes(diffs: Iterable[PartDiff], ring: Keyring) -> tuple[HistoryCh
     )
 
 
+def loses_secrets(parts: Parts) -> bool:
+    """Whether a history that is written without a key lacks secrets of these parts."""
+    return any(_recorded(path, value, Keyring([])) != value for path, value in parts.items())
+
+
 def _recorded(path: str, value: JSON | UnreadablePart, ring: Keyring) -> JSON:
     if isinstance(value, UnreadablePart):
         return {_RAW: _hidden(value.text, ring)}

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
-from mooring.cli.commands.tenant.publish import NamedDocument, PublishBatch
 from mooring.errors import Unavailable
 from mooring.store import Store
 from mooring.tenants.document import parse
+from mooring.tenants.publish.batch import PublishBatch
 from mooring.tenants.publish.publisher import Publisher
 from tests.features.tenant_files import Interrupted, document
 from tests.features.tenant_publisher.support import RING
@@ -28,17 +28,16 @@ class Away(Interrupted):
 
 
 async def test_what_failed_is_reported_although_the_store_went_away(
-    store: Store, publisher: Publisher, capsys: pytest.CaptureFixture[str]
+    store: Store, publisher: Publisher
 ):
     await publisher.apply(document(7, "taken"))
     codes = ["taken", *(f"c{number}" for number in range(40))]
     documents = [
-        NamedDocument(f"{code}.yaml", parse({"id": id, "meta": {"code": code, "name": code}}))
-        for id, code in enumerate(codes, 10)
+        parse({"id": id, "meta": {"code": code, "name": code}}) for id, code in enumerate(codes, 10)
     ]
     batch = PublishBatch(documents, "", None, dry_run=False)
     leaving = Publisher(cast(Store, Away(store, 0, "")), ring=RING)
     with pytest.raises(Unavailable):
         await batch.run(leaving, lambda done, total: None)
-    assert "mooring: taken.yaml: tenant 10: the code 'taken' belongs" in capsys.readouterr().err
+    assert str(batch.failures[0]).startswith("tenant 10: the code 'taken' belongs")
     assert 0 < len(batch.results()) <= 2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -22,23 +21,17 @@ from mooring.cli.io.options import (
 )
 from mooring.cli.io.output import confirm, count_of, note, progress, warn
 from mooring.errors import (
-    Conflict,
     InvalidRequest,
-    MooringError,
     NotConfigured,
-    OutcomeUnknown,
-    Taken,
-    TenantError,
-    TooLarge,
 )
 from mooring.formatting import printable
-from mooring.masking import is_secret
 from mooring.tenants.document import SUFFIXES, Document, load_all, read_all
-from mooring.tenants.history import versions
+from mooring.tenants.history import loses_secrets, versions
 from mooring.tenants.keys import default_namespace, joined
 from mooring.tenants.parts import PartDiff, Parts
+from mooring.tenants.publish.batch import PublishBatch
 from mooring.tenants.publish.publish_state import PublishResult
-from mooring.tenants.publish.publisher import Publisher, Require
+from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import CURRENT, Keyring
 
 FilesArgument = Annotated[
@@ -49,7 +42,6 @@ FilesArgument = Annotated[
     ),
 ]
 _WOULD_CHANGE = 3
-_CONCURRENCY = 16  # tenants that are published at the same time
 
 
 class NamedDocument(NamedTuple):
@@ -94,7 +86,9 @@ def publish(
             param_hint="--base",
         )
     require = write.require(documents[0].document.tenant) if documents else None
-    batch = PublishBatch(documents, write.note, require, dry_run=dry_run)
+    batch = PublishBatch(
+        [document for _, document in documents], write.note, require, dry_run=dry_run
+    )
 
     async def run(publisher: Publisher) -> None:
         with progress("published") as report:
@@ -103,90 +97,16 @@ def publish(
     try:
         target.run(run, write.by)
     finally:  # prints what was published even if the store became unavailable
+        if len(documents) > 1:
+            for index, error in sorted(batch.failures.items()):
+                note(f"{documents[index].name}: {error}")
         for result in batch.results():
             if dry_run:
                 show_diff(result.tenant, result.changes, as_json)
             else:
                 show_published(result, as_json)
     if batch.failures:
-        raise typer.Exit(1)
-
-
-class PublishBatch:
-    """Tenants to publish, several at the same time."""
-
-    def __init__(
-        self,
-        documents: Sequence[NamedDocument],
-        reason: str,
-        require: Require | None,
-        *,
-        dry_run: bool,
-    ) -> None:
-        self._documents, self._reason, self._require = documents, reason, require
-        self._dry_run = dry_run
-        self._done: dict[int, PublishResult] = {}
-        self.failures: dict[int, MooringError] = {}
-        """The errors, by the index of the document."""
-
-    def results(self) -> list[PublishResult]:
-        return [self._done[index] for index in sorted(self._done)]
-
-    async def run(self, publisher: Publisher, report: Callable[[int, int | None], None]) -> None:
-        """Publish all. If another tenant holds a name, retry after the others: one of them may
-        have released it."""
-        pending = list(range(len(self._documents)))
-        single = len(pending) == 1
-        try:
-            while pending:
-                before = len(self._done)
-                await self._pass(publisher, pending, report)
-                taken = [n for n, error in self.failures.items() if isinstance(error, Taken)]
-                pending = sorted(taken) if len(self._done) > before and not self._dry_run else []
-        finally:  # also if the store became unavailable
-            for index, error in sorted(self.failures.items()):
-                if not single:
-                    note(f"{self._documents[index].name}: {error}")
-        if self.failures and single:
-            raise self.failures[0]
-
-    async def _pass(
-        self,
-        publisher: Publisher,
-        indexes: Sequence[int],
-        report: Callable[[int, int | None], None],
-    ) -> None:
-        queue = iter(indexes)
-        fatal: list[MooringError] = []
-
-        async def work() -> None:
-            for index in queue:
-                if fatal:
-                    return
-                self.failures.pop(index, None)
-                try:
-                    document = self._documents[index].document
-                    self._done[index] = await self._publish_one(publisher, document)
-                except _TENANT_ERRORS as error:
-                    self.failures[index] = error
-                except MooringError as error:
-                    fatal.append(error)  # the store is unavailable
-                report(len(self._done), len(self._documents))
-
-        report(len(self._done), len(self._documents))
-        await asyncio.gather(*(work() for _ in range(_CONCURRENCY)))
-        if fatal:
-            raise fatal[0]
-
-    async def _publish_one(self, publisher: Publisher, document: Document) -> PublishResult:
-        if not self._dry_run:
-            return await publisher.apply(document, note=self._reason, require=self._require)
-        changes = await publisher.diff(document, require=self._require)
-        return PublishResult(document.tenant, tuple(changes))
-
-
-_TENANT_ERRORS = (TenantError, InvalidRequest, TooLarge, Conflict, OutcomeUnknown)
-"""Errors that concern one tenant only."""
+        raise typer.Exit(1) if len(documents) > 1 else batch.failures[0]
 
 
 def _read_documents(files: list[Path]) -> list[NamedDocument]:
@@ -232,7 +152,7 @@ def delete(
     parts = target.run(lambda publisher: publisher.read(tenant))
     if not parts:
         raise NotConfigured(f"tenant {tenant} not found")
-    if not Keyring.from_environment().current and _has_cleartext_secrets(parts):
+    if not Keyring.from_environment().current and loses_secrets(parts):
         warn(
             f"tenant {tenant} has secrets that no rollback restores: {CURRENT[0]} is not set, and "
             "the history keeps no secrets in clear text"
@@ -263,18 +183,6 @@ def _count_parts(parts: Parts) -> str:
     databases = count_of(sum(path.startswith("database/") for path in parts), "database")
     users = count_of(sum(path.startswith("ftp/") for path in parts), "FTP user")
     return f"{count_of(len(parts), 'part')}, including {databases} and {users}"
-
-
-def _has_cleartext_secrets(value: object) -> bool:
-    if isinstance(value, list):
-        return any(map(_has_cleartext_secrets, value))
-    if not isinstance(value, Mapping):
-        return False
-    return any(
-        (is_secret(str(name)) and name != "passwordEncrypted" and bool(inner))
-        or _has_cleartext_secrets(inner)
-        for name, inner in value.items()
-    )
 
 
 def rollback_command(tenant: int, number: int, namespace: str) -> str:
