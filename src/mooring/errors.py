@@ -89,11 +89,11 @@ class InvalidName(InvalidRequest):
 class MissingExtra(MooringError, ImportError):
     """An optional dependency is not installed. The message names the extra to install."""
 
-    def __init__(self, what: str, extra: str) -> None:
+    def __init__(self, what: str | Message, extra: str) -> None:
         from mooring.messages import verbatim
 
-        package = f"mooring[{extra}]"
-        super().__init__(_message("missing_extra", what=verbatim(what), package=package))
+        named = verbatim(what) if isinstance(what, str) else what
+        super().__init__(_message("missing_extra", what=named, package=f"mooring[{extra}]"))
 
 
 class SessionLost(MooringError):
@@ -161,7 +161,7 @@ class Taken(TenantError):
     """A code, name, host or FTP user belongs to another tenant, which the message names. Nothing
     was written."""
 
-    def __init__(self, text: str | Message, *, holder: int, claim: str = "") -> None:
+    def __init__(self, text: str | Message, *, holder: int, claim: Message | None = None) -> None:
         super().__init__(text)
         self.holder = holder
         self.claim = claim

@@ -532,9 +532,9 @@ async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: A
     await admin.hub.store.commit(Put(TenantKeys().part(7, "storage"), b"{oops"))
     shown = told(await admin.get(ONE))
     assert shown["document"]["meta"]["code"] == "acme"
-    assert shown["problems"] == [
-        "storage cannot be understood and is left out: publishing may remove it"
-    ]
+    (problem,) = shown["problems"]
+    assert (problem["kind"], problem["params"]) == ("part_unreadable", {"path": "storage"})
+    assert problem["text"].startswith("storage cannot be understood and is left out")
 
 
 @on_stores

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mooring.cli.commands.tenant.changes import lines
 from mooring.errors import InvalidRequest
 from mooring.masking import MASK, holds_mask
+from mooring.messages import message
 from mooring.model import JSON
 from mooring.tenants.diff import change_to_json, masked_document, unmask_document
 from mooring.tenants.document import parse, to_document
@@ -46,13 +47,13 @@ def test_a_password_whose_key_is_unknown_stays_masked_and_is_reported():
     masked, problems = masked_document(7, parts_of(FILE), Keyring([b"j" * 32]))
     assert masked["database"]["orders"]["password"] == MASK  # type: ignore[index,call-overload]
     assert len(problems) == 1
-    assert "pass" not in problems[0].split()
+    assert "pass" not in problems[0].text.split()
 
 
 def test_an_unreadable_part_is_reported_and_omitted():
     masked, problems = masked_document(7, {**parts_of(FILE), "storage": UnreadablePart(b"{")})
     assert "storage" not in masked
-    assert problems == ["storage cannot be understood and is left out: publishing may remove it"]
+    assert problems == [message("part_unreadable", path="storage")]
 
 
 def test_a_mask_without_a_stored_secret_stays():

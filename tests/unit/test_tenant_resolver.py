@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
+from mooring.messages import message
 from mooring.tasks import run_now
 from mooring.tenants import acting_for, current, current_or_none
 from mooring.tenants.keys import host_of
@@ -322,7 +323,10 @@ def test_exempt_paths_need_no_tenant_but_similar_paths_do():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"refuse": ["supended"]}, "did you mean 'suspended'"),
+        (
+            {"refuse": ["supended"]},
+            "refuse must be one of active, inactive, suspended",
+        ),
         ({"refuse": "suspended"}, "a collection"),
         ({"exempt": "/health"}, "a collection"),
         ({"exempt": ["health"]}, "'health' cannot be exempt"),
@@ -358,6 +362,13 @@ def test_the_resolver_settings_are_those_of_the_current_snapshot():
     assert admission.decide(lambda: now, host("acme.example.com")) == ACME
 
 
+def _message(value: object) -> object:
+    """A parameter, which may be a message, as data."""
+    if isinstance(value, dict):
+        return message(value["kind"], **value["params"])
+    return value
+
+
 def test_a_rejection_says_what_was_missing_and_which_tenant_was_named():
     def rejection(resolver: Resolver, request: Request) -> object:
         decided = Admission(resolver=resolver).decide(all_of(TENANTS), request)
@@ -365,7 +376,8 @@ def test_a_rejection_says_what_was_missing_and_which_tenant_was_named():
         assert dict(decided.headers)["content-type"] == "application/json"
         assert dict(decided.headers)["content-length"] == str(len(decided.body))
         error = json.loads(decided.body)["error"]
-        assert set(error) == {"code", "message", "tenant"}
+        params = {name: _message(value) for name, value in error["params"].items()}
+        assert message(error["kind"], **params).text == error["message"]
         return error["message"], error["tenant"]
 
     assert rejection(HEADER, header()) == (
@@ -423,7 +435,8 @@ def test_any_request_gets_a_decision(
     decided = admission.decide(all_of(TENANTS), Any(path, query))
     if isinstance(decided, TenantRejection):
         assert len(decided.body) < 3000
-        assert set(json.loads(decided.body)["error"]) == {"code", "message", "tenant"}
+        error = json.loads(decided.body)["error"]
+        assert error.keys() == {"code", "message", "kind", "params", "tenant"}
     elif decided is None:
         assert not required
     else:
@@ -467,7 +480,7 @@ def test_an_unreadable_resolver_rejects_every_request(caplog: pytest.LogCaptureF
     for _ in range(3):
         assert admission.decide(tenants, header("7")) is UNRESOLVED
     assert (UNRESOLVED.status, UNRESOLVED.code) == (503, "tenants_unavailable")
-    assert "common/resolver" in UNRESOLVED.message
+    assert "common/resolver" in UNRESOLVED.message.text
     assert caplog.text.count("are rejected") == 1, "once, and not for each request"
     assert admission.decide(tenants, Request("/health")) is None
     assert Admission(resolver=DOMAIN).decide(tenants, host("acme.example.com")) is ACME

@@ -28,7 +28,7 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
         (b'{"port": "a"}', "the body: port must be a whole number, not text"),
         (b'{"port": 70000}', "the body: port must be at most 65535"),
         (b"{}", "the body has no port"),
-        (b'{"port": 1, "prot": 1}', "the body has an unknown field prot"),
+        (b'{"port": 1, "prot": 1}', "the body has an unknown field 'prot'"),
         (b'{"port": 1, "name": "long"}', "the body: name must have at most 3 characters"),
         (b'{"port": 1, "weight": "x"}', "the body: weight must be a number or null, not text"),
         (b'{"port": 1, "state": "x"}', "the body: state 'x' is not an allowed value"),
@@ -36,7 +36,7 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
             b'{"port": 1, "state": "\\u001b\\u00ff"}',
             "the body: state '<U+001B>ÿ' is not an allowed value",
         ),
-        (b'{"port": 1, "\\u001b": 1}', 'the body has an unknown field "<U+001B>"'),
+        (b'{"port": 1, "\\u001b": 1}', "the body has an unknown field '<U+001B>'"),
         (
             b'{"port": 1, "enabled": 1}',
             "the body: enabled must be true or false, not a whole number",

@@ -23,13 +23,13 @@ TEXTS: Mapping[str, str] = {
     "value_not_utf8": "is not UTF-8",
     "value_too_deep": "is nested too deeply",
     "value_not_allowed": "{value!q} is not an allowed value",
-    "wrong_type": "must be {wanted}, not {sent}",
+    "wrong_value": "must be {wanted}, not {sent!q}",
     "wrong_length": "must have {bound} characters",
     "wrong_count": "must have {bound} entries",
     "out_of_range": "must be {bound}",
     "pattern_mismatch": "does not match the pattern {pattern}",
     "field_missing": "has no {field}",
-    "field_unknown": "has an unknown field {field}",
+    "field_unknown": "has an unknown field {field!q}[, did you mean {meant!q}?][ (known: {known})]",
     "json_invalid": "is not valid JSON: {problem} at byte {byte}",
     "json_truncated": "is not valid JSON: it ends too early",
     "type_list": "a list",
@@ -291,6 +291,170 @@ TEXTS: Mapping[str, str] = {
         "`etcdctl alarm disarm`"
     ),
     # Tenants.
+    "tenant": "tenant {id}",
+    "common_settings": "common settings",
+    "platform_settings": "platform settings",
+    "of_owner": "{owner}: {problem}",
+    "in_part": "{path}: {problem}",
+    "in_text": "{text}[, document {number}]: {problem}",
+    "not_found": "{what} not found",
+    "tenant_lacks": "{tenant} has no {what}",
+    "tenant_not_found": "no {what}: {tenant} not found",
+    "a_database": "database for the service {service!q}",
+    "the_databases": "databases",
+    "an_ftp_user": "FTP user {name!q}",
+    "the_ftp_users": "FTP users",
+    "the_active_ftp_users": "active FTP users",
+    "the_storage": "storage",
+    "the_domain": "domain",
+    "tenant_id_invalid": "the id {id!q} of a tenant must be a positive integer",
+    "namespace_empty": "the namespace of the tenants is empty",
+    "setting_unknown": "unknown setting {path}: use one of {known} or platform/configs/KEY",
+    "part_unknown": (
+        "{path} is not a part of a tenant: use meta, domain/primary, domain/aliases, "
+        "domain/internal, database/SERVICE, ftp/USER or storage"
+    ),
+    "part_of_other": "{path!q} is not a part of {owner}",
+    "part_unreadable": "{path} cannot be understood and is left out: publishing may remove it",
+    "meta_required": "meta cannot be removed alone: delete the tenant",
+    "argument_not_allowed": "{name} must be one of {allowed}, not {value!q}",
+    "argument_is_text": "give a collection of statuses or paths, not one text",
+    "exempt_invalid": "{path!q} cannot be exempt: write a path like '/health'",
+    "keep_too_small": "keep must be at least 1",
+    # Documents of tenants.
+    "document_not_map": "a tenant's file is a map with {names}",
+    "document_without_id": "id is missing: the number of the tenant",
+    "several_documents": "it contains {count} documents: one is expected",
+    "not_yaml": "not YAML: {problem}",
+    "not_json": "not JSON: {problem}",
+    "text_too_nested": "it has too many nested maps and lists",
+    "value_not_of_tag": "a value does not match its tag, or is too long",
+    "duplicate_name": "duplicate name {name!q}[, line {line}, column {column}]",
+    "merged_too_large": "maps are merged into one that is too large",
+    "the_document": "the document",
+    "value_not_quoted": "must be text, not {actual} (put it in quotes)",
+    "name_not_quoted": "has a name that is not text[: {name}] (put it in quotes)",
+    "nothing": "nothing",
+    "a_range": "between {low} and {high}",
+    "one_of": "one of {allowed}",
+    "map_of_fields": "a map of fields",
+    "host_names": "a list of host names",
+    "a_host_name": "a host name like shop.example.com",
+    "a_header_name": "a header's name",
+    "code_letters": "letters, digits and underscores",
+    "user_letters": "letters, digits, dots, hyphens and underscores",
+    "kebab_case": "in kebab-case, like evidence-query",
+    "name_has_invisible": (
+        "contains the invisible character {code}, which can make it look like another"
+    ),
+    "name_has_segment": "must not contain {segment} as a segment",
+    "host_not_ascii": "must be written in ASCII: write {encoded} (punycode) instead of {host}",
+    "value_not_sealed": "must be the base64 of an encrypted password",
+    "value_has_surrogate": "contains an unpaired surrogate",
+    "value_not_finite": "must be a finite number",
+    "value_too_large": "is a number that is too large",
+    "value_not_json": "cannot be written as JSON: {problem}",
+    "value_too_nested": "has too many nested values",
+    "value_masked": "contains a masked secret: write the secret itself",
+    "value_is_null": "must have a value: to remove it, unset it",
+    "field_masked": "is masked: leave it out to keep what is stored",
+    "field_known": "is a known field: write it outside",
+    "field_misplaced": "is {value!q}, but its place says {expected!q}",
+    # Passwords of tenants.
+    "set_key": "set {variable}[ ({ignored} is set, but does not hold a key of 32 bytes)]",
+    "key_size": "an encryption key has {count} bytes: it must have {size}",
+    "key_invalid": (
+        "{name} is not a key of 32 bytes, as text, in hexadecimal or in base64 (make one with "
+        "`openssl rand -base64 32`)"
+    ),
+    "an_encrypted_password": "an encrypted password",
+    "password_without_key": "a password is encrypted, and there is no key: {remedy}",
+    "password_of_unknown_key": (
+        "a password is encrypted with the key {id}, which is not among the known keys ({known}): "
+        "add it to {variable}"
+    ),
+    "password_undecipherable": (
+        "a password cannot be decrypted with any known key: it was damaged, or another key is "
+        "needed (see {variable})"
+    ),
+    "password_damaged": "an encrypted password is too short or not base64: it was damaged",
+    "password_downgraded": "is encrypted in the store and would be plain text now: {remedy}",
+    "password_in_clear": (
+        "{path}.password would be stored in clear text, but {namespace} has or had passwords that "
+        "are encrypted[ with the key {key}]: {remedy}, or delete {marker} if none is left"
+    ),
+    "password_beside_sealed": (
+        "{path}.password would be stored in clear text, but that of {sealed} is encrypted: {remedy}"
+    ),
+    "password_key_foreign": (
+        "passwords are encrypted with another key[, {key}], and {common} holds the key {own}, "
+        "which may belong to another application: set {variable}"
+    ),
+    "rekey_without_key": "there is no key to encrypt with: {remedy}",
+    "redirect": (
+        "{secret} is kept, but {changed} changes: send the secret as well, or ask an admin to make "
+        "this change"
+    ),
+    # Publishing tenants, and their history.
+    "claim_by_code": "the code {name!q}",
+    "claim_by_name": "the name {name!q}",
+    "claim_ftp_user": "the FTP user {name!q}",
+    "claim_host": "the host {name!q}",
+    "claim_taken": "{claim} belongs to {holder} already",
+    "claim_not_found": "no tenant has {claim}",
+    "changed_meanwhile": "{owner} was changed meanwhile",
+    "too_many_conflicts": (
+        "{owner} was not written: others changed it {tries} times meanwhile; try again"
+    ),
+    "an_index": "an index",
+    "unit_too_large": (
+        "{what} is larger than a store takes in one commit ({size} bytes, {operations} operations)"
+    ),
+    "publish_partial": "written in part (transactions: {count}): do it again",
+    "publish_unconfirmed": (
+        "it may have been written, because a reply was lost: check, or do it again"
+    ),
+    "publish_interrupted": "{owner}: {progress} ({error})",
+    "publish_trimmed": (
+        "{owner}: the reply was lost, and entry {version} of the history is trimmed already: it "
+        "may have been written or not"
+    ),
+    "version_not_found": "no version {version} in its history[ (there are {first} to {last})]",
+    "version_in_publish": (
+        "{owner} cannot go back to {version}, which is in the middle of a publish that took "
+        "several transactions[ (complete versions near it: {near})]"
+    ),
+    "version_unreachable": (
+        "{owner} cannot go back to {version}: an entry of its history since then is missing or "
+        "unreadable"
+    ),
+    # Reading tenants, and the tenant of a request.
+    "tenants_of": "tenants of {namespace!q} in {store}",
+    "tenants_unreadable": "the {what} cannot be read: {problem}",
+    "no_answer": "no response in time",
+    "tenants_not_loaded": "the tenants are not loaded yet: try again",
+    "resolver_unreadable": (
+        "the setting common/resolver, which says how a request names its tenant, is unreadable"
+    ),
+    "the_header": "the header {name}",
+    "the_query_parameter": "the query parameter {name}",
+    "the_segment": "segment {name} of the path, counted from 0,",
+    "tenant_missing": "{place} is missing: it names the tenant",
+    "tenant_ambiguous": "{place} is given more than once, with different values",
+    "tenant_malformed": "{place} is neither the id nor the code of a tenant",
+    "hosts_ambiguous": "the header {header} is given more than once",
+    "host_malformed": "the header {header} is not a host",
+    "host_without_id": "the host {host} does not begin with the id of a tenant",
+    "host_without_code": "the host {host} does not begin with the code of a tenant",
+    "no_tenant_with_id": "no tenant has this id",
+    "no_tenant_with_code": "no tenant has this code",
+    "no_tenant_with_host": "no tenant has this host",
+    "tenant_inactive": "the tenant is inactive",
+    "tenant_suspended": "the tenant is suspended",
+    "no_current_tenant": (
+        "there is no current tenant: there is no request, or the request named none; "
+        "TenantMiddleware sets it for requests, and acting_for(tenant) for other code"
+    ),
     # Requests to the server.
     "internal_error": "internal error: the server's log has the details",
     "no_endpoint": (

@@ -78,7 +78,7 @@ def _bound(comparison: str, limit: str) -> Message:
 _PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Message]], ...] = (
     (
         re.compile(r"Expected `([^`]+)`, got `([^`]+)`"),
-        lambda wanted, sent: message("wrong_type", wanted=_type(wanted), sent=_type(sent)),
+        lambda wanted, sent: message("wrong_value", wanted=_type(wanted), sent=_type(sent)),
     ),
     (
         re.compile(r"Expected `str` of length (<=|>=|==) (\d+)"),
@@ -106,7 +106,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Message]], ...] = (
     ),
     (
         re.compile(r"Object contains unknown field `([^`]+)`"),
-        lambda field: message("field_unknown", field=field),
+        lambda field: message("field_unknown", field=field, meant="", known=[]),
     ),
     (
         re.compile(r"JSON is malformed: (.*) \(byte (\d+)\)"),

@@ -18,6 +18,7 @@ from mooring.masking import (
     masked_fields,
     masked_text,
 )
+from mooring.messages import Message, message
 from mooring.model import JSON
 from mooring.tenants.document import Document, hidden_extra, to_document
 from mooring.tenants.history import UNREADABLE, is_sealed
@@ -132,7 +133,7 @@ def _for_programs(path: str, value: JSON | UnreadablePart) -> JSON:
 class MaskedDocument(NamedTuple):
     document: dict[str, JSON]
     """In the format of a tenant's file."""
-    problems: list[str]
+    problems: list[Message]
     """Parts that cannot be decoded or decrypted, and are left out or stay masked."""
 
     def __repr__(self) -> str:
@@ -141,12 +142,10 @@ class MaskedDocument(NamedTuple):
 
 def masked_document(tenant: int, parts: Parts, ring: Keyring | None = None) -> MaskedDocument:
     """The document of a tenant. Its secrets are masked, or in clear text if a `ring` is given."""
-    document, problems = to_document(tenant, parts), []
+    document, problems = to_document(tenant, parts), list[Message]()
     for path, value in parts.items():
         if isinstance(value, UnreadablePart):
-            problems.append(
-                f"{path} cannot be understood and is left out: publishing may remove it"
-            )
+            problems.append(message("part_unreadable", path=path))
         if not isinstance(value, dict):
             continue
         kind, name = kind_of(path), name_of(path)
@@ -163,7 +162,7 @@ def _add_secrets(
     path: str,
     value: Mapping[str, JSON],
     ring: Keyring | None,
-    problems: list[str],
+    problems: list[Message],
 ) -> None:
     if value.get("password") or value.get("passwordEncrypted"):
         place["password"] = MASK if ring is None else _opened(path, value, ring, problems)
@@ -181,14 +180,14 @@ def _add_secrets(
         fields[name] = inner
 
 
-def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[str]) -> JSON:
+def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[Message]) -> JSON:
     sealed = value.get("passwordEncrypted")
     if not sealed:
         return value.get("password")
     try:
         return ring.unseal(str(sealed), str(value.get("passwordKeyId") or ""))
     except Undecipherable as error:
-        problems.append(f"{path}: {error}")
+        problems.append(message("in_part", path=path, problem=error))
         return MASK
 
 

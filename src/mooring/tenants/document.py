@@ -12,15 +12,23 @@ import msgspec
 import yaml
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted, yaml_in_words, yaml_place
+from mooring.formatting import reason, yaml_in_words
 from mooring.masking import cleartext_secrets, holds_secret, is_secret, is_split_key, masked
+from mooring.messages import message, verbatim
 from mooring.model import JSON
-from mooring.names import nearest
-from mooring.tenants.keys import MANY, check_id, kind_of, name_of
+from mooring.tenants.keys import MANY, check_id, kind_of, name_of, naming
 from mooring.tenants.parts import Parts, Resent
 from mooring.tenants.publish.merge import merged
 from mooring.tenants.secrets import Keyring
-from mooring.tenants.validation import EXTRA, FIELDS, IDENTITY, check_plain, checked
+from mooring.tenants.validation import (
+    EXTRA,
+    FIELDS,
+    IDENTITY,
+    check_names,
+    check_plain,
+    checked,
+    fields_of,
+)
 
 _MAX_MERGED = 10_000  # fields of a YAML map with merge keys, which can multiply
 
@@ -36,7 +44,7 @@ def load(file: Path) -> Document:
     """The document of the one tenant in a file. Raises `InvalidRequest`."""
     documents = load_all(file)
     if len(documents) > 1:
-        raise InvalidRequest(f"{file} contains {len(documents)} tenants: one is expected")
+        raise _in_text(str(file), message("several_documents", count=len(documents)))
     return documents[0]
 
 
@@ -46,9 +54,9 @@ def load_all(file: Path) -> list[Document]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
+        raise _in_text(str(file), verbatim(reason(error))) from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is not text in UTF-8") from error
+        raise _in_text(str(file), error) from error
     return read_all(text, of=str(file), as_json=file.suffix in JSON_SUFFIXES)
 
 
@@ -57,17 +65,20 @@ def read_all(text: str, *, of: str, as_json: bool = False) -> list[Document]:
     try:
         values = _loaded(text, as_json=as_json or _begins_with_json(text))
     except InvalidRequest as error:
-        raise InvalidRequest(f"{of}: {error}") from error
+        raise _in_text(of, error) from error
     if len(values) > 1:
         values = [value for value in values if value is not None]  # empty between two `---`
     documents = []
-    for place, value in enumerate(values or [None], 1):
+    for number, value in enumerate(values or [None], 1):
         try:
             documents.append(parse(value))
         except InvalidRequest as error:
-            which = f", document {place}" if len(values) > 1 else ""
-            raise InvalidRequest(f"{of}{which}: {error}") from error
+            raise _in_text(of, error, number if len(values) > 1 else "") from error
     return documents
+
+
+def _in_text(of: str, problem: object, number: int | str = "") -> InvalidRequest:
+    return InvalidRequest(message("in_text", text=verbatim(of), number=number, problem=problem))
 
 
 def read_value(text: str, *, of: str) -> JSON:
@@ -75,11 +86,11 @@ def read_value(text: str, *, of: str) -> JSON:
     try:
         values = _loaded(text, as_json=False)
         if len(values) > 1:
-            raise InvalidRequest("it contains several documents: one is expected")
+            raise InvalidRequest(message("several_documents", count=len(values)))
         value: Any = values[0] if values else None
-        check_plain("the value", value)
+        check_plain(value)
     except InvalidRequest as error:
-        raise InvalidRequest(f"{of}: {error}") from error
+        raise _in_text(of, error) from error
     return cast(JSON, value)
 
 
@@ -119,13 +130,14 @@ def _loaded(text: str, *, as_json: bool) -> list[object]:
     except InvalidRequest:
         raise
     except yaml.YAMLError as error:
-        raise InvalidRequest(f"not YAML: {yaml_in_words(error)}") from None
+        problem = verbatim(yaml_in_words(error))
+        raise InvalidRequest(message("not_yaml", problem=problem)) from None
     except json.JSONDecodeError as error:
-        raise InvalidRequest(f"not JSON: {error}") from None
+        raise InvalidRequest(message("not_json", problem=error)) from None
     except RecursionError:
-        raise InvalidRequest("it has too many nested maps and lists") from None
+        raise InvalidRequest(message("text_too_nested")) from None
     except (ValueError, LookupError, AttributeError, TypeError):
-        raise InvalidRequest("a value does not match its tag, or is too long") from None
+        raise InvalidRequest(message("value_not_of_tag")) from None
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -133,7 +145,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(f"duplicate name {quoted(duplicate, 60)}")
+        raise InvalidRequest(message("duplicate_name", name=duplicate, line="", column=""))
     return fields
 
 
@@ -146,8 +158,9 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
             if name in seen:
+                line, column = key.start_mark.line + 1, key.start_mark.column + 1
                 raise InvalidRequest(
-                    f"duplicate name {quoted(key.value, 60)}{yaml_place(key.start_mark)}"
+                    message("duplicate_name", name=key.value, line=line, column=column)
                 )
             seen.add(name)
         return node
@@ -156,7 +169,7 @@ class _Loader(yaml.SafeLoader):
         merges = any(key.tag == _MERGE for key, _ in node.value)
         super().flatten_mapping(node)
         if merges and len(node.value) > _MAX_MERGED:
-            raise InvalidRequest("maps are merged into one that is too large")
+            raise InvalidRequest(message("merged_too_large"))
 
 
 _MERGE, _TIMESTAMP, _INT, _FLOAT = (
@@ -210,9 +223,8 @@ class Document(msgspec.Struct, frozen=True):
         }
         for parts in self.sections.values():
             for path, value in parts.items():
-                target[path] = merged(
-                    self.tenant, path, stored.get(path), value, ring, reseal=reseal
-                )
+                old = stored.get(path)
+                target[path] = merged(self.tenant, path, old, value, ring, reseal=reseal)
         return target
 
 
@@ -220,59 +232,30 @@ def parse(document: object) -> Document:
     """The document in a loaded value. Raises `InvalidRequest`, which names the field and suggests a
     correction for a likely typo."""
     if not isinstance(document, dict):
-        raise InvalidRequest(
-            "a tenant's file is a map with id, meta, domain, database, ftp, storage"
-        )
-    check_plain("the file", document)
-    for name in document:
-        if name not in ("id", *SECTIONS):
-            raise InvalidRequest(
-                f"unknown section {quoted(name)}{nearest(str(name), ['id', *SECTIONS])}"
-            )
+        raise InvalidRequest(message("document_not_map", names=["id", *SECTIONS]))
+    check_plain(document)
+    check_names("", document, ["id", *SECTIONS])
     if "id" not in document:
-        raise InvalidRequest("id is missing: the number of the tenant")
+        raise InvalidRequest(message("document_without_id"))
     tenant = check_id(document["id"])
-    sections = {
-        name: _section(tenant, name, document[name]) for name in SECTIONS if name in document
-    }
-    for parts in sections.values():
-        for path, value in parts.items():
-            checked(tenant, path, value)
+    with naming(tenant):
+        sections = {name: _section(name, document[name]) for name in SECTIONS if name in document}
+        for parts in sections.values():
+            for path, value in parts.items():
+                checked(tenant, path, value)
     return Document(tenant, sections)
 
 
-def _section(tenant: int, name: str, section: object) -> dict[str, JSON]:
-    section = {} if section is None else section
-    if not isinstance(section, dict):
-        raise InvalidRequest(f"tenant {tenant}: {name} must be a map")
+def _section(name: str, value: JSON) -> dict[str, JSON]:
+    section = {} if value is None else fields_of(name, value)
     if name == "meta" and not section:
-        raise InvalidRequest(
-            f"tenant {tenant}: meta cannot be removed; `mooring tenant delete {tenant}` removes all"
-        )
+        raise InvalidRequest(message("meta_required"))
     if name == "domain":
-        for field in section:
-            if field not in _DOMAINS:
-                hint = nearest(str(field), _DOMAINS)
-                raise InvalidRequest(
-                    f"tenant {tenant}: domain has an unknown field {quoted(field)}{hint}"
-                )
-        return {
-            f"domain/{field}": value
-            for field, value in section.items()
-            if value is not None and value not in ("", [])
-        }
-    if name in MANY:
-        return {f"{name}/{_key(tenant, name, key)}": value for key, value in section.items()}
+        check_names(name, section, _DOMAINS)
+        section = {field: value for field, value in section.items() if value not in (None, "", [])}
+    if name in ("domain", *MANY):
+        return {f"{name}/{field}": value for field, value in section.items()}
     return {name: section} if section else {}
-
-
-def _key(tenant: int, section: str, name: object) -> str:
-    if not isinstance(name, str) or not name or "/" in name:
-        raise InvalidRequest(
-            f"tenant {tenant}: {section} has the name {quoted(name)}, which must be text without "
-            "a slash (put it in quotes if it looks like a number)"
-        )
-    return name
 
 
 def to_document(tenant: int, parts: Parts, *, secrets: bool = False) -> dict[str, JSON]:

@@ -16,6 +16,7 @@ import msgspec
 
 from mooring.errors import NotConfigured, Undecipherable
 from mooring.masking import is_secret
+from mooring.messages import Message, message
 from mooring.model import JSON, rewrite_maps, walk
 from mooring.store.contract import Entry
 from mooring.tenants.keys import Owner, field_of, named
@@ -124,13 +125,14 @@ def entries_after(
     kept, or is in the middle of a publish."""
     kept = [entry.number for entry in entries]
     if not kept or not kept[0] - 1 <= number <= kept[-1]:
-        known = f"{kept[0] - 1} to {kept[-1]}" if kept else "none"
-        raise NotConfigured(
-            f"{named(tenant)}: no version {number} in its history (there are {known})"
-        )
+        raise version_not_found(tenant, number, entries)
     allowed = versions(entries)
     if number not in allowed:
-        raise _middle_of_publish(tenant, number, allowed)
+        near = [version for version in allowed if version < number][-1:]
+        near += [version for version in allowed if version > number][:1]
+        raise NotConfigured(
+            message("version_in_publish", owner=named(tenant), version=number, near=near)
+        )
     later = [entry for entry in reversed(entries) if entry.number > number]
     complete = number + len(later) == kept[-1]
     if not complete or any(entry.action == UNREADABLE for entry in later):
@@ -138,21 +140,16 @@ def entries_after(
     return later
 
 
-def _middle_of_publish(tenant: Owner, number: int, allowed: Sequence[int]) -> NotConfigured:
-    below = [str(version) for version in allowed if version < number][-1:]
-    above = [str(version) for version in allowed if version > number][:1]
-    hint = f"choose {' or '.join(below + above)}" if below or above else "publish it again"
-    return NotConfigured(
-        f"{named(tenant)} cannot go back to {number}, which is in the middle of a publish that "
-        f"took several transactions: {hint}"
-    )
+def version_not_found(
+    tenant: Owner, number: int | str, entries: Sequence[HistoryEntry]
+) -> NotConfigured:
+    first, last = (entries[0].number - 1, entries[-1].number) if entries else ("", "")
+    problem = message("version_not_found", version=number, first=first, last=last)
+    return NotConfigured(message("of_owner", owner=named(tenant), problem=problem))
 
 
 def incomplete_history(tenant: Owner, number: int) -> NotConfigured:
-    return NotConfigured(
-        f"{named(tenant)} cannot go back to {number}: an entry of its history since then is "
-        "missing or unreadable"
-    )
+    return NotConfigured(message("version_unreachable", owner=named(tenant), version=number))
 
 
 def history_changes(diffs: Iterable[PartDiff], ring: Keyring) -> tuple[HistoryChange, ...]:
@@ -309,7 +306,7 @@ def _open(sealed: JSON, stored: object, ring: Keyring) -> JSON:
 
 
 def resealed(
-    entry: HistoryEntry, ring: Keyring, problem: Callable[[str], None]
+    entry: HistoryEntry, ring: Keyring, problem: Callable[[Message], None]
 ) -> HistoryEntry | None:
     """The entry with all secrets under the current key; None if they are already. Calls `problem`
     for secrets that cannot be decrypted, which are left unchanged."""
@@ -321,7 +318,7 @@ def resealed(
                 try:
                     fields[text], fields[id] = ring.seal(ring.unseal(sealed, str(key_id or "")))
                 except Undecipherable as error:
-                    problem(str(error))
+                    problem(error.message)
         return fields
 
     changes = tuple(

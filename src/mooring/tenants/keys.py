@@ -24,13 +24,14 @@ import os
 import re
 import unicodedata
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, TypeAlias, TypeGuard
 
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import Message, message
 from mooring.model import JSON, check_text
 from mooring.store.contract import Range, between, prefix
 
@@ -105,7 +106,7 @@ class TenantKeys:
             namespace = default_namespace()
         self.namespace = joined(namespace)
         if not self.namespace:
-            raise InvalidRequest("the namespace of the tenants is empty")
+            raise InvalidRequest(message("namespace_empty"))
         check_text("the namespace of the tenants", self.namespace)
         self._tenants = f"{self.namespace}/tenants/"
         self.all = between(f"{self._tenants}1".encode(), f"{self._tenants}:".encode())
@@ -160,13 +161,9 @@ class TenantKeys:
         """`common/resolver`, `common/storage-directory` or `platform/configs/{key}`."""
         path = joined(path)
         if path not in COMMON and not (path.startswith(PLATFORM) and len(path) > len(PLATFORM)):
-            raise InvalidRequest(
-                f"unknown setting {path}: use one of {', '.join(COMMON)} or {PLATFORM}KEY"
-            )
-        try:
-            return f"{self.namespace}/{path}".encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{quoted(path)} contains an unpaired surrogate") from error
+            raise InvalidRequest(message("setting_unknown", path=path, known=COMMON))
+        check_text("the path", path)
+        return f"{self.namespace}/{path}".encode()
 
     def history(self, owner: Owner, number: int, page: int = 1) -> bytes:
         """The key of an entry. A publish that took several commits has a page for each."""
@@ -231,7 +228,7 @@ def is_id(text: str) -> bool:
 
 def check_id(tenant: object) -> int:
     if not isinstance(tenant, int) or isinstance(tenant, bool) or not 0 < tenant <= MAX_ID:
-        raise InvalidRequest(f"the id {quoted(tenant)} of a tenant must be a positive integer")
+        raise InvalidRequest(message("tenant_id_invalid", id=tenant))
     return tenant
 
 
@@ -261,9 +258,18 @@ def check_owner(owner: Owner) -> Owner:
     return owner if is_area(owner) else check_id(owner)
 
 
-def named(owner: Owner) -> str:
+def named(owner: Owner) -> Message:
     """The name of an owner in messages."""
-    return f"{owner} settings" if isinstance(owner, str) else f"tenant {owner}"
+    return message(f"{owner}_settings") if is_area(owner) else message("tenant", id=str(owner))
+
+
+@contextmanager
+def naming(owner: Owner) -> Iterator[None]:
+    """Makes `InvalidRequest` errors name the owner."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(message("of_owner", owner=named(owner), problem=error)) from error
 
 
 def kind_of(path: str) -> str:

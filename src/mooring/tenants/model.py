@@ -16,7 +16,6 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe
 from mooring.masking import masked
 from mooring.messages import message
 from mooring.messages.validation import rejection
@@ -197,12 +196,14 @@ def encode(path: str, value: JSON) -> bytes:
     """The stored form of a part; domains are stored as plain text."""
     if path in ("domain/primary", "domain/internal"):
         if not isinstance(value, str):
-            raise InvalidRequest(f"{path} must be text")
+            problem = message("wrong_value", wanted=message("type_text"), sent=value)
+            raise InvalidRequest(message("value_rejected", place=path, problem=problem))
         return value.encode()
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} cannot be written as JSON: {describe(error)}") from error
+        problem = message("value_not_json", problem=error)
+        raise InvalidRequest(message("value_rejected", place=path, problem=problem)) from error
 
 
 def parse_part(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:

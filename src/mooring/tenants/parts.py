@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from mooring.formatting import quoted
 from mooring.masking import is_secret
+from mooring.messages import Message, message
 from mooring.model import JSON, walk
 from mooring.store.contract import MAX_REQUEST_BYTES, Entry, Range, Store
 from mooring.tasks import slices
@@ -71,9 +71,9 @@ class Claim(msgspec.Struct, frozen=True):
     path: str
     """The part that the claim is derived from."""
 
-    def __str__(self) -> str:
-        labels = {"by-code": "code", "by-name": "name", "ftp-user": "FTP user", "host": "host"}
-        return f"the {labels[self.kind]} {quoted(self.name)}"
+    @property
+    def shown(self) -> Message:
+        return message(f"claim_{self.kind.replace('-', '_')}", name=self.name)
 
 
 def claims(keys: TenantKeys, tenant: Owner, parts: Mapping[str, object]) -> dict[bytes, Claim]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mooring.masking import MASK, is_secret, masked, masked_field
+from mooring.messages import Message, message
 from mooring.model import JSON, path_text
 from mooring.tenants.document import Document
 from mooring.tenants.keys import identity, kind_of
@@ -43,19 +44,6 @@ _RESTATED = ("password", "passwordhash", "passphrase", "secret", "token", "apike
 masking hides may not: `tokenUrl`, `dsn` and `credentials` can contain an address."""
 
 
-class Redirect(NamedTuple):
-    secret: str
-    """The path of the kept secret."""
-    changed: str
-    """The path of a change that is not allowed beside it."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.secret} is kept, but {self.changed} changes: send the secret as well, or ask "
-            "an admin to make this change"
-        )
-
-
 class _Field(NamedTuple):
     path: tuple[str, ...]
     """Its names from the outside in, `[0]` for an element of a list."""
@@ -69,7 +57,7 @@ class _Field(NamedTuple):
         return f"{about}{names}" if about else names.removeprefix(".")
 
 
-def redirect_in_document(document: Document, stored: Parts) -> Redirect | None:
+def redirect_in_document(document: Document, stored: Parts) -> Message | None:
     """The first redirect in a document, as the caller sent it, over the tenant's stored parts."""
     for section in document.sections.values():
         for path, sent in section.items():
@@ -100,7 +88,7 @@ def _completed(
     return {**identity(tenant, path), **masks, **given, **more}
 
 
-def redirect_in_value(about: str, old: JSON, sent: JSON) -> Redirect | None:
+def redirect_in_value(about: str, old: JSON, sent: JSON) -> Message | None:
     """The first redirect in a whole value, as the caller sent it, in place of the old one."""
     fields = list(_compare((), old, masked(old), sent))
     changes = [field for field in fields if not field.kept]
@@ -115,7 +103,7 @@ def redirect_in_value(about: str, old: JSON, sent: JSON) -> Redirect | None:
         return None
     # The error names the two that are closest to one another.
     secret, change = max(redirects, key=lambda pair: _shared(pair[0].path, pair[1].path))
-    return Redirect(secret.within(about), change.within(about))
+    return message("redirect", secret=secret.within(about), changed=change.within(about))
 
 
 def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:

@@ -24,8 +24,7 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
-from mooring.formatting import quoted
-from mooring.names import nearest
+from mooring.messages import Message, message
 from mooring.tenants.keys import host_of, is_id
 from mooring.tenants.model import Resolver, Status, Tenant
 
@@ -98,7 +97,7 @@ class TenantRejection(msgspec.Struct, frozen=True):
     """Why a request is rejected, and the response to it."""
 
     code: Code
-    message: str
+    message: Message
     tenant: int | str | None = None
     """The name in the request; None if there is none."""
 
@@ -108,8 +107,9 @@ class TenantRejection(msgspec.Struct, frozen=True):
 
     @property
     def body(self) -> bytes:
-        error = {"code": self.code, "message": self.message, "tenant": self.tenant}
-        return msgspec.json.encode({"error": error})
+        kind, params, text = self.message.kind, self.message.params, self.message.text
+        error = {"code": self.code, "message": text, "kind": kind, "params": params}
+        return msgspec.json.encode({"error": error | {"tenant": self.tenant}})
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -122,11 +122,8 @@ class TenantRejection(msgspec.Struct, frozen=True):
         ]
 
 
-UNAVAILABLE = TenantRejection("tenants_unavailable", "the tenants are not loaded yet: try again")
-UNRESOLVED = TenantRejection(
-    "tenants_unavailable",
-    "the setting common/resolver, which says how a request names its tenant, is unreadable",
-)
+UNAVAILABLE = TenantRejection("tenants_unavailable", message("tenants_not_loaded"))
+UNRESOLVED = TenantRejection("tenants_unavailable", message("resolver_unreadable"))
 """A default in its place could let a client choose a tenant that its host should determine."""
 
 
@@ -161,22 +158,20 @@ class Admission:
         exempt: Collection[str] = (),
     ) -> None:
         if isinstance(refuse, str) or isinstance(exempt, str):
-            raise InvalidRequest("give a collection of statuses or paths, not one text")
+            raise InvalidRequest(message("argument_is_text"))
         for status in refuse:
             if status not in _STATUSES:
                 raise InvalidRequest(
-                    f"{quoted(status)} is not a status of a tenant{nearest(status, _STATUSES)}"
+                    message("argument_not_allowed", name="refuse", allowed=_STATUSES, value=status)
                 )
         for path in exempt:
             if not path.startswith("/") or not path.strip("/"):
-                raise InvalidRequest(
-                    f"{quoted(path)} cannot be exempt: write a path like '/health'"
-                )
+                raise InvalidRequest(message("exempt_invalid", path=path))
         self._resolver, self._required = resolver, required
         self._refuse = frozenset(refuse)
         self._host_header = host_header
         self._exempt = tuple(path.rstrip("/") for path in exempt)
-        self._logged = ""
+        self._logged: object = None
         """Why all requests are rejected, as logged last."""
 
     def decide(self, source: Source | None, request: Request) -> Tenant | TenantRejection | None:
@@ -189,7 +184,7 @@ class Admission:
         resolver = tenants.resolver if self._resolver is None else self._resolver
         if resolver is None:
             return self._reject_all(UNRESOLVED, UNRESOLVED.message)
-        self._logged = ""
+        self._logged = None
         reference = tenant_reference(resolver, request, host_header=self._host_header)
         if isinstance(reference, TenantRejection):
             passes = reference.code == "tenant_missing" and not self._required
@@ -199,11 +194,11 @@ class Admission:
             may_be_none = resolver.http_type == "host" and resolver.http_host_mode != "numeric"
             if may_be_none and not self._required:
                 return None
-            message = f"no tenant has this {reference.by}"
-            return TenantRejection("tenant_unknown", message, reference.shown)
+            text = message(f"no_tenant_with_{reference.by}")
+            return TenantRejection("tenant_unknown", text, reference.shown)
         return self._check_status(tenant, reference)
 
-    def _reject_all(self, rejection: TenantRejection, reason: str) -> TenantRejection:
+    def _reject_all(self, rejection: TenantRejection, reason: Message) -> TenantRejection:
         """Logs the reason once, and not for each request."""
         if reason != self._logged:
             self._logged = reason
@@ -221,15 +216,15 @@ class Admission:
         if status not in self._refuse:
             return tenant
         code: Code = "tenant_suspended" if status == "suspended" else "tenant_inactive"
-        return TenantRejection(code, f"the tenant is {status}", reference.shown)
+        return TenantRejection(code, message(code), reference.shown)
 
 
-def _load(source: Source | None) -> tuple[Tenants | None, str]:
+def _load(source: Source | None) -> tuple[Tenants | None, Message]:
     """The tenants, or the reason why there are none."""
     try:
         return (source() if callable(source) else source), UNAVAILABLE.message
     except Unavailable as error:
-        return None, f"there are no tenants yet: {error}"
+        return None, error.message
 
 
 def find(tenants: Tenants, reference: TenantReference) -> Tenant | None:
@@ -251,16 +246,18 @@ def tenant_reference(
     """The name of the tenant in a request, or why it has none."""
     if resolver.http_type == "host":
         return _by_host(resolver.http_host_mode, request.header(host_header), host_header)
-    place, values = _named_in(resolver, request)
+    kind, name, values = _named_in(resolver, request)
+    code: Code | None = None
     if not values:
-        return TenantRejection("tenant_missing", f"{place} is missing: it names the tenant")
+        code = "tenant_missing"
+    elif len({value.lower() for value in values}) > 1:
+        code = "tenant_ambiguous"
+    elif len(values[0]) > _MAX_LENGTH or not values[0].isprintable():
+        code = "tenant_malformed"
+    if code is not None:
+        place = message(kind, name=name[:_MAX_LENGTH])
+        return TenantRejection(code, message(code, place=place))
     value = values[0]
-    if len({value.lower() for value in values}) > 1:
-        message = f"{place} is given more than once, with different values"
-        return TenantRejection("tenant_ambiguous", message)
-    if len(value) > _MAX_LENGTH or not value.isprintable():
-        message = f"{place} is neither the id nor the code of a tenant"
-        return TenantRejection("tenant_malformed", message)
     return TenantReference("id" if value.isascii() and value.isdigit() else "code", value)
 
 
@@ -268,13 +265,13 @@ def _by_host(
     mode: Literal["numeric", "domain", "code"], values: Sequence[str], header: str
 ) -> TenantReference | TenantRejection:
     if len(values) > 1:
-        return TenantRejection("tenant_ambiguous", f"the header {header} is given more than once")
+        return TenantRejection("tenant_ambiguous", message("hosts_ambiguous", header=header))
     host = "" if not values else host_of(values[0]) if values[0].isascii() else None
     if host is None:
-        return TenantRejection("tenant_malformed", f"the header {header} is not a host")
+        return TenantRejection("tenant_malformed", message("host_malformed", header=header))
     if not host:
-        message = f"the header {header} is missing: it names the tenant"
-        return TenantRejection("tenant_missing", message)
+        place = message("the_header", name=header)
+        return TenantRejection("tenant_missing", message("tenant_missing", place=place))
     if mode == "domain":
         return TenantReference("host", host)
     return _by_label(mode, host)
@@ -284,9 +281,8 @@ def _by_label(mode: Literal["numeric", "code"], host: str) -> TenantReference | 
     label, dot, rest = host.partition(".")
     is_address = ":" in host or (dot and rest.rpartition(".")[2].isdigit())
     if is_address or (mode == "numeric" and not label.isdigit()):
-        kind = "id" if mode == "numeric" else "code"
-        message = f"the host {host} does not begin with the {kind} of a tenant"
-        return TenantRejection("tenant_missing", message)
+        text = message("host_without_id" if mode == "numeric" else "host_without_code", host=host)
+        return TenantRejection("tenant_missing", text)
     return TenantReference("id" if mode == "numeric" else "code", label)
 
 
@@ -302,19 +298,19 @@ def _in_query(query: str, name: str) -> list[str]:
     return [unquote_plus(value) for key, _, value in fields if value and unquote_plus(key) == name]
 
 
-def _named_in(resolver: Resolver, request: Request) -> tuple[str, list[str]]:
-    """The place in a request that names the tenant, for messages, and the names there. The name of
-    a header or parameter is from the store, and may have any length."""
+def _named_in(resolver: Resolver, request: Request) -> tuple[str, str, list[str]]:
+    """The place in a request that names the tenant, as the kind of a message with its parameter,
+    and the names there. The name of a header or parameter is from the store, and may have any
+    length."""
     if resolver.http_type == "header":
         header = resolver.http_header_name or _DEFAULT.http_header_name
-        return f"the header {header[:_MAX_LENGTH]}", _listed(request.header(header))
+        return "the_header", header, _listed(request.header(header))
     if resolver.http_type == "query":
         name = resolver.http_query_param or _DEFAULT.http_query_param
-        return f"the query parameter {name[:_MAX_LENGTH]}", _in_query(request.query, name)
+        return "the_query_parameter", name, _in_query(request.query, name)
     index = resolver.http_path_index
     segments = [segment for segment in request.path.split("/") if segment]
-    names = segments[index : index + 1] if index >= 0 else []
-    return f"segment {index} of the path, counted from 0,", names
+    return "the_segment", str(index), segments[index : index + 1] if index >= 0 else []
 
 
 _tenant: ContextVar[Tenant | None] = ContextVar("mooring.tenant", default=None)
@@ -325,10 +321,7 @@ def current() -> Tenant:
     there is none."""
     tenant = _tenant.get()
     if tenant is None:
-        raise NotConfigured(
-            "there is no current tenant: there is no request, or the request named none; "
-            "TenantMiddleware sets it for requests, and acting_for(tenant) for other code"
-        )
+        raise NotConfigured(message("no_current_tenant"))
     return tenant
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mooring.errors import InvalidRequest, MissingExtra, Undecipherable
 from mooring.masking import MASK
+from mooring.messages import Message, message
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -29,8 +30,7 @@ FORMER = "MOORING_FORMER_ENCRYPTION_KEYS"
 """The variable with further keys for decryption, separated by commas."""
 
 _NONCE, _TAG, _KEY = 12, 16, 32
-MIN_SEALED = _NONCE + _TAG
-"""Bytes of the shortest sealed text."""
+_MIN_SEALED = _NONCE + _TAG  # bytes of the shortest sealed text
 
 
 class Secret:
@@ -80,19 +80,19 @@ class Keyring:
     """The keys of this process: the first encrypts, all decrypt."""
 
     def __init__(
-        self, keys: Sequence[bytes] = (), *, borrowed: bool = False, remark: str = ""
+        self, keys: Sequence[bytes] = (), *, borrowed: bool = False, ignored: str = ""
     ) -> None:
         for key in keys:
             if len(key) != _KEY:
-                raise InvalidRequest(f"an encryption key has {len(key)} bytes: it must have {_KEY}")
+                raise InvalidRequest(message("key_size", count=len(key), size=_KEY))
         self._keys = {key_id(key): key for key in keys}
         self._ciphers: dict[str, AESGCM] = {}
         self.current = key_id(keys[0]) if keys else ""
         """The id of the key that encrypts; empty if there is none."""
         self.borrowed = borrowed
         """Whether that key may belong to another application."""
-        self.remark = remark
-        """Why a variable was ignored, for the end of an error message."""
+        self._ignored = ignored
+        """A variable that does not hold a key, for error messages."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Keyring:
@@ -109,8 +109,12 @@ class Keyring:
         try:
             return cls([_read(common, environ[common]), *keys], borrowed=True)
         except InvalidRequest:
-            remark = f" ({common} is set, but does not hold a key of {_KEY} bytes)"
-        return cls(keys, remark=remark)
+            return cls(keys, ignored=common)
+
+    @property
+    def remedy(self) -> Message:
+        """How to set a key, for error messages."""
+        return message("set_key", variable=CURRENT[0], ignored=self._ignored)
 
     def __contains__(self, key_id: object) -> bool:
         return key_id in self._keys
@@ -123,29 +127,23 @@ class Keyring:
 
     def unseal(self, sealed: str, id: str = "") -> str:
         """The text; `id` is the key to try first. Raises `Undecipherable` if no key fits."""
-        raw = _decoded(sealed)
+        raw = decoded(sealed)
         if not self._keys:
-            raise Undecipherable(
-                f"a password is encrypted, and there is no key: set {CURRENT[0]}{self.remark}"
-            )
+            raise Undecipherable(message("password_without_key", remedy=self.remedy))
         for candidate in sorted(self._keys, key=lambda known: known != id):
             text = self._decrypt(candidate, raw)
             if text is not None:
                 return text
         if id and id not in self._keys:
-            raise Undecipherable(
-                f"a password is encrypted with the key {id}, which is not among the known keys "
-                f"({', '.join(self._keys)}): add it to {FORMER}"
-            )
-        raise Undecipherable(
-            "a password cannot be decrypted with any known key: it was damaged, or another key is "
-            f"needed (see {FORMER})"
-        )
+            known = list(self._keys)
+            problem = message("password_of_unknown_key", id=id, known=known, variable=FORMER)
+            raise Undecipherable(problem)
+        raise Undecipherable(message("password_undecipherable", variable=FORMER))
 
     def sealed(self, text: str) -> bool:
         """Whether the current key encrypted this, regardless of the stored id."""
         try:
-            return bool(self.current) and self._decrypt(self.current, _decoded(text)) is not None
+            return bool(self.current) and self._decrypt(self.current, decoded(text)) is not None
         except Undecipherable:
             return False
 
@@ -163,7 +161,7 @@ class Keyring:
             try:
                 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
             except ImportError as error:
-                raise MissingExtra("an encrypted password", "tenants") from error
+                raise MissingExtra(message("an_encrypted_password"), "tenants") from error
             self._ciphers[id] = AESGCM(self._keys[id])
         return self._ciphers[id]
 
@@ -175,14 +173,19 @@ def key_id(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()[:8]
 
 
-def _decoded(sealed: str) -> bytes:
-    try:
-        raw = base64.b64decode(sealed, validate=True)
-    except (binascii.Error, ValueError):
-        raise Undecipherable("an encrypted password is not base64: it was damaged") from None
-    if len(raw) < MIN_SEALED:
-        raise Undecipherable("an encrypted password is too short: it was damaged")
+def decoded(sealed: str) -> bytes:
+    """The bytes of a sealed text. Raises `Undecipherable` if they cannot be one."""
+    if len(raw := _from_base64(sealed)) < _MIN_SEALED:
+        raise Undecipherable(message("password_damaged"))
     return raw
+
+
+def _from_base64(text: str) -> bytes:
+    """Empty if it is not base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
 
 
 def _read(name: str, text: str) -> bytes:
@@ -195,13 +198,6 @@ def _read(name: str, text: str) -> bytes:
         return text.encode()
     if re.fullmatch(r"[0-9A-Fa-f]{64}", text):
         return bytes.fromhex(text)
-    try:
-        decoded = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        decoded = b""
-    if len(decoded) != _KEY:
-        raise InvalidRequest(
-            f"{name} is not a key of {_KEY} bytes, as text, in hexadecimal or in base64 "
-            "(make one with `openssl rand -base64 32`)"
-        )
-    return decoded
+    if len(raw := _from_base64(text)) != _KEY:
+        raise InvalidRequest(message("key_invalid", name=name))
+    return raw

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import cast
 
-from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.errors import InvalidRequest, Undecipherable
 from mooring.masking import holds_mask
+from mooring.messages import Message, message
 from mooring.model import JSON, path_text, walk
-from mooring.names import nearest
+from mooring.names import closest
 from mooring.tenants.keys import (
     MAX_ID,
     PLATFORM,
@@ -27,10 +25,10 @@ from mooring.tenants.keys import (
     name_of,
     punycode,
 )
-from mooring.tenants.secrets import MIN_SEALED
+from mooring.tenants.secrets import decoded
 
-Rule = Callable[[JSON], str]
-"""Returns the problem with a value, as text that follows its name; empty if it is valid."""
+Rule = Callable[[JSON], Message | None]
+"""Returns the problem with a value, as a message that follows its name."""
 
 _CODE = re.compile(r"[A-Za-z0-9_]+")
 _USER = re.compile(r"[A-Za-z0-9._-]+")
@@ -53,113 +51,113 @@ _MAX_DEPTH = 50  # nested maps and lists
 _MAX_VALUES = 100_000  # YAML anchors in a few lines can stand for billions
 
 
-def _text(value: JSON) -> str:
+def _expected(value: object, expected: str, **params: object) -> Message:
+    return message("wrong_value", wanted=message(expected, **params), sent=value)
+
+
+def _text(value: JSON) -> Message | None:
     if isinstance(value, str):
-        return ""
-    quoted = " (put it in quotes)" if isinstance(value, int | float) else ""
-    return f"must be text, not {_kind(value)}{quoted}"
+        return None
+    if isinstance(value, int | float):
+        return message("value_not_quoted", actual=_kind(value))
+    return _expected(_kind(value), "type_text")
 
 
-def _sealed(value: JSON) -> str:
+def _sealed(value: JSON) -> Message | None:
     if not isinstance(value, str):
         return _text(value)
     try:
-        whole = len(base64.b64decode(value, validate=True)) >= MIN_SEALED
-    except (binascii.Error, ValueError):
-        whole = False
-    return "" if whole or not value else "must be the base64 of an encrypted password"
+        if value:
+            decoded(value)
+    except Undecipherable:
+        return message("value_not_sealed")
+    return None
 
 
-def _flag(value: JSON) -> str:
-    return "" if isinstance(value, bool) else f"must be true or false, not {_kind(value)}"
+def _flag(value: JSON) -> Message | None:
+    return None if isinstance(value, bool) else _expected(_kind(value), "type_boolean")
 
 
 def _number(low: int, high: int = 2**53, *, whole: bool = True) -> Rule:
     kinds: tuple[type, ...] = (int,) if whole else (int, float)
-    what = "a whole number" if whole else "a number"
 
-    def rule(value: JSON) -> str:
+    def rule(value: JSON) -> Message | None:
         if not isinstance(value, kinds) or isinstance(value, bool):
-            return f"must be {what}, not {_kind(value)}"
+            return _expected(_kind(value), "type_integer" if whole else "type_number")
         assert isinstance(value, int | float)
-        return "" if low <= value <= high else f"must be between {low} and {high}, not {value}"
+        return None if low <= value <= high else _expected(value, "a_range", low=low, high=high)
 
     return rule
 
 
 def _one_of(*allowed: str) -> Rule:
-    def rule(value: JSON) -> str:
-        if value in allowed:
-            return ""
-        return f"must be one of {', '.join(allowed)}, not {quoted(value, 60)}"
-
-    return rule
+    return lambda value: None if value in allowed else _expected(value, "one_of", allowed=allowed)
 
 
 def _like(pattern: re.Pattern[str], expected: str) -> Rule:
-    def rule(value: JSON) -> str:
+    def rule(value: JSON) -> Message | None:
         if not isinstance(value, str):
             return _text(value)
         if len(value) > _MAX_LENGTH:
-            return f"is longer than {_MAX_LENGTH} characters"
-        return "" if pattern.fullmatch(value) else f"must be {expected}, not {quoted(value, 60)}"
+            return message("name_too_long", limit=_MAX_LENGTH)
+        return None if pattern.fullmatch(value) else _expected(value, expected)
 
     return rule
 
 
-def _name(value: JSON) -> str:
+def _name(value: JSON) -> Message | None:
     if not isinstance(value, str):
         return _text(value)
     if not value.strip():
-        return "is empty"
+        return message("name_empty")
     if len(value) > _MAX_LENGTH:
-        return f"is longer than {_MAX_LENGTH} characters"
+        return message("name_too_long", limit=_MAX_LENGTH)
     if value != value.strip():
-        return "begins or ends with a space"
+        return message("name_has_space_around")
     if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
-        return "contains a control character"
+        return message("name_has_control")
     for letter in _LEGITIMATE.sub("", value):
         if unicodedata.category(letter) == "Cf" or _INVISIBLE.match(letter):
-            code = f"U+{ord(letter):04X}"
-            return f"contains the invisible character {code}, which can make it look like another"
-    return ""
+            return message("name_has_invisible", code=f"U+{ord(letter):04X}")
+    return None
 
 
-def _directory(value: JSON) -> str:
+def _directory(value: JSON) -> Message | None:
     problem = _name(value)
-    if not problem and ".." in re.split(r"[/\\]", str(value)):
-        return "must not contain .. as a segment"
+    if problem is None and ".." in re.split(r"[/\\]", str(value)):
+        return message("name_has_segment", segment="..")
     return problem
 
 
-def _key(key: str) -> str:
+def _key(key: str) -> Message | None:
     segments = key.split("/")
-    if not {".", ".."}.isdisjoint(segments):
-        return "must not contain . or .. as a segment"
-    return next(filter(None, map(_name, (key, *segments))), "")
+    for segment in (".", ".."):
+        if segment in segments:
+            return message("name_has_segment", segment=segment)
+    return next(filter(None, map(_name, (key, *segments))), None)
 
 
-def host(value: JSON) -> str:
+def host(value: JSON) -> Message | None:
     """The rule for a host name, which must have no port."""
     if not isinstance(value, str):
         return _text(value)
     if is_host(value):
-        return ""
+        return None
     encoded = "" if value.isascii() else punycode(value)
     if encoded:
-        return f"must be written in ASCII: write {encoded} (punycode) instead of {value:.60}"
-    return f"must be a host name like shop.example.com, not {quoted(value, 60)}"
+        return message("host_not_ascii", encoded=encoded, host=value)
+    return _expected(value, "a_host_name")
 
 
-def _hosts(value: JSON) -> str:
+def _hosts(value: JSON) -> Message | None:
     if not isinstance(value, list):
-        return f"must be a list of host names, not {_kind(value)}"
-    return next(filter(None, map(host, value)), "")
+        return _expected(_kind(value), "host_names")
+    return next(filter(None, map(host, value)), None)
 
 
-_code = _like(_CODE, "letters, digits and underscores")
-_user = _like(_USER, "letters, digits, dots, hyphens and underscores")
-_service = _like(_SERVICE, "in kebab-case, like evidence-query")
+_code = _like(_CODE, "code_letters")
+_user = _like(_USER, "user_letters")
+_service = _like(_SERVICE, "kebab_case")
 
 FIELDS: Mapping[str, Mapping[str, Rule]] = {
     "meta": {
@@ -203,7 +201,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
     "common/resolver": {
         "id": _number(0),
         "httpType": _one_of("host", "header", "query", "path"),
-        "httpHeaderName": _like(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), "a header's name"),
+        "httpHeaderName": _like(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), "a_header_name"),
         "httpQueryParam": _name,
         "httpPathIndex": _number(0, 100),
         "httpHostMode": _one_of("numeric", "domain", "code"),
@@ -235,104 +233,114 @@ EXTRA = "extra"
 def checked(tenant: int, path: str, value: JSON) -> JSON:
     """The part to write, with the fields that its key determines. Raises `InvalidRequest`."""
     check_id(tenant)
-    about = f"tenant {tenant}: {path}"
     if not is_path(path):
-        raise InvalidRequest(
-            f"{about} is not a part of a tenant: use meta, domain/primary, domain/aliases, "
-            "domain/internal, database/SERVICE, ftp/USER or storage"
-        )
-    check_plain(about, value)
+        raise InvalidRequest(message("part_unknown", path=path))
+    check_plain(value, path)
     kind = kind_of(path)
     if kind == "domain":
-        _refuse(about, (_hosts if path == "domain/aliases" else host)(value))
+        refuse(path, (_hosts if path == "domain/aliases" else host)(value))
         return value
     if kind == "database":
-        _refuse(about, _service(name_of(path)))
+        refuse(path, _service(name_of(path)))
     if kind == "ftp":
-        _refuse(about, _user(name_of(path)))
-    fields = _checked_fields(about, kind, value)
+        refuse(path, _user(name_of(path)))
+    fields = _checked_fields(path, kind, value)
     derived = identity(tenant, path)
     for field, expected in derived.items():
-        if fields.get(field, expected) != expected:
-            raise InvalidRequest(
-                f"{about}.{field} is {quoted(fields[field], 60)}, but its place says "
-                f"{quoted(expected)}"
-            )
+        if (actual := fields.get(field, expected)) != expected:
+            problem = message("field_misplaced", value=actual, expected=expected)
+            refuse(f"{path}.{field}", problem)
     return {**derived, **DEFAULTS.get(kind, {}), **fields}
 
 
 def checked_common(path: str, value: JSON) -> JSON:
     """Like `checked`, for shared settings. A platform setting may have any value."""
-    check_plain(path, value)
+    check_plain(value, path)
     if holds_mask({field_of(path): value}):
-        raise InvalidRequest(f"{path} contains a masked secret: write the secret itself")
+        refuse(path, message("value_masked"))
     if not path.startswith(PLATFORM):
         return _checked_fields(path, path, value)
-    _refuse(quoted(path), _key(path.removeprefix(PLATFORM)))
+    refuse(path, _key(path.removeprefix(PLATFORM)))
     return value
 
 
-def check_plain(about: str, value: object) -> None:
+def check_plain(value: object, about: str = "") -> None:
     """Raise `InvalidRequest` for a value that JSON cannot hold, or that is too large. Only a value
     that reads back as it was written can be compared with the stored one."""
     for count, (path, inner) in enumerate(walk(cast(JSON, value)), 1):
         if count > _MAX_VALUES or len(path) > _MAX_DEPTH:
-            raise InvalidRequest(f"{about} has too many nested values")
-        for name in inner if isinstance(inner, dict) else ():
-            if not isinstance(name, str):
-                short = isinstance(name, int | float) and not _not_plain(name)
-                what = quoted(name) if short else "a name"
-                place = f"{about}{path_text(path)}"
-                raise InvalidRequest(f"{place}: {what} must be text (put it in quotes)")
+            refuse(about, message("value_too_nested"))
         names = inner if isinstance(inner, dict) else ()
-        problem = next(filter(None, map(_not_plain, names)), "") or _not_plain(inner)
-        if problem:
-            raise InvalidRequest(f"{about}{path_text(path)} {problem}")
+        problem = next(filter(None, map(_name_not_plain, names)), None) or _not_plain(inner)
+        if problem is not None:
+            refuse(f"{about}{path_text(path)}".removeprefix("."), problem)
 
 
-def _not_plain(value: object) -> str:
+def _name_not_plain(name: object) -> Message | None:
+    if isinstance(name, str):
+        return _not_plain(name)
+    short = isinstance(name, int | float) and not _not_plain(name)
+    return message("name_not_quoted", name=name if short else "")
+
+
+def _not_plain(value: object) -> Message | None:
     if isinstance(value, str):
         surrogate = any("\ud800" <= character <= "\udfff" for character in value)
-        return "contains an unpaired surrogate" if surrogate else ""
+        return message("value_has_surrogate") if surrogate else None
     if isinstance(value, float):
-        return "" if math.isfinite(value) else "must be a finite number"
+        return None if math.isfinite(value) else message("value_not_finite")
     if isinstance(value, int):
-        return "" if -(2**63) <= value < 2**64 else "is a number that is too large"
-    plain = value is None or isinstance(value, dict | list)
-    return "" if plain else f"cannot be written as JSON: {type(value).__name__}"
+        return None if -(2**63) <= value < 2**64 else message("value_too_large")
+    if value is None or isinstance(value, dict | list):
+        return None
+    return message("value_not_json", problem=message("an_object", type=type(value).__name__))
 
 
 def _checked_fields(about: str, kind: str, value: JSON) -> dict[str, JSON]:
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{about} must be a map of fields, not {_kind(value)}")
+    fields = fields_of(about, value)
+    extra = fields_of(f"{about}.{EXTRA}", fields.pop(EXTRA, {}))
     rules = FIELDS[kind]
-    extra = value.get(EXTRA, {})
-    if not isinstance(extra, dict):
-        raise InvalidRequest(f"{about}.{EXTRA} must be a map of fields, not {_kind(extra)}")
     for field in extra:
         if field in rules:
-            raise InvalidRequest(f"{about}.{EXTRA}.{field} is a known field: write it outside")
-    fields = {field: inner for field, inner in value.items() if field != EXTRA}
-    for field, inner in fields.items():
-        if field not in rules:
-            hint = nearest(str(field), [*rules, EXTRA])
-            raise InvalidRequest(f"{about} has an unknown field {quoted(field)}{hint}")
-        if inner is not None:
-            _refuse(f"{about}.{field}", rules[field](inner))
+            refuse(f"{about}.{EXTRA}.{field}", message("field_known"))
+    check_names(about, fields, [*rules, EXTRA])
     fields = {field: inner for field, inner in fields.items() if inner is not None}
+    for field, inner in fields.items():
+        refuse(f"{about}.{field}", rules[field](inner))
     for field in REQUIRED.get(kind, ()):
         if fields.get(field) in (None, ""):
-            raise InvalidRequest(f"{about}.{field} is missing")
+            refuse(about, message("field_missing", field=field))
     return fields | extra
 
 
-def _refuse(about: str, problem: str) -> None:
-    if problem:
-        raise InvalidRequest(f"{about} {problem}")
+def fields_of(about: str, value: JSON) -> dict[str, JSON]:
+    """A copy of a map. Raises `InvalidRequest` for another value."""
+    if isinstance(value, dict):
+        return dict(value)
+    raise _invalid(about, _expected(_kind(value), "map_of_fields"))
 
 
-def _kind(value: JSON) -> str:
+def check_names(about: str, fields: Iterable[str], known: Collection[str]) -> None:
+    """Raise `InvalidRequest` for an unknown field, with a suggestion."""
+    for field in fields:
+        if field not in known:
+            meant = closest(field, known)
+            refuse(about, message("field_unknown", field=field, meant=meant, known=sorted(known)))
+
+
+def refuse(about: str, problem: Message | None) -> None:
+    """Raise `InvalidRequest` if there is a problem."""
+    if problem is not None:
+        raise _invalid(about, problem)
+
+
+def _invalid(about: str, problem: Message) -> InvalidRequest:
+    place = about or message("the_document")
+    return InvalidRequest(message("value_rejected", place=place, problem=problem))
+
+
+def _kind(value: JSON) -> Message:
     if value is None:
-        return "nothing"
-    names = {"bool": "true or false", "str": "text", "dict": "a map", "list": "a list"}
-    return names.get(type(value).__name__, "a number")
+        return message("nothing")
+    names = {"bool": "type_boolean", "str": "type_text", "dict": "a_map", "list": "a_list"}
+    return message(names.get(type(value).__name__, "type_number"))

@@ -249,8 +249,7 @@ def _validate_names(path: str, value: JSON) -> str:
         return f"{path} is not the name of a part: it is empty or contains a slash"
     if kind == "domain":
         hosts = value if isinstance(value, list) else [value]
-        problem = next(filter(None, map(host, hosts)), "")
-        return f"{path} {problem}" if problem else ""
+        return next((f"{path} {problem}" for problem in map(host, hosts) if problem), "")
     for field, name in _names_in(path, value).items():
         if problem := FIELDS[kind][field](name):
             return f"{field} {problem}"

@@ -10,6 +10,7 @@ import msgspec
 
 from mooring.errors import NotConfigured
 from mooring.masking import cleartext_secrets_of, is_hidden, masked_field
+from mooring.messages import Message, message
 from mooring.server.api.endpoint import NO_STORE, UNMASKED, ApiCall, EndpointList, UnmaskQuery
 from mooring.server.api.tenants import (
     Precondition,
@@ -46,7 +47,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Identifies this state: send it as `base`, or the ETag as If-Match."""
     values: dict[str, Any]
     """By key, secrets masked."""
-    problems: list[str]
+    problems: list[Message]
     """Unreadable values, which are omitted."""
     last_publish: str | None
     """The time of the last publish, from the health sentinel."""
@@ -76,10 +77,10 @@ async def get_area(call: ApiCall) -> Response:
     area = _area(call)
     publisher = publisher_of(call, Keyring([]))
     stored = await publisher.look(area)
-    values, problems = {}, []
+    values, problems = {}, list[Message]()
     for path, value in sorted(stored.parts.items()):
         if isinstance(value, UnreadablePart):
-            problems.append(f"{path} is unreadable and omitted")
+            problems.append(message("part_unreadable", path=path))
         else:
             shown = value if unmask else masked_field(field_of(path), value)
             values[path.removeprefix(AREAS[area])] = shown
@@ -155,7 +156,7 @@ def _new_value(call: ApiCall, path: str, stored: Parts) -> Any:
     # A value that is secret as a whole is kept or replaced as a whole: no part of it stays.
     redirect = None if is_hidden(field_of(path)) else redirect_in_value(path, before, value)
     if redirect is not None and not call.may_unmask:
-        raise HTTPError(409, "conflict", str(redirect))
+        raise HTTPError(409, "conflict", redirect)
     return merged_common(path, before, unmask_part(path, value, before))
 
 

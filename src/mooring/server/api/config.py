@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring.masking import holds_mask, masked_fields
+from mooring.messages import Message
 from mooring.model import JSON, Service
 from mooring.server.api.endpoint import UNMASKED, ApiCall, EndpointList, UnmaskQuery
 from mooring.server.api.operations import (
@@ -20,7 +21,7 @@ from mooring.server.api.operations import (
 from mooring.server.api.registry import INSTANCE, READ_SERVICE, SERVICE
 from mooring.server.http.response import HTTPError, Response
 from mooring.tenants.diff import unmask
-from mooring.tenants.redirect_guard import Redirect, redirect_in_value
+from mooring.tenants.redirect_guard import redirect_in_value
 
 endpoints = EndpointList()
 
@@ -130,7 +131,7 @@ async def _change(call: ApiCall, service: str, id: str, before: Mapping[str, JSO
         redirect = _redirect_of_kept(service_config, before, sent, unset)
         redirect = redirect or _redirect_of_inherited(service_config, {**before, **new}, unset)
         if redirect is not None:
-            raise HTTPError(409, "conflict", str(redirect))
+            raise HTTPError(409, "conflict", redirect)
     note_change(call, before, new, unset)
     if not new and not unset:
         return Response(masked_fields(before))
@@ -152,7 +153,7 @@ def _redirect_of_kept(
     before: Mapping[str, JSON],
     sent: Mapping[str, JSON],
     unset: Sequence[str],
-) -> Redirect | None:
+) -> Message | None:
     """A redirect of a secret that the change keeps. `service_config` is empty if the configuration
     of the service itself is changed. Values that fall back to it are not kept."""
     own = {name: value for name, value in masked_fields(before).items() if name not in unset}
@@ -163,7 +164,7 @@ def _redirect_of_kept(
 
 def _redirect_of_inherited(
     service_config: Mapping[str, JSON], after: Mapping[str, JSON], unset: Sequence[str]
-) -> Redirect | None:
+) -> Message | None:
     """A redirect of a secret of the service that an instance inherits next to its own values."""
     own = {name: value for name, value in after.items() if name not in unset}
     masked = masked_fields(service_config)

@@ -197,4 +197,4 @@ async def _check_redirects(publisher: Publisher, owner: Owner, version: int) -> 
         if isinstance(diff.before, dict) and isinstance(diff.after, dict) and diff.path in unknown:
             redirect = redirect_in_value(diff.path, diff.before, masked(diff.after))
             if redirect is not None:
-                raise HTTPError(409, "conflict", f"{named(owner)}: {redirect}")
+                raise HTTPError(409, "conflict", "of_owner", owner=named(owner), problem=redirect)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from mooring.errors import NotConfigured, Taken
-from mooring.messages import Message
+from mooring.messages import Message, message
 from mooring.server.api.endpoint import NO_STORE, UNMASKED, ApiCall, EndpointList, UnmaskQuery
 from mooring.server.auth.authorization import READING, need
 from mooring.server.http.request import PageQuery, paginate
@@ -97,7 +97,7 @@ class TenantDetail(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     """Identifies this state: send it as `base`, or the ETag as If-Match."""
     document: dict[str, Any]
-    problems: list[str]
+    problems: list[Message]
     """Parts that cannot be read or decrypted."""
 
     def __repr__(self) -> str:
@@ -222,7 +222,7 @@ async def get_tenant(call: ApiCall) -> Response:
     entries = (await call.server.store.read(keys.parts(tenant))).entries
     stored = stored_parts(keys, tenant, entries)
     if not stored.parts:
-        raise NotConfigured(f"tenant {tenant} not found")
+        raise NotConfigured(message("not_found", what=named(tenant)))
     masked = masked_document(tenant, stored.parts, Keyring.from_environment() if unmask else None)
     detail = TenantDetail(
         tenant=tenant,
@@ -300,7 +300,8 @@ def _unmask(call: ApiCall, document: Document, stored: Parts) -> Document:
     that may not read a secret would redirect it to another host."""
     redirect = redirect_in_document(document, stored)
     if redirect is not None and not call.may_unmask:
-        raise HTTPError(409, "conflict", f"tenant {document.tenant}: {redirect}")
+        owner = named(document.tenant)
+        raise HTTPError(409, "conflict", "of_owner", owner=owner, problem=redirect)
     return unmask_document(document, stored)
 
 

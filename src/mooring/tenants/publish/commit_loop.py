@@ -15,6 +15,7 @@ from mooring.errors import (
     StoreError,
     TooLarge,
 )
+from mooring.messages import message
 from mooring.store.contract import Check, Delete, Entry, Query, Write, key, unchanged
 from mooring.tasks import Backoff, slices
 from mooring.tenants.keys import INDEXES, IndexEntry, Owner, check_owner, has_part, named
@@ -79,7 +80,7 @@ class CommitLoop:
             target = change(seen.stored.parts)
             for path in target:
                 if not has_part(tenant, path):
-                    raise InvalidRequest(f"{named(tenant)}: part {path} not found")
+                    raise InvalidRequest(message("part_of_other", owner=named(tenant), path=path))
             state.passwords = await self._plan_passwords(state, seen.stored, target)
             room = COMMIT_OPERATIONS - state.extra(target).operations
             plan, limit = await self._plan(tenant, seen, target, room)
@@ -118,7 +119,7 @@ class CommitLoop:
                     index = await self._committer.index_entries_of(state.tenant)
                 await self._delete_rest(state, seen, index)
             elif not state.changes:
-                raise NotConfigured(f"{named(state.tenant)} not found")
+                raise NotConfigured(message("not_found", what=named(state.tenant)))
 
         return await self._persist(state, attempt)
 
@@ -145,7 +146,7 @@ class CommitLoop:
         head = await self._committer.write(state, seen, plan, stage, closing=False)
         seen = await self._committer.read(state.tenant)
         if seen.head != head:
-            raise Conflict(f"{named(state.tenant)} was changed meanwhile", revision=seen.head)
+            raise _changed_meanwhile(state.tenant, seen.head)
         return seen
 
     async def _persist(
@@ -163,7 +164,7 @@ class CommitLoop:
             raise state.interrupted(error) from error
         except BaseException as error:
             if state.begun:
-                error.add_note(state.progress)
+                error.add_note(str(state.progress))
                 log.warning("%s: %s", named(state.tenant), state.progress)
             raise
         for remark in state.remarks():
@@ -189,7 +190,7 @@ class CommitLoop:
             except OutcomeUnknown as error:
                 log.info("%s: checking whether it was written: %s", named(state.tenant), error)
             await asyncio.sleep(backoff.next())
-        raise too_many_conflicts(named(state.tenant))
+        raise too_many_conflicts(state.tenant)
 
     async def _delete_pages(self, state: PublishState, seen: StoredTenant) -> StoredTenant:
         """Delete all but the part that goes last."""
@@ -247,7 +248,7 @@ class CommitLoop:
             [Query(keys.parts(tenant), keys_only=True, limit=1)],
         )
         if done.reads[0].entries:
-            raise Conflict(f"tenant {tenant} got new parts meanwhile", revision=done.revision)
+            raise _changed_meanwhile(tenant, done.revision)
         if not at_once:  # parts written meanwhile were deleted unread: their index entries remain
             left = await committer.index_entries_of(tenant)
             for page in slices([*left.values()], COMMIT_OPERATIONS):
@@ -282,11 +283,12 @@ class HistoryAdvanced(Exception):
     """The history has newer entries, so that decisions made from it no longer hold."""
 
 
-def too_many_conflicts(what: str) -> Conflict:
-    return Conflict(
-        f"{what} was not written: others changed it {TRIES} times meanwhile; try again",
-        revision=0,
-    )
+def too_many_conflicts(owner: Owner) -> Conflict:
+    return Conflict(message("too_many_conflicts", owner=named(owner), tries=TRIES), revision=0)
+
+
+def _changed_meanwhile(owner: Owner, revision: int) -> Conflict:
+    return Conflict(message("changed_meanwhile", owner=named(owner)), revision=revision)
 
 
 def _fits_one_commit(stored: StoredParts, index: dict[bytes, Entry]) -> bool:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError, Taken
+from mooring.messages import message
 from mooring.store.contract import (
     Check,
     Committed,
@@ -144,11 +145,9 @@ class Committer:
         for claim, entry, other in conflicting_claims(tenant, required, self.keys, index):
             rival = others[other] = others.get(other) or await self.read(other)
             if rival.stored.may_claim(self.keys, other, claim):
-                raise Taken(
-                    f"{named(tenant)}: {claim} belongs to tenant {other} already",
-                    holder=other,
-                    claim=str(claim),
-                )
+                problem = message("claim_taken", claim=claim.shown, holder=named(other))
+                text = message("of_owner", owner=named(tenant), problem=problem)
+                raise Taken(text, holder=other, claim=claim.shown)
             guards.setdefault(claim.key, []).extend(
                 [
                     unchanged(self.keys.history_head(other), rival.head),
@@ -260,10 +259,7 @@ class Committer:
         if page > 1 and first is not None and seen.last > number:
             return False  # another publisher followed the page before it
         if seen.last >= number + (page > 1):
-            raise OutcomeUnknown(
-                f"{named(tenant)}: the reply was lost, and entry {number} of the history is "
-                "trimmed already: it may have been written or not"
-            )
+            raise OutcomeUnknown(message("publish_trimmed", owner=named(tenant), version=number))
         return None
 
     async def _index_entries(self, names: set[bytes], *parts: Parts) -> dict[bytes, Entry]:

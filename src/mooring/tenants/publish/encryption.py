@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, TenantError, TooLarge, Undecipherable
+from mooring.messages import Message, message
 from mooring.model import JSON
 from mooring.store.contract import Check, Put, Store, Write, key, unchanged
 from mooring.tenants import history
@@ -89,26 +90,30 @@ class PasswordPlanner:
             if new and not dry:
                 with contextlib.suppress(Conflict):  # another publisher wrote the marker
                     await self._store.commit(*writes, require=checks)
-            raise InvalidRequest(f"{named(tenant)}: {problem}")
+            raise InvalidRequest(message("of_owner", owner=named(tenant), problem=problem))
         return PasswordPlan(tuple(added.clear), writes, checks)
 
     async def _check(
         self, added: AddedPasswords, stored: EncryptionMarker | None, *, refuse: bool
-    ) -> tuple[EncryptionMarker | None, str]:
+    ) -> tuple[EncryptionMarker | None, Message | None]:
         """The marker to store, and the problem with the added passwords, if any."""
         marker, ring = stored, self._ring
         if added.clear and refuse:
             marker = stored or await self.key_in_use()
-            if problem := _clear_text_problem(added, marker, self._keys, ring):
+            problem = _clear_text_problem(added, marker, self._keys, ring)
+            if problem is not None:
                 return marker, problem
         own = ring.current in added.sealed.values()
         if ring.borrowed and own:
             foreign = await _foreign_key(self._store, self._keys, ring, marker)
             if foreign is not None:
-                return foreign, _foreign_key_problem(foreign, ring)
+                names = {"variable": CURRENT[0], "common": CURRENT[1]}
+                return foreign, message(
+                    "password_key_foreign", key=foreign.key_id, own=ring.current, **names
+                )
         if added.sealed and (marker is None or own):
             marker = EncryptionMarker(ring.current if own else min(added.sealed.values()))
-        return marker, ""
+        return marker, None
 
     async def key_in_use(self) -> EncryptionMarker | None:
         """The key of the first encrypted password of any tenant; None if there is none. Concurrent
@@ -187,27 +192,21 @@ def _is_added(
 
 def _clear_text_problem(
     added: AddedPasswords, marker: EncryptionMarker | None, keys: TenantKeys, ring: Keyring
-) -> str:
-    """Why passwords in clear text cannot be added; empty if they can."""
-    plain = f"{added.clear[0]}.password would be stored in clear text"
-    remedy = f"set {CURRENT[0]}{ring.remark}"
+) -> Message | None:
+    """Why passwords in clear text cannot be added."""
     if marker is not None:
-        which = f" with the key {marker.key_id}" if marker.key_id else ""
-        return (
-            f"{plain}, but {keys.namespace} has or had passwords that are encrypted{which}: "
-            f"{remedy}, or delete {keys.encryption.decode()} if none is left"
+        return message(
+            "password_in_clear",
+            path=added.clear[0],
+            namespace=keys.namespace,
+            key=marker.key_id,
+            remedy=ring.remedy,
+            marker=keys.encryption,
         )
     if added.sealed:
-        return f"{plain}, but that of {next(iter(added.sealed))} is encrypted: {remedy}"
-    return ""
-
-
-def _foreign_key_problem(foreign: EncryptionMarker, ring: Keyring) -> str:
-    which = f"the key {foreign.key_id}" if foreign.key_id else "an unknown key"
-    return (
-        f"passwords are encrypted with {which}, and {CURRENT[1]} holds the key {ring.current}, "
-        f"which may belong to another application: set {CURRENT[0]}"
-    )
+        path, sealed = added.clear[0], next(iter(added.sealed))
+        return message("password_beside_sealed", path=path, sealed=sealed, remedy=ring.remedy)
+    return None
 
 
 def _decode_marker(raw: bytes) -> EncryptionMarker:

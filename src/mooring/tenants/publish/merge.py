@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from mooring.errors import InvalidRequest, Undecipherable
+from mooring.errors import Undecipherable
 from mooring.masking import holds_mask
+from mooring.messages import message
 from mooring.model import JSON
-from mooring.tenants.keys import PLATFORM, kind_of
-from mooring.tenants.secrets import CURRENT, Keyring
-from mooring.tenants.validation import EXTRA, FIELDS, checked, checked_common
+from mooring.tenants.keys import PLATFORM, kind_of, naming
+from mooring.tenants.secrets import Keyring
+from mooring.tenants.validation import EXTRA, FIELDS, checked, checked_common, refuse
 
 T = TypeVar("T")
 
@@ -29,27 +30,26 @@ def merged(
 ) -> JSON:
     """The part to store. Raises `InvalidRequest`. `reseal`: encrypt the password again even if it
     equals the stored one."""
-    after = checked(tenant, path, value)
-    if not isinstance(after, dict):
+    with naming(tenant):
+        after = checked(tenant, path, value)
+        if not isinstance(after, dict):
+            return after
+        for field, inner in after.items():
+            if holds_mask({field: inner}):
+                refuse(f"{path}.{field}", message("field_masked"))
+        stored = before if isinstance(before, dict) else {}
+        after = _with_unknown_fields(kind_of(path), after, stored, value)
+        if kind_of(path) == "ftp":
+            return _with_password_hash(after, stored)
+        if kind_of(path) == "database":
+            return _with_password(path, after, stored, ring, reseal=reseal)
         return after
-    for field, inner in after.items():
-        if holds_mask({field: inner}):
-            raise InvalidRequest(
-                f"tenant {tenant}: {path}.{field} is masked: leave it out to keep what is stored"
-            )
-    stored = before if isinstance(before, dict) else {}
-    after = _with_unknown_fields(kind_of(path), after, stored, value)
-    if kind_of(path) == "ftp":
-        return _with_password_hash(after, stored)
-    if kind_of(path) == "database":
-        return _with_password(f"tenant {tenant}: {path}", after, stored, ring, reseal=reseal)
-    return after
 
 
 def merged_common(path: str, before: object, value: JSON) -> JSON:
     """The shared setting to store. Raises `InvalidRequest`."""
     if value is None:
-        raise InvalidRequest(f"{path} must have a value: to remove it, unset it")
+        refuse(path, message("value_is_null"))
     fields = checked_common(path, value)
     if path.startswith(PLATFORM) or not isinstance(fields, dict):
         return fields
@@ -82,7 +82,7 @@ def _with_password_hash(after: dict[str, JSON], stored: dict[str, JSON]) -> dict
 
 
 def _with_password(
-    about: str, after: dict[str, JSON], stored: dict[str, JSON], ring: Keyring, *, reseal: bool
+    path: str, after: dict[str, JSON], stored: dict[str, JSON], ring: Keyring, *, reseal: bool
 ) -> dict[str, JSON]:
     password = after.get("password")
     if password is None and after.get("passwordEncrypted"):
@@ -93,10 +93,7 @@ def _with_password(
     if password is None or (not reseal and _equals(str(password), stored, ring)):
         return others | password_fields(stored)
     if stored.get("passwordEncrypted") and not ring.current:
-        raise InvalidRequest(
-            f"{about}.password is encrypted in the store and would be plain text now: set "
-            f"{CURRENT[0]}"
-        )
+        refuse(f"{path}.password", message("password_downgraded", remedy=ring.remedy))
     return others | _sealed(str(password), ring)
 
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from mooring.errors import TooLarge
+from mooring.messages import message
 from mooring.model import JSON
 from mooring.store.contract import MAX_OPERATIONS, Check, Delete, Entry, Put, Write, key, unchanged
 from mooring.tenants.keys import IndexEntry, IndexKind, Owner, TenantKeys, kind_of, named
@@ -233,11 +234,9 @@ def batches(
     for unit in units:
         operations = unit.operations
         if unit.size > COMMIT_BYTES or operations > room:
-            about = ", ".join(change.path for change in unit.changes) or "an index"
-            raise TooLarge(
-                f"{named(tenant)}: {about} is larger than a store takes in one commit "
-                f"({unit.size} bytes, {operations} operations)"
-            )
+            what = [change.path for change in unit.changes] or message("an_index")
+            problem = message("unit_too_large", what=what, size=unit.size, operations=operations)
+            raise TooLarge(message("of_owner", owner=named(tenant), problem=problem))
         if not commits or count + operations > room or size + unit.size > COMMIT_BYTES:
             commits.append([])
             count = size = 0

@@ -132,13 +132,16 @@ class PublishState:
         return self.written or bool(self.unconfirmed)
 
     @property
-    def progress(self) -> str:
-        if count := self.transactions:
-            return f"written in part, in {count} transaction{'s' * (count > 1)}: do it again"
-        return "it may have been written, because a reply was lost: check, or do it again"
+    def progress(self) -> Message:
+        if self.written:
+            return message("publish_partial", count=self.transactions)
+        return message("publish_unconfirmed")
 
     def interrupted(self, error: StoreError) -> OutcomeUnknown:
-        return OutcomeUnknown(f"{named(self.tenant)}: {self.progress} ({error})")
+        owner, progress = named(self.tenant), self.progress
+        return OutcomeUnknown(
+            message("publish_interrupted", owner=owner, progress=progress, error=error)
+        )
 
     def remarks(self) -> Iterator[Message]:
         """What operators should know about a finished publish."""

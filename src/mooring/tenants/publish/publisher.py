@@ -9,6 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from mooring.errors import InvalidRequest, NotConfigured, Undecipherable
+from mooring.messages import message
 from mooring.model import JSON
 from mooring.store.contract import Delete, Store, key
 from mooring.tenants.document import Document
@@ -32,6 +33,7 @@ from mooring.tenants.keys import (
     check_id,
     joined,
     named,
+    naming,
 )
 from mooring.tenants.model import UnreadableValue, decode
 from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, stored_parts
@@ -49,7 +51,7 @@ from mooring.tenants.publish.merge import merged, merged_common, resealed
 from mooring.tenants.publish.publish_state import ExtraWrites, PublishResult, PublishState
 from mooring.tenants.publish.publish_state import Require as Require
 from mooring.tenants.publish.retention import Sweeper
-from mooring.tenants.secrets import CURRENT, Keyring
+from mooring.tenants.secrets import Keyring
 
 History = Sequence[HistoryEntry]
 
@@ -71,7 +73,7 @@ class Publisher:
         keep_for: float = KEEP_FOR,
     ) -> None:
         if keep < 1:
-            raise InvalidRequest(f"keep={keep} must be at least 1")
+            raise InvalidRequest(message("keep_too_small"))
         self.keys: TenantKeys = keys or TenantKeys()
         self._store = store
         self._ring = Keyring.from_environment() if ring is None else ring
@@ -126,14 +128,13 @@ class Publisher:
     async def remove(self, tenant: int, path: str) -> PublishResult:
         """Remove one part, or all of a kind: `ftp/USER`, `domain`, `storage`…"""
         if path == "meta":
-            raise InvalidRequest(
-                f"tenant {tenant}: meta cannot be removed alone; delete the tenant"
-            )
+            with naming(tenant):
+                raise InvalidRequest(message("meta_required"))
 
         def change(stored: Parts) -> Parts:
             removed = {part for part in stored if part == path or part.startswith(f"{path}/")}
             if not removed:
-                raise NotConfigured(f"tenant {tenant} has no {path}")
+                raise NotConfigured(message("tenant_lacks", tenant=named(tenant), what=path))
             return {part: value for part, value in stored.items() if part not in removed}
 
         return await self.change(tenant, change)
@@ -226,7 +227,7 @@ class Publisher:
 
         def change(stored: Parts) -> Parts:
             if path not in stored:
-                raise NotConfigured(f"{path} not found")
+                raise NotConfigured(message("not_found", what=path))
             return {part: value for part, value in stored.items() if part != path}
 
         return await self.change(area_of(path), change, action="delete", note=note, require=require)
@@ -235,7 +236,7 @@ class Publisher:
         if require is not None:
             require(await self.look("common"))
         if (await self._store.read(key(self.keys.sentinel))).first is None:
-            raise NotConfigured(f"{SENTINEL} not found")
+            raise NotConfigured(message("not_found", what=SENTINEL))
         await self._store.commit(Delete(key(self.keys.sentinel)))
         return PublishResult("common", ())
 
@@ -286,7 +287,7 @@ class Publisher:
                 return await self._commit_loop.change(state, change, only_at=newest)
             except HistoryAdvanced:
                 continue
-        raise too_many_conflicts(named(tenant))
+        raise too_many_conflicts(tenant)
 
     async def diff_rollback(self, tenant: Owner, number: int) -> list[PartDiff]:
         """What `rollback` would change. Raises what it would raise."""
@@ -308,7 +309,7 @@ class Publisher:
     async def rekey(self, progress: Progress = lambda done, total: None) -> RekeyResult:
         """Encrypt all passwords of tenants and their histories with the current key."""
         if not self._ring.current:
-            raise InvalidRequest(f"there is no key to encrypt with: set {CURRENT[0]}")
+            raise InvalidRequest(message("rekey_without_key", remedy=self._ring.remedy))
 
         async def publish(tenant: Owner, change: Change) -> bool:
             return bool((await self.change(tenant, change, action="rekey")).changes)

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from mooring.errors import Closed, Unavailable
-from mooring.formatting import describe, quoted
+from mooring.formatting import describe
+from mooring.messages import Message, combined, message, verbatim
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Backoff, Tasks, cleanup, run_cooperatively, slices
@@ -111,7 +112,7 @@ class Provider:
         wait: float = 5.0,
     ) -> None:
         self._store = store
-        self._name = f"tenants of {quoted(keys.namespace)} in {store.url}"
+        self._name = message("tenants_of", namespace=keys.namespace, store=verbatim(store.url))
         self._wait = wait
         self._parser = SnapshotParser(keys, ring)
         self._tenants = Tenants(age=self._age)
@@ -143,7 +144,7 @@ class Provider:
         self._up_to_date.set()
         self._failure = ""
         """Why an update could not be applied, as logged."""
-        self._unreachable = ""
+        self._unreachable: Message | None = None
         """Why no server of the store answered at the start."""
         self._changes = self._saved = 0
         self._unsaved = asyncio.Event()
@@ -180,7 +181,7 @@ class Provider:
         await self._ready(deadline, or_failing=False)
         await self._ready(None, or_failing=True)  # reads in progress finish or fail
         if not self._loaded:
-            raise Unavailable(f"the {self._name} cannot be read: {self._reason}")
+            raise Unavailable(message("tenants_unreadable", what=self._name, problem=self._reason))
 
     async def _ready(self, deadline: float | None, *, or_failing: bool) -> None:
         """Wait until all mirrors are loaded, or with `or_failing` until a read has failed."""
@@ -209,7 +210,7 @@ class Provider:
         except Closed:
             return  # the mirrors raise it
         if all(member.problem for member in members) and not limit.expired():
-            self._unreachable = "; ".join(str(member.problem) for member in members)
+            self._unreachable = combined(member.problem for member in members if member.problem)
             limit.reschedule(asyncio.get_running_loop().time())
 
     async def _use_copy(self, copy: CachedTenants) -> bool:
@@ -264,11 +265,12 @@ class Provider:
         return self._missed is None and all(mirror.loaded for mirror in self._mirrors.values())
 
     @property
-    def _reason(self) -> str:
-        errors = (mirror.error for mirror in self._mirrors.values())
-        return str(
-            next(filter(None, errors), self._failure or self._unreachable or "no response in time")
-        )
+    def _reason(self) -> object:
+        if error := next(filter(None, (mirror.error for mirror in self._mirrors.values())), None):
+            return error
+        if self._failure:
+            return verbatim(self._failure)
+        return self._unreachable or message("no_answer")
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:
         self._verify_copy()
@@ -412,7 +414,7 @@ def _key_changes(update: Update[bytes, Entry]) -> Iterator[KeyChange]:
     return ((change.key, change.after) for change in update.changes)
 
 
-def _warn(name: str, lines: Sequence[object]) -> None:
+def _warn(name: Message, lines: Sequence[object]) -> None:
     for line in lines[:_MAX_LINES]:
         log.warning("%s: %s", name, line)
     if len(lines) > _MAX_LINES:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, KeysView, Mapping
 from typing import TypeVar
 
 from mooring.errors import InvalidRequest, NotConfigured
-from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.mirror import STALE_AFTER
 from mooring.model import JSON, Time
 from mooring.store.contract import Query, Store, key
-from mooring.tenants.keys import IndexKind, TenantKeys, host_of
+from mooring.tenants.keys import IndexKind, TenantKeys, host_of, named
 from mooring.tenants.model import (
     KINDS,
     Database,
@@ -38,12 +38,11 @@ class _Cache:
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
-    def _require(self, tenant: int, value: T | None, what: str) -> T:
+    def _require(self, tenant: int, value: T | None, what: str, **params: str) -> T:
         if value is not None:
             return value
-        if self._tenants.get(tenant) is None:
-            raise NotConfigured(f"no {what}: tenant {tenant} not found")
-        raise NotConfigured(f"tenant {tenant} has no {what}")
+        kind = "tenant_lacks" if self._tenants.get(tenant) else "tenant_not_found"
+        raise NotConfigured(message(kind, tenant=named(tenant), what=message(what, **params)))
 
 
 class DatabaseCache(_Cache):
@@ -51,11 +50,11 @@ class DatabaseCache(_Cache):
 
     def get(self, tenant: int, service: str) -> Database:
         database = self._tenants.database(tenant, service)
-        return self._require(tenant, database, f"database for the service {quoted(service)}")
+        return self._require(tenant, database, "a_database", service=service)
 
     def all(self, tenant: int) -> Mapping[str, Database]:
         """By service."""
-        return self._require(tenant, self._tenants.databases(tenant) or None, "databases")
+        return self._require(tenant, self._tenants.databases(tenant) or None, "the_databases")
 
 
 class FtpCache(_Cache):
@@ -63,29 +62,33 @@ class FtpCache(_Cache):
 
     def get(self, tenant: int, username: str) -> Ftp:
         user = self._tenants.ftp(tenant).get(username)
-        return self._require(tenant, user, f"FTP user {quoted(username)}")
+        return self._require(tenant, user, "an_ftp_user", name=username)
 
     def user(self, username: str) -> Ftp:
         """The user with this name, of any tenant."""
         user = self._tenants.ftp_user(username)
         if user is None:
-            raise NotConfigured(f"no tenant has the FTP user {quoted(username)}")
+            raise NotConfigured(
+                message("claim_not_found", claim=message("claim_ftp_user", name=username))
+            )
         return user
 
     def all(self, tenant: int) -> Mapping[str, Ftp]:
         """By user name."""
-        return self._require(tenant, self._tenants.ftp(tenant) or None, "FTP users")
+        return self._require(tenant, self._tenants.ftp(tenant) or None, "the_ftp_users")
 
     def active(self, tenant: int) -> Mapping[str, Ftp]:
         """Users whose status is empty or `active`, by user name."""
-        return self._require(tenant, self._tenants.active_ftp(tenant) or None, "active FTP users")
+        return self._require(
+            tenant, self._tenants.active_ftp(tenant) or None, "the_active_ftp_users"
+        )
 
 
 class StorageCache(_Cache):
     """Quotas by tenant. Lookups raise `NotConfigured` for what is not configured."""
 
     def get(self, tenant: int) -> Storage:
-        return self._require(tenant, self._tenants.storage(tenant), "storage")
+        return self._require(tenant, self._tenants.storage(tenant), "the_storage")
 
 
 class DomainCache(_Cache):
@@ -93,13 +96,13 @@ class DomainCache(_Cache):
     configured."""
 
     def get(self, tenant: int) -> Domain:
-        return self._require(tenant, self._tenants.domain(tenant), "domain")
+        return self._require(tenant, self._tenants.domain(tenant), "the_domain")
 
     def tenant(self, host: str) -> int:
         """The tenant of a host."""
         tenant = self._tenants.by_host(host)
         if tenant is None:
-            raise NotConfigured(f"no tenant has the host {quoted(host)}")
+            raise NotConfigured(message("claim_not_found", claim=message("claim_host", name=host)))
         return tenant
 
 
@@ -268,7 +271,9 @@ class Tenants:
         revision can be read. The callback runs on the event loop's thread and must not block. Call
         the result to end the subscription. Raises `InvalidRequest` for an unknown kind."""
         if kind is not None and kind not in KINDS:
-            raise InvalidRequest(f"unknown kind {quoted(kind)}: use one of {', '.join(KINDS)}")
+            raise InvalidRequest(
+                message("argument_not_allowed", name="kind", allowed=KINDS, value=kind)
+            )
         subscription = (kind, callback)
         with self._lock:
             self._callbacks[tenant] = (*self._callbacks.get(tenant, ()), subscription)

@@ -10,7 +10,7 @@ import { writeButton } from "../actions.js";
 import * as paths from "../api_paths.js";
 import { everything } from "../fleet.js";
 import { when } from "../time_format.js";
-import { t } from "../i18n.js";
+import { say, t } from "../i18n.js";
 import { editor, historyTable, pretty, published, read, tree } from "./tenant.js";
 
 const AREAS = ["common", "platform"];
@@ -85,7 +85,7 @@ class Area {
         h("h2", {}, t(`shared.${this.#name}`)),
         !this.#editing && this.#buttons(values),
       ),
-      this.settings?.problems.map((problem) => h("p", { class: "failure" }, safeText(problem))),
+      this.settings?.problems.map((problem) => h("p", { class: "failure" }, safeText(say(problem)))),
       this.#editing && this.#editor(),
       values.length
         ? h(

@@ -162,7 +162,7 @@ export function page(app, [id, verb]) {
                 ),
             ),
         ),
-        tenant?.problems.map((problem) => h("p", { class: "failure" }, safeText(problem))),
+        tenant?.problems.map((problem) => h("p", { class: "failure" }, safeText(say(problem)))),
         editing ? editor(editing, compare, stop) : tenant && shown(tenant.document),
         history.length > 0 && [h("h2", {}, t("tenant.history")), table.draw(history.toReversed())],
       ];
