@@ -75,15 +75,12 @@ class ServerSockets:
         # Not shut down for reading: closing a socket with unread data would reset it, and the
         # client could lose responses. The client closes its side when it sees the end.
         for _ in range(_CHECKS):
-            if not self._shut_all():
+            if not sum(_shut(connection, socket.SHUT_WR) for connection in self._all()):
                 break
             await asyncio.sleep(_FLUSH / 5)
         for site in self._known.values():
             self._limit.release(site)
         self._known.clear()
-
-    def _shut_all(self) -> int:
-        return sum(_shut(connection, socket.SHUT_WR) for connection in self._all())
 
     def _all(self, *, listening: bool = False) -> Iterator[socket.socket]:
         for descriptor, _ in _sockets():

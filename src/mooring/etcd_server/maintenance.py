@@ -39,6 +39,7 @@ class MaintenanceService:
     async def status(self, request: Any) -> Any:
         """Includes the server's time. (etcd sends it in HTTP/1.1 responses.)"""
         revision, (size, in_use) = self._runner.revision, self._runner.space()
+        full = self._runner.read(lambda engine: engine.out_of_space)
         return proto.StatusResponse(
             header=header(revision),
             version=VERSION,
@@ -49,7 +50,7 @@ class MaintenanceService:
             raftIndex=revision,
             raftAppliedIndex=revision,
             mooring_time=time.time(),
-            errors=[f"memberID:{MEMBER_ID} alarm:NOSPACE "] if self._out_of_space() else [],
+            errors=[f"memberID:{MEMBER_ID} alarm:NOSPACE "] if full else [],
         )
 
     async def alarm(self, request: Any) -> Any:
@@ -91,9 +92,6 @@ class MaintenanceService:
 
     async def defragment(self, request: Any) -> Any:
         raise RpcAborted(DEFRAGMENT)
-
-    def _out_of_space(self) -> bool:
-        return self._runner.read(lambda engine: engine.out_of_space)
 
     async def _hash(self, revision: int) -> tuple[int, int]:
         newest = self._runner.revision

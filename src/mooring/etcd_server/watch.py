@@ -186,8 +186,6 @@ class _Stream:
                 self._unwatch(watch)
             await tasks.aclose()
 
-    # Requests
-
     async def _receive(self) -> None:
         """Read requests until the client closes its side. Its watches continue."""
         while (request := await self._context.read()) is not grpc.aio.EOF:
@@ -270,8 +268,6 @@ class _Stream:
         self._woken.set()
         self._timer = self._loop.call_later(self._progress_interval, self._notify)
 
-    # Responses
-
     async def _send(self) -> None:
         while True:
             self._woken.clear()
@@ -336,8 +332,6 @@ class _Stream:
             )
         )
         self._woken.set()
-
-    # Watches with events
 
     def _wake(self, watch: _StreamWatch) -> None:
         """Called by the engine, from any thread."""

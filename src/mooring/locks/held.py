@@ -117,7 +117,7 @@ class Held:
         self.lost.set()
         self._stop_watching()
         task = self._scope
-        if task is not None and not task.done() and task is not _current_task():
+        if task is not None and not task.done() and task is not asyncio.current_task():
             self._cancelled = True
             task.cancel(f"the lock {quoted(self.name)} is lost")
 
@@ -198,13 +198,6 @@ class Held:
                 await self.release()
             except LockLost as error:
                 log.debug("%s", error)
-
-
-def _current_task() -> asyncio.Task[object] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 CALLING_THREAD: ContextVar[threading.Thread | None] = ContextVar(

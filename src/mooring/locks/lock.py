@@ -7,6 +7,7 @@ import logging
 import unicodedata
 from collections.abc import Iterable
 from types import TracebackType
+from typing import cast
 
 from mooring.durations import format_duration
 from mooring.errors import (
@@ -116,7 +117,7 @@ class Lock:
         """Acquire the lock until it is released: for code that cannot use a `with` block."""
         used: list[PooledLease] = []
         if self._timeout is None:
-            return self._require(await self._acquire(wait=True, used=used))
+            return cast("Held", await self._acquire(wait=True, used=used))
         if self._timeout == 0:
             if (held := await self.try_acquire()) is None:
                 raise self._timed_out()
@@ -124,7 +125,7 @@ class Lock:
         timer = asyncio.timeout(self._timeout)
         try:
             async with timer:
-                return self._require(await self._acquire(wait=True, used=used))
+                return cast("Held", await self._acquire(wait=True, used=used))
         except TimeoutError:
             if not timer.expired():
                 raise
@@ -179,13 +180,9 @@ class Lock:
             f"{self._remaining_key(used)}"
         )
 
-    @staticmethod
-    def _require(held: Held | None) -> Held:
-        assert held is not None, "waiting returns the lock or raises"
-        return held
-
     async def _acquire(self, *, wait: bool, used: list[PooledLease]) -> Held | None:
-        """`used` collects the leases of all attempts, to report keys that may remain."""
+        """None if it is not free and must not be waited for. `used` collects the leases of all
+        attempts, to report keys that may remain."""
         by = caller()
         if self._reentrant:
             return await self._contend(by, wait, used)

@@ -303,8 +303,6 @@ class DurableRunner(EngineRunner):
             if time.monotonic() >= until or not (more or self._dropped):
                 return
 
-    # The state of the journal
-
     def _wrote(self, now: float) -> None:
         self._written = now
         if self._stopped_at is not None:

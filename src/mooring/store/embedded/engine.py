@@ -160,8 +160,6 @@ class Engine:
         self.compacted = max(self.compacted, compacted)
         self.confirm()
 
-    # Reading
-
     def read(self, query: Query, at: int | None = None) -> Snapshot:
         """Read the newest confirmed revision, or an older one."""
         if at is not None:
@@ -191,8 +189,6 @@ class Engine:
         for name in changed:
             number += self._keys.existed(name, at) - (self._keys.get(name) is not None)
         return number
-
-    # Writing
 
     def begin(self) -> Transaction:
         """Start the next revision. Only one transaction may be open."""
@@ -264,8 +260,6 @@ class Engine:
         self._undo.append(self.leases.end(lease))
         self.end(transaction, now)
 
-    # The quota
-
     @property
     def size(self) -> int:
         """The bytes of all versions."""
@@ -278,8 +272,6 @@ class Engine:
             self.out_of_space = True
         if self.out_of_space:
             raise OutOfSpace(message("quota_exceeded", size=self.size, quota=self.quota))
-
-    # Confirming
 
     def unconfirmed(self) -> list[Batch]:
         return self._history.since(self.confirmed) if self.confirmed < self.revision else []
@@ -317,8 +309,6 @@ class Engine:
         if not mark:
             self.leases.settle()
 
-    # Watching
-
     def watch(self, range: Range, after: int | None, wake: Callable[[], None]) -> Watcher:
         """A watcher of the changes after a revision. `wake` is called when `take` has more."""
         position = self.confirmed if after is None else max(after, 1)
@@ -346,8 +336,6 @@ class Engine:
 
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.remove(watcher)
-
-    # Time and history
 
     def next_deadline(self) -> float | None:
         return self.leases.next_deadline()

@@ -334,7 +334,8 @@ class Retries:
             await self._log_in(error, endpoint, metadata)
             return
         connection = self._connection
-        connection.move_on(endpoint, silent_since=sent if _timed_out(error) else None)
+        timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        connection.move_on(endpoint, silent_since=sent if timed_out else None)
         pause, left = self._backoff.next(), self._deadline - time.monotonic()
         if (verdict is Verdict.LOST and self._writes) or pause >= left:
             raise await connection.failure(error, self._what, endpoint, self._writes) from error
@@ -366,10 +367,6 @@ def _metadata(*more: tuple[str, str]) -> grpc.aio.Metadata:
     """The metadata of every call, converted by gRPC in several µs, so it is created once. With
     `hasleader`, a member without a leader rejects calls immediately instead of going silent."""
     return grpc.aio.Metadata(("hasleader", "true"), *more)
-
-
-def _timed_out(error: grpc.aio.AioRpcError) -> bool:
-    return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _cancelled() -> bool:
