@@ -435,6 +435,7 @@ TEXTS: Mapping[str, str] = {
     "tenants_not_loaded": "the tenants are not loaded yet: try again",
     "resolver_unreadable": (
         "the setting common/resolver, which says how a request names its tenant, is unreadable"
+        "[: {problem}]"
     ),
     "the_header": "the header {name}",
     "the_query_parameter": "the query parameter {name}",

@@ -123,7 +123,7 @@ class TenantRejection(msgspec.Struct, frozen=True):
 
 
 UNAVAILABLE = TenantRejection("tenants_unavailable", message("tenants_not_loaded"))
-UNRESOLVED = TenantRejection("tenants_unavailable", message("resolver_unreadable"))
+UNRESOLVED = TenantRejection("tenants_unavailable", message("resolver_unreadable", problem=""))
 """A default in its place could let a client choose a tenant that its host should determine."""
 
 

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from mooring.errors import TenantError
 from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.store.contract import Store, key
 from mooring.tenants.keys import IndexKind, TenantKeys, is_id
 from mooring.tenants.model import Resolver, UnreadableValue, decode, to_record
@@ -49,10 +50,7 @@ async def _read_resolver(store: Store, keys: TenantKeys) -> Resolver:
         assert isinstance(value, dict)
         return to_record(Resolver, value)
     except UnreadableValue as error:
-        raise TenantError(
-            f"{path} cannot be understood, and processes without an earlier valid version refuse "
-            f"requests with 503: {error}"
-        ) from None
+        raise TenantError(message("resolver_unreadable", problem=error)) from None
 
 
 async def look_up(store: Store, keys: TenantKeys, by: By, name: str) -> Resolution:

@@ -411,7 +411,7 @@ export default {
   tenants_unreadable: "无法读取{what}：{problem}",
   no_answer: "未及时应答",
   tenants_not_loaded: "租户尚未加载：请重试",
-  resolver_unreadable: "设置 common/resolver 无法解析，而它规定请求如何指明租户",
+  resolver_unreadable: "设置 common/resolver 无法解析，而它规定请求如何指明租户[：{problem}]",
   the_header: "请求头 {name}",
   the_query_parameter: "查询参数 {name}",
   the_segment: "路径的第 {name} 段（从 0 开始）",
