@@ -58,7 +58,7 @@ LOOP = {"asyncio", "msgspec", "ssl"}
         pytest.param(COMMAND.format("--version"), {"typer"}, 9, 110, id="--version"),
         pytest.param(COMMAND.format("--help"), {"rich", "typer"}, 9, 290, id="help"),
         pytest.param(
-            "import mooring.cli.commands.token", {"msgspec", "ssl", "typer"}, 32, 230, id="token"
+            "import mooring.cli.commands.token", {"msgspec", "ssl", "typer"}, 33, 230, id="token"
         ),
         pytest.param(
             COMMAND.format("services --store=memory://"),

@@ -88,9 +88,7 @@ _PANELS: Mapping[str, Mapping[str, str]] = {
         "store": "Check, back up, export and import a store.",
         "migrate": "Migrate from older key formats.",
     },
-    "Tenants": {
-        "tenant": "Publish, inspect, roll back and delete tenant configuration.",
-    },
+    "Tenants": {"tenant": "Publish, inspect, roll back and delete tenant configuration."},
 }
 """The commands and their help, by the panel of the help that lists them."""
 

@@ -28,9 +28,7 @@ async def list_brakes(
             return
         log_to_stderr("mooring.registry.redis.cleanup")
         brakes = await evictions.brakes()
-        clock = 0
-        for service in list(brakes)[:1]:
-            clock = await evictions.clock(service)
+        clock = await evictions.clock(next(iter(brakes))) if brakes else 0
     if not brakes:
         note("no brake is engaged")
     show(

@@ -17,8 +17,7 @@ from mooring.registry.evictions import CleanupReport, Evictions
 from mooring.settings import RegistrySettings, load, parse
 
 ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="YAML file with registry settings"),
+    Path | None, typer.Option("--config", metavar="FILE", help="YAML file with registry settings")
 ]
 
 

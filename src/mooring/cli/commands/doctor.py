@@ -129,16 +129,23 @@ def judge_member(member: Member) -> DoctorFinding:
         return _ok(member.address, "contains the store itself")
     leader = ", leader" if member.leader else ""
     text = f"answers in {format_duration(member.latency)}, version {member.version}{leader}"
-    if member.latency > SLOW:
-        return _warning(member.address, f"{text}: that is slow")
-    if (version := _numbers(member.version)) and version < (3, 4):
-        return _warning(member.address, f"{text}: older than 3.4 is not supported")
-    if version and (3, 5, 0) <= version <= (3, 5, 2):
+    if (3, 5, 0) <= _numbers(member.version) <= (3, 5, 2):
         return _warning(
             member.address,
             f"{text}: 3.5.0 to 3.5.2 can lose consistency when killed; upgrade to 3.5.3 or later",
         )
-    return _ok(member.address, text)
+    return _judge_answer(member.address, member.latency, text, member.version, (3, 4))
+
+
+def _judge_answer(
+    address: str, latency: float, text: str, version: str, oldest: tuple[int, int]
+) -> DoctorFinding:
+    """Judge the latency and the version of a server. `oldest` is the oldest supported version."""
+    if latency > SLOW:
+        return _warning(address, f"{text}: that is slow")
+    if () < _numbers(version) < oldest:
+        return _warning(address, f"{text}: older than {oldest[0]}.{oldest[1]} is not supported")
+    return _ok(address, text)
 
 
 def judge_clock(member: Member | ServerInfo) -> DoctorFinding | None:
@@ -289,11 +296,7 @@ def _judge_version(server: ServerInfo) -> DoctorFinding:
     if "valkey_version" in info:
         name, version = "Valkey", info["valkey_version"]
     text = f"{text}, {name} {version}, {'replica' if server.is_replica else 'master'}"
-    if server.latency > SLOW:
-        return _warning(server.address, f"{text}: that is slow")
-    if (known := _numbers(version)) and known < (6, 2):
-        return _warning(server.address, f"{text}: older than 6.2 is not supported")
-    return _ok(server.address, text)
+    return _judge_answer(server.address, server.latency, text, version, (6, 2))
 
 
 def _judge_memory(server: ServerInfo) -> DoctorFinding:

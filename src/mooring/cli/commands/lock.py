@@ -35,8 +35,7 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="name of the lock or election, as in etcdctl")
 ]
 TTLOption = Annotated[
-    str,
-    typer.Option(metavar="DURATION", help="expire after this time without a lease renewal"),
+    str, typer.Option(metavar="DURATION", help="expire after this time without a lease renewal")
 ]
 TimeoutOption = Annotated[
     str, typer.Option(metavar="DURATION", help="give up waiting after this time; 0s does not wait")

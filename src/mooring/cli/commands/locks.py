@@ -10,7 +10,7 @@ import typer
 from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import JSONOption, StoreOption
 from mooring.cli.io.output import Columns, note, show
-from mooring.locks.inspect import Contender, LockInfo
+from mooring.locks.inspect import Contender
 from mooring.model import JSON
 
 
@@ -29,7 +29,12 @@ async def locks(
 ) -> None:
     """List locks and elections with their holders and waiters."""
     async with open_hub(store) as hub:
-        rows = [row for info in await hub.locks(prefix) for row in _rows(info)]
+        rows = [
+            ContenderRow(lock.name, holds, contender)
+            for lock in await hub.locks(prefix)
+            for holds, contenders in ((True, lock.holders), (False, lock.waiting))
+            for contender in contenders
+        ]
     if not rows:
         note("no locks are held")
     columns: Columns[ContenderRow] = {
@@ -41,13 +46,6 @@ async def locks(
         "lease": lambda row: f"{row.contender.lease:x}",
     }
     show(rows, columns, _record, as_json=as_json, spare=("lease", "kind"))
-
-
-def _rows(info: LockInfo) -> list[ContenderRow]:
-    return [
-        *(ContenderRow(info.name, True, contender) for contender in info.holders),
-        *(ContenderRow(info.name, False, contender) for contender in info.waiting),
-    ]
 
 
 def _record(row: ContenderRow) -> Mapping[str, JSON]:

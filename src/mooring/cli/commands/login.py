@@ -70,8 +70,7 @@ class ServerTarget:
         typer.Option(envvar="MOORING_KEY", metavar="FILE", help="key of the client certificate"),
     ] = None
     insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="send the token to another machine without TLS"),
+        bool, typer.Option("--insecure", help="send the token to another machine without TLS")
     ] = False
 
     def connect(self) -> AdminClient:

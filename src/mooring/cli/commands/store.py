@@ -12,7 +12,7 @@ import typer
 
 from mooring.backends import open_store
 from mooring.cli.io.connect import run_command, url_or_local
-from mooring.cli.io.options import StoreOption
+from mooring.cli.io.options import OutputFile, StoreOption
 from mooring.cli.io.output import count_of, open_output, print_stderr, progress
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
@@ -71,10 +71,7 @@ def export_keys(
     leased: Annotated[
         bool, typer.Option("--leased", help="include keys that are attached to a lease")
     ] = False,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="output file (default, and -: standard output)"),
-    ] = None,
+    file: OutputFile = None,
 ) -> None:
     """Export keys as JSON lines."""
     with url_or_local(store) as url:

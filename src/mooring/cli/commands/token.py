@@ -14,8 +14,8 @@ from mooring.cli.typer_extensions import CommandGroup
 from mooring.durations import parse_duration
 from mooring.errors import InvalidRequest
 from mooring.formatting import printable, quoted
+from mooring.server.auth.authorization import ROLES
 
-ROLES = ("viewer", "operator", "admin", "service")
 _PAGE = 1000
 
 app = CommandGroup()
@@ -40,10 +40,7 @@ def create(
     tenant: Annotated[
         list[int] | None,
         typer.Option(
-            "--tenant",
-            metavar="ID",
-            parser=tenant_id,
-            help="restrict to this tenant; repeatable",
+            "--tenant", metavar="ID", parser=tenant_id, help="restrict to this tenant; repeatable"
         ),
     ] = None,
     expires: Annotated[

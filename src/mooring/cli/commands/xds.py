@@ -25,8 +25,7 @@ def bootstrap(
     grpc: Annotated[bool, typer.Option("--grpc", help="print JSON for GRPC_XDS_BOOTSTRAP")] = False,
     envoy: Annotated[bool, typer.Option("--envoy", help="print YAML for `envoy -c`")] = False,
     server: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", help="address of `mooring serve --xds`"),
+        str, typer.Option(metavar="HOST:PORT", help="address of `mooring serve --xds`")
     ] = "127.0.0.1:18000",
     node_id: Annotated[
         str, typer.Option(metavar="NAME", help="node id in logs (default: the host name)")

@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mooring import addresses
-from mooring.errors import (
-    AccessDenied,
-    InvalidRequest,
-    MooringError,
-    StoreError,
-    Unavailable,
-)
+from mooring.errors import AccessDenied, InvalidRequest, MooringError, StoreError, Unavailable
 from mooring.formatting import describe
 from mooring.settings.connections import TLS
 

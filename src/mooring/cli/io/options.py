@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,6 +52,10 @@ LayoutOption = Annotated[
         help="key layout: tree, hprose, plain:ROOT/ or endpoints:ROOT/",
     ),
 ]
+OutputFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="FILE", help="output file (default, and -: standard output)"),
+]
 RevealOption = Annotated[bool, typer.Option("--reveal", help="show secrets in clear text")]
 JSONOption = Annotated[bool, typer.Option("--json", help="print JSON, one object per line")]
 YesOption = Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")]
@@ -61,10 +66,7 @@ DryRunOption = Annotated[
 NamespaceOption = Annotated[
     str,
     typer.Option(
-        "--namespace",
-        envvar=NAMESPACE_VARIABLE,
-        metavar="NAME",
-        help="key prefix of the tenants",
+        "--namespace", envvar=NAMESPACE_VARIABLE, metavar="NAME", help="key prefix of the tenants"
     ),
 ]
 
@@ -76,8 +78,7 @@ ByOption = Annotated[
     ),
 ]
 InstanceOption = Annotated[
-    str,
-    typer.Option("--instance", metavar="ID", help="use this instance instead of the service"),
+    str, typer.Option("--instance", metavar="ID", help="use this instance instead of the service")
 ]
 ZoneOption = Annotated[
     str, typer.Option(help="zone of the caller; instances there are preferred", metavar="ZONE")

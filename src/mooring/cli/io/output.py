@@ -221,9 +221,7 @@ def show(
 
 
 def show_rows(
-    headings: Iterable[str],
-    rows: Iterable[Sequence[str | Styled]],
-    spare: Collection[str] = (),
+    headings: Iterable[str], rows: Iterable[Sequence[str | Styled]], spare: Collection[str] = ()
 ) -> None:
     """Print rows, as `show` does."""
     styled = [[_styled(cell) for cell in row] for row in rows]

@@ -11,13 +11,7 @@ from mooring.cli.io.output import show_json
 from mooring.formatting import printable
 from mooring.masking import is_hidden, is_split_key, masked
 from mooring.model import JSON
-from mooring.tenants.diff import (
-    Action,
-    FieldChange,
-    action_of,
-    changed_fields,
-    changes_to_json,
-)
+from mooring.tenants.diff import Action, FieldChange, action_of, changed_fields, changes_to_json
 from mooring.tenants.history import UNREADABLE, is_sealed
 from mooring.tenants.keys import Owner, field_of, kind_of, named
 from mooring.tenants.parts import PartDiff, UnreadablePart

@@ -20,10 +20,7 @@ from mooring.cli.io.options import (
     read_stdin,
 )
 from mooring.cli.io.output import confirm, count_of, note, progress, warn
-from mooring.errors import (
-    InvalidRequest,
-    NotConfigured,
-)
+from mooring.errors import InvalidRequest, NotConfigured
 from mooring.formatting import printable
 from mooring.tenants.document import SUFFIXES, Document, load_all, read_all
 from mooring.tenants.history import loses_secrets, versions
@@ -82,8 +79,7 @@ def publish(
     documents = _read_documents(files)
     if write.base and len(documents) > 1:
         raise typer.BadParameter(
-            f"applies to one tenant, but the files contain {len(documents)}",
-            param_hint="--base",
+            f"applies to one tenant, but the files contain {len(documents)}", param_hint="--base"
         )
     require = write.require(documents[0].document.tenant) if documents else None
     batch = PublishBatch(

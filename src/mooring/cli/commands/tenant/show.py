@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
 
 from mooring.cli.io.connect import TenantTarget, run_command
-from mooring.cli.io.options import JSONOption, RevealOption, TenantArgument, tenant_id
+from mooring.cli.io.options import JSONOption, OutputFile, RevealOption, TenantArgument, tenant_id
 from mooring.cli.io.output import (
     as_text,
     count_of,
@@ -213,10 +212,7 @@ def _rows(parts: Mapping[str, JSON]) -> Iterator[tuple[str, str, str]]:
 
 def export(
     target: TenantTarget,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="output file (default, and -: standard output)"),
-    ] = None,
+    file: OutputFile = None,
     tenants: Annotated[
         list[int] | None,
         typer.Option(
