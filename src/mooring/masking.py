@@ -9,7 +9,7 @@ the input may come from an attacker.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -113,7 +113,7 @@ def cleartext_secrets(value: JSON, path: str = "", depth: int = _MAX_DEPTH) -> I
             yield path
         return
     if is_split_key(value):
-        yield from (path,) if path else map(_masked_name, value)
+        yield from (path,) if path else dict.fromkeys(masked_names(value).values())
         return
     for name, inner in value.items():
         shown = _masked_name(name)
@@ -179,6 +179,13 @@ def masked_fields(fields: Mapping[str, JSON], depth: int = _MAX_DEPTH) -> dict[s
 
 def masked_field(name: str, value: JSON, depth: int = _MAX_DEPTH) -> JSON:
     return MASK if is_hidden(name) and value not in (None, "") else masked(value, depth)
+
+
+def masked_names(fields: Collection[str]) -> dict[str, str]:
+    """The names of a map with what may be shown of them: nothing if one begins a private key, since
+    the others may be its next lines."""
+    split = any(map(_begins_key, fields))
+    return {name: MASK if split else _masked_name(name) for name in fields}
 
 
 def _masked_name(name: str) -> str:

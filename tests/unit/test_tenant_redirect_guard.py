@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mooring.masking import MASK, masked
+from mooring.masking import MASK, cleartext_secrets, masked
 from mooring.messages import Message, message
 from mooring.model import JSON
-from mooring.tenants.diff import masked_document
+from mooring.tenants.diff import change_to_json, masked_document
 from mooring.tenants.document import parse
-from mooring.tenants.parts import Parts
+from mooring.tenants.parts import PartDiff, Parts
 from mooring.tenants.redirect_guard import (
     ALLOWED,
     redirect_in_document,
@@ -189,3 +189,21 @@ def test_right_and_wrong_guesses_of_a_hidden_value_get_the_same_answer(guess: st
     host = "h" if "right" in guess else "other"
     refused = redirect_in_value("x", hidden, {"credentials": {"host": host}, "password": MASK})
     assert refused == kept("x.password", "x.credentials.host")
+
+
+@pytest.mark.parametrize(
+    "key", ["-----BEGIN PRIVATE KEY-----\nMIIEabc", "-----BEGIN PRIVATE KEY-----"]
+)
+def test_a_private_key_in_the_names_of_fields_is_not_shown(line: str):
+    key = f"-----BEGIN PRIVATE KEY-----{line}"
+    old: JSON = {key: "", "MIIEabc": "x", "host": "a", "password": "hunter2"}
+    sent: JSON = {MASK: MASK, "host": "evil"}
+    for refused in (
+        redirect_in_value("x", old, sent),
+        redirect_in_value("x", {"inner": old}, {"inner": sent}),
+    ):
+        assert refused is not None
+        assert "MII" not in refused.text
+    shown = change_to_json(PartDiff("platform/configs/x", {}, old))
+    assert "MII" not in str(shown)
+    assert "MII" not in str(list(cleartext_secrets(old)))

@@ -16,6 +16,7 @@ from mooring.masking import (
     masked,
     masked_field,
     masked_fields,
+    masked_names,
     masked_text,
 )
 from mooring.messages import Message, message
@@ -104,8 +105,8 @@ def _compare(
     if whole or not isinstance(before, dict) or not isinstance(after, dict):
         yield FieldChange(place, before, after)
         return
-    for name in {**before, **after}:
-        inner = f"{place}.{name}" if place else name
+    for name, shown in masked_names({**before, **after}).items():
+        inner = f"{place}.{shown}" if place else shown
         for change in _compare(inner, before.get(name), after.get(name)):
             yield change._replace(hidden=True) if split else change
 

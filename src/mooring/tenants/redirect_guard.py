@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mooring.masking import MASK, is_secret, masked, masked_field
+from mooring.masking import MASK, is_secret, masked, masked_field, masked_names
 from mooring.messages import Message, message
 from mooring.model import JSON, path_text
 from mooring.tenants.document import Document
@@ -134,9 +134,9 @@ def _compare(path: tuple[str, ...], old: JSON, shown: JSON, sent: JSON) -> Itera
     if isinstance(old, list) and isinstance(sent, list) and len(old) == len(sent):
         old, shown, sent = _numbered(old), _numbered(shown), _numbered(sent)
     if isinstance(old, dict) and isinstance(sent, dict):
-        for name in {**old, **sent}:
+        for name, label in masked_names({**old, **sent}).items():
             inner = shown.get(name) if isinstance(shown, dict) else MASK
-            yield from _compare((*path, name), old.get(name), inner, sent.get(name))
+            yield from _compare((*path, label), old.get(name), inner, sent.get(name))
     elif _or_none(sent) != _or_none(shown):
         yield _Field(path, kept=False, nested=isinstance(sent, dict | list))
     elif sent != old and old not in (None, ""):
