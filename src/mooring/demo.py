@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -402,9 +403,7 @@ class DemoFleet:
 
     async def play(self, rounds: int | None = None) -> None:
         """Play some rounds of the script; None: until cancelled."""
-        number = 0
-        while rounds is None or number < rounds:
-            number += 1
+        for _ in itertools.count() if rounds is None else range(rounds):
             await self._play_round()
 
     async def _play_round(self) -> None:

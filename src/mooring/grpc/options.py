@@ -188,7 +188,11 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable, tries: int)
         "backoffMultiplier": 2,
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
-    entries = _settings_by_name(methods)
+    entries = {
+        name: {key: value for key, value in entry.items() if key != "name"}
+        for entry in methods
+        for name in _names(entry)
+    }
     added: dict[Name, Config] = {}
     for service, method in repeatable.names:
         if "retryPolicy" in entries.get((service, method), {}):
@@ -203,14 +207,6 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable, tries: int)
             if not method and name[0] == service and name[1] and "retryPolicy" not in settings:
                 added.setdefault(name, {**settings, "retryPolicy": policy})
     return [{"name": [_name(*name)], **settings} for name, settings in {**entries, **added}.items()]
-
-
-def _settings_by_name(methods: Sequence[Config]) -> dict[Name, Config]:
-    entries: dict[Name, Config] = {}
-    for entry in methods:
-        settings = {key: value for key, value in entry.items() if key != "name"}
-        entries |= dict.fromkeys(_names(entry), settings)
-    return entries
 
 
 def _names(entry: Config) -> Iterator[Name]:

@@ -35,12 +35,8 @@ class ContenderValue(msgspec.Struct, frozen=True, omit_defaults=True):
     """For a party that passed a barrier: the creation revision up to which it opened."""
 
 
-_encoder = msgspec.json.Encoder()
+encode_value = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(ContenderValue)
-
-
-def encode_value(value: ContenderValue) -> bytes:
-    return _encoder.encode(value)
 
 
 def decode_value(data: bytes) -> ContenderValue:

@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -205,7 +205,7 @@ def _open(path: Path) -> tuple[int, sqlite3.Connection]:
     with _closing_on_error(path, owner) as opened:
         path.touch(mode=0o600)
         database = _connect(path)
-        opened.append(database)
+        opened.callback(database.close)
         _upgrade(database, path)
     return owner, database
 
@@ -227,7 +227,7 @@ def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
     owner = file_lock.acquire_for_reading(path)
     with _closing_on_error(path, owner) as opened:
         database = _connect_for_reading(path)
-        opened.append(database)
+        opened.callback(database.close)
         if (version := _version(database, path)) != SCHEMA:
             raise StoreError(
                 message(
@@ -241,20 +241,17 @@ def _open_for_reading(path: Path) -> tuple[int, sqlite3.Connection]:
 
 
 @contextmanager
-def _closing_on_error(path: Path, owner: int) -> Iterator[list[sqlite3.Connection]]:
+def _closing_on_error(path: Path, owner: int) -> Iterator[ExitStack]:
     """If opening a file fails, close everything and raise a `StoreError`."""
-    opened: list[sqlite3.Connection] = []
-    try:
-        yield opened
-    except (*_DAMAGE, OSError, StoreError) as error:
-        for database in opened:
-            database.close()
-        file_lock.release(owner)
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(
-            message("file_no_store", path=str(path), problem=_problem(error))
-        ) from error
+    with ExitStack() as opened:
+        opened.callback(file_lock.release, owner)
+        try:
+            yield opened
+        except (*_DAMAGE, OSError) as error:
+            raise StoreError(
+                message("file_no_store", path=str(path), problem=_problem(error))
+            ) from error
+        opened.pop_all()
 
 
 def _rows(batches: Iterable[Batch]) -> Iterator[tuple[int, bytes, int, bytes, int, int, int]]:

@@ -24,15 +24,9 @@ from typing import Any
 from mooring.errors import AccessDenied, Closed, Compacted, StoreError, Unavailable
 from mooring.messages import Message, message, named
 from mooring.store.contract import Batch, Entry, Event, Range, Watch
+from mooring.store.etcd import proto
 from mooring.store.etcd.connection import EtcdConnection, Retries
 from mooring.store.etcd.errors import cancellation
-from mooring.store.etcd.proto import (
-    DELETE,
-    WatchCancelRequest,
-    WatchCreateRequest,
-    WatchProgressRequest,
-    WatchRequest,
-)
 from mooring.store.etcd.shared_stream import SharedStream
 from mooring.tasks import Tasks
 
@@ -115,12 +109,12 @@ class WatchStream:
         request.watch_id = watch_id
         self._watches[watch_id] = watch
         self._unconfirmed.append(watch_id)
-        self.stream.send(WatchRequest(create_request=request))
+        self.stream.send(proto.WatchRequest(create_request=request))
         return watch_id
 
     def cancel(self, watch_id: int) -> None:
         if self._watches.pop(watch_id, None) is not None and self.stream.alive:
-            self.stream.send(WatchRequest(cancel_request=WatchCancelRequest(watch_id=watch_id)))
+            self.stream.send(proto.WatchRequest(cancel_request={"watch_id": watch_id}))
         self._end_if_done()
 
     def retire(self) -> None:
@@ -143,7 +137,7 @@ class WatchStream:
                 return
             if self._watches:
                 self._unanswered += 1
-                self.stream.send(WatchRequest(progress_request=WatchProgressRequest()))
+                self.stream.send(proto.WatchRequest(progress_request={}))
 
     async def _probe_quorum(self) -> None:
         """Send reads at a constant rate, whether the last one was answered or not: a slow member
@@ -256,7 +250,7 @@ class EtcdWatch(Watch):
         # One revision earlier than necessary; it is dropped on receipt. After a compaction at
         # exactly the start revision of a watch, etcd before 3.5.17 silently loses the deletions of
         # that revision; one revision earlier, it reports the compaction.
-        return WatchCreateRequest(
+        return proto.WatchCreateRequest(
             key=self.range.start,
             range_end=range_end(self.range),
             start_revision=0 if self._from_now else max(self._seen, 1),
@@ -411,7 +405,7 @@ def _size(event: Event) -> int:
 
 def _event(event: Any) -> Event:
     kv = event.kv
-    return Event(kv.key, None if event.type == DELETE else entry(kv))
+    return Event(kv.key, None if event.type == proto.DELETE else entry(kv))
 
 
 def entry(kv: Any) -> Entry:
