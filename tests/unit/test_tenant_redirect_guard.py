@@ -191,9 +191,7 @@ def test_right_and_wrong_guesses_of_a_hidden_value_get_the_same_answer(guess: st
     assert refused == kept("x.password", "x.credentials.host")
 
 
-@pytest.mark.parametrize(
-    "key", ["-----BEGIN PRIVATE KEY-----\nMIIEabc", "-----BEGIN PRIVATE KEY-----"]
-)
+@pytest.mark.parametrize("line", ["", "\nMIIEabc"])
 def test_a_private_key_in_the_names_of_fields_is_not_shown(line: str):
     key = f"-----BEGIN PRIVATE KEY-----{line}"
     old: JSON = {key: "", "MIIEabc": "x", "host": "a", "password": "hunter2"}
