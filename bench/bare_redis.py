@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from bench.population import instance
 from bench.processes import output
+from mooring.messages import Message
 from mooring.model import Instance
 from mooring.registry.contract import InstanceRecord
 from mooring.registry.redis.connection import Argument, Connection
@@ -112,7 +113,12 @@ class Sent(Connection):
         self.command: tuple[Argument, ...] = ()
 
     async def run(
-        self, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
+        self,
+        script: Script,
+        keys: Sequence[Argument],
+        arguments: Sequence[Argument],
+        *,
+        what: str | Message,
     ) -> Any:
         self.command = (script.digest, len(keys), *keys, *arguments)
         return []

@@ -16,7 +16,7 @@ import msgspec
 
 from mooring import addresses
 from mooring.errors import InvalidRequest
-from mooring.formatting import describe, quoted
+from mooring.messages import Message, message
 from mooring.names import split_service
 
 if TYPE_CHECKING:
@@ -153,27 +153,26 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
             addresses.check_host(self.host)
         addresses.check_port(self.port)
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
-            raise InvalidRequest(f"weight {quoted(self.weight)} of {self.service} is not a number")
+            raise self._invalid("weight_not_a_number", weight=self.weight)
         if not 0 <= self.weight < float("inf"):
-            raise InvalidRequest(f"weight {quoted(self.weight)} of {self.service} is not 0 or more")
+            raise self._invalid("weight_out_of_range", weight=self.weight)
         check_metadata(self.metadata)
         if not isinstance(self.metadata, RecordedMetadata):
             check_metadata_size(self.service, self.metadata)
         if not isinstance(self.ports, Mapping):
-            raise InvalidRequest(
-                f"ports must be a map of names to numbers, not {quoted(self.ports)}"
-            )
+            raise InvalidRequest(message("ports_not_a_map", ports=self.ports))
         for name, port in self.ports.items():
             addresses.check_port(port)
-            check_text("name of a port", name)
+            check_text("ports", name)
             if not name:
-                raise InvalidRequest(f"the port {quoted(port)} of {self.service} needs a name")
+                raise self._invalid("port_without_name", port=port)
         if not self.id and self.host:
             msgspec.structs.force_setattr(self, "id", self.address)
         if " " in self.id or not self.id.isprintable():
-            raise InvalidRequest(
-                f"the id {quoted(self.id)} contains a space or a control character"
-            )
+            raise InvalidRequest(message("id_invalid", id=self.id))
+
+    def _invalid(self, kind: str, **params: object) -> InvalidRequest:
+        return InvalidRequest(message(kind, service=self.service, **params))
 
     @property
     def address(self) -> str:
@@ -187,24 +186,22 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
         return addresses.join(self.host, self.port_for(protocol))
 
 
-def check_text(what: str, value: object) -> None:
+def check_text(field: str, value: object) -> None:
     """Raise `InvalidRequest` unless it is valid text."""
     if not isinstance(value, str):
-        raise InvalidRequest(f"{what} must be text, not {quoted(value)}")
+        raise InvalidRequest(message("field_not_text", field=field, value=value))
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{what} {quoted(value)} is not valid UTF-8") from None
+        raise InvalidRequest(message("field_not_utf8", field=field, value=value)) from None
 
 
 def check_metadata(metadata: object) -> None:
     if not isinstance(metadata, Mapping):
-        raise InvalidRequest(f"metadata maps text to text, not {quoted(metadata)}")
+        raise InvalidRequest(message("metadata_not_a_map", value=metadata))
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise InvalidRequest(
-                f"metadata maps text to text, not {quoted(key)}: {quoted(value)}: write it as text"
-            )
+            raise InvalidRequest(message("metadata_not_text", key=key, value=value))
         check_text("metadata", key)
         check_text("metadata", value)
 
@@ -217,12 +214,11 @@ def check_metadata_size(service: str, metadata: Mapping[str, object]) -> None:
     size = sum(len(text.encode()) for text in texts)
     if size > MAX_METADATA:
         raise InvalidRequest(
-            f"the metadata of {service} has {size} bytes, more than the limit of {MAX_METADATA}: "
-            "store large values elsewhere, and a reference here"
+            message("metadata_too_large", service=service, size=size, limit=MAX_METADATA)
         )
 
 
-def check_json(what: str, value: object, *, finite: bool = True) -> None:
+def check_json(what: Message, value: object, *, finite: bool = True) -> None:
     """Raise `InvalidRequest` unless JSON can represent it. `finite`: reject NaN and infinity, which
     would otherwise be written as null."""
     try:
@@ -230,25 +226,26 @@ def check_json(what: str, value: object, *, finite: bool = True) -> None:
         if not problem:
             msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"{what} cannot be written as JSON: {describe(error)}") from error
+        raise InvalidRequest(message("not_json", what=what, problem=error)) from error
     if problem:
-        raise InvalidRequest(f"{what} cannot be written as JSON: {problem}")
+        raise InvalidRequest(message("not_json", what=what, problem=problem))
 
 
-def _json_problem(value: object, finite: bool) -> str:
+def _json_problem(value: object, finite: bool) -> Message | None:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not isinstance(name, str):
-                return f"the name {quoted(name)} is not text"
+                return message("json_name_not_text", name=name)
             if problem := _json_problem(inner, finite):
                 return problem
     elif isinstance(value, list | tuple):
-        return next(filter(None, (_json_problem(item, finite) for item in value)), "")
+        return next(filter(None, (_json_problem(item, finite) for item in value)), None)
     elif isinstance(value, float):
-        return "" if math.isfinite(value) or not finite else f"{value} is not finite"
+        if finite and not math.isfinite(value):
+            return message("json_not_finite", value=value)
     elif not (value is None or isinstance(value, str | int)):
-        return f"JSON has no {quoted(value)}"
-    return ""
+        return message("json_has_no", value=value)
+    return None
 
 
 def applied(instance: Instance, service: Config = NO_CONFIG) -> Instance:

@@ -6,8 +6,10 @@ import pytest
 from redis import exceptions as redis
 
 from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
-from mooring.registry.redis.errors import code_of, judge, kind_of, refused, translate
+from mooring.messages import message, verbatim
+from mooring.registry.redis.errors import code_of, judge, kind_of, reason_of, refused, translate
 
+BEAT = message("op_heartbeat", service="echo", id=None)
 IN_62 = "Error running script (call to f_2248ea7f): @user_script:1: "
 IN_70 = " script: 2248ea7f, on @user_script:1."
 IN_90 = " script: on @user_script:1."
@@ -78,7 +80,7 @@ def test_an_error_whose_code_the_driver_removed_is_recognized(error: Exception, 
     ],
 )
 def test_an_error_becomes_one_of_ours(error: Exception, kind: type[StoreError]):
-    translated = translate(error, what="heartbeat of echo", where="here:1", writes=True)
+    translated = translate(error, what=BEAT, where="here:1", writes=True)
     assert type(translated) is kind
     assert "heartbeat of echo" in str(translated)
     assert "user_script" not in str(translated)
@@ -110,23 +112,30 @@ UNREACHED = "localhost:1 cannot be reached: Name or service not known"
             "Error 1 connecting to localhost:1. [SSL] wrong version number.",
             "localhost:1 cannot be reached: [SSL] wrong version number",
         ),
-        (
-            "no node of the cluster answers: Error 111 connecting to localhost:1. Refused.",
-            f"no node of the cluster answers: {REFUSED}",
-        ),
     ],
 )
 def test_a_failed_connection_is_reported_in_plain_words(text: str, words: str):
     error = redis.ConnectionError(text)
-    translated = translate(error, what="heartbeat of echo", where="here", writes=True)
+    translated = translate(error, what=BEAT, where="here", writes=True)
     assert type(translated) is Unavailable
     assert str(translated) == f"heartbeat of echo: here is not available: {words}"
 
 
-def test_a_wrong_key_is_named():
-    said = refused(
-        "WRONGTYPE Operation", what="heartbeat of echo a", key="p:services:echo:instance:a"
+def test_a_problem_that_we_raise_keeps_its_message():
+    lost = redis.ConnectionError("Error 111 connecting to localhost:1. Refused.")
+    error = redis.ConnectionError(message("redis_no_node", problem=reason_of(lost)))
+    translated = translate(error, what=BEAT, where="here", writes=True)
+    assert type(translated) is Unavailable
+    assert translated.message == message(
+        "store_unavailable",
+        operation=BEAT,
+        store=verbatim("here"),
+        reason=message("redis_no_node", problem=message("endpoint_refused", address="localhost:1")),
     )
+
+
+def test_a_wrong_key_is_named():
+    said = refused("WRONGTYPE Operation", what=BEAT, key="p:services:echo:instance:a")
     assert "p:services:echo:instance:a should be a hash" in str(said)
     assert "delete it" in str(said)
 

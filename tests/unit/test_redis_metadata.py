@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.errors import InvalidRequest
+from mooring.messages import message
 from mooring.model import JSON, Instance, Status, check_json
 from mooring.registry.redis import layout as fields
 
@@ -26,7 +27,7 @@ metric_maps = st.dictionaries(names | texts, trees, max_size=5)
 def instance_of(metadata: dict[str, str], metrics: dict[str, JSON]) -> Instance | None:
     """The instance, or None if the model does not allow it."""
     with contextlib.suppress(InvalidRequest):
-        check_json("metrics", metrics)
+        check_json(message("what_metrics", service="a"), metrics)
         return Instance("a", "10.0.0.1", 1, metadata=metadata, status=Status(metrics=metrics))
     return None
 

@@ -51,8 +51,8 @@ Parameter: TypeAlias = str | int | float | bool | list[str] | Message | None
 def message(kind: str, /, **params: object) -> Message:
     """Create a message of a known kind, with exactly the parameters that its text names.
 
-    A parameter may be a message itself, or an exception. Values that JSON cannot represent, and
-    those that are too long to be quoted, are described."""
+    A parameter may be a message itself, or an exception, which may have one as its argument.
+    Values that JSON cannot represent, and those that are too long to be quoted, are described."""
     quoted, sections = _parsed(kind)
     if params.keys() != quoted.keys():
         raise ValueError(f"the parameters {', '.join(sorted(params))} do not match: {TEXTS[kind]}")
@@ -64,6 +64,10 @@ def verbatim(text: str) -> Message:
     """A text of a library, the system or another server, which is shown as it is in all
     languages."""
     return Message("verbatim", {}, printable(text))
+
+
+def as_message(text: str | Message) -> Message:
+    return verbatim(text) if isinstance(text, str) else text
 
 
 def joined(messages: Iterable[Message]) -> str:
@@ -103,7 +107,7 @@ def _parameter(value: object, quoted: bool) -> Parameter:
         case bytes() | bytearray():
             return _parameter(value.decode(errors="surrogateescape"), quoted)
         case BaseException():
-            own = getattr(value, "message", None)
+            own = getattr(value, "message", *value.args[:1]) if value.args else None
             return own if isinstance(own, Message) else verbatim(describe(value))
         case list() | tuple():
             return message("a_list") if quoted else [str(item) for item in value]

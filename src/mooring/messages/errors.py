@@ -108,7 +108,154 @@ TEXTS: Mapping[str, str] = {
         "Redis rejects writes (a replica without its master, too few replicas or a failing disk) "
         "and receives no heartbeats: the last list is kept until it accepts them"
     ),
+    "weight_not_a_number": "weight {weight!q} of {service} is not a number",
+    "weight_out_of_range": "weight {weight!q} of {service} is not 0 or more",
+    "ports_not_a_map": "ports must be a map of names to numbers, not {ports!q}",
+    "port_without_name": "the port {port!q} of {service} needs a name",
+    "id_invalid": "the id {id!q} contains a space or a control character",
+    "field_not_text": "{field} must be text, not {value!q}",
+    "field_not_utf8": "{field} {value!q} is not valid UTF-8",
+    "metadata_not_a_map": "metadata maps text to text, not {value!q}",
+    "metadata_not_text": "metadata maps text to text, not {key!q}: {value!q}: write it as text",
+    "metadata_too_large": (
+        "the metadata of {service} has {size} bytes, more than the limit of {limit}: store large "
+        "values elsewhere, and a reference here"
+    ),
+    "not_json": "{what} cannot be written as JSON: {problem}",
+    "what_config": "the config of {service}",
+    "what_metrics": "the metrics of {service}",
+    "json_name_not_text": "the name {name!q} is not text",
+    "json_not_finite": "{value} is not finite",
+    "json_has_no": "JSON has no {value!q}",
+    "healthy_not_boolean": "healthy must be true or false, not {value!q}",
+    "metrics_not_a_map": "metrics must be a mapping, not {value!q}",
+    "record_malformed": "{place} {problem}",
+    "not_a_json_object": "is not a JSON object but {value!q}",
+    "has_invalid_value": "has an invalid value: {problem}",
+    "has_invalid_field": "has an invalid value for {field}: {problem}",
+    "has_negative_weight": "has an invalid value for weight: {weight} must be 0 or more",
+    "has_wrong_field": "has a wrong {field!q}: {problem}",
+    "has_malformed_field": "has a {field!q} that {problem}",
+    "neither_true_nor_false": "{text!q} is neither true nor false",
+    "not_a_number": "{text!q} is not a number",
+    "not_a_port": "{number} is not a port",
+    "not_a_time": "{number} is not a time",
+    "description_field_unknown": "unknown description field {field!q}: choose one of {known}",
+    "instance_superseded": (
+        "{service} {id} was registered later by another process, which is alive: this process does "
+        "not overwrite it"
+    ),
+    "instance_removed": (
+        "{service} {id} was deregistered by an operator: it cannot register again before its "
+        "process restarts"
+    ),
+    "instance_registered_here": (
+        "{service} {id} is registered here already: close that registration first"
+    ),
+    "incarnation_missing": (
+        "{service} {id}: the incarnation is missing: use the one that registering returned"
+    ),
+    "registration_closed": "the registration of {service} {id} is closed",
+    "registration_closed_meanwhile": "the registration of {service} {id} was closed meanwhile",
+    "registry_closed_before_write": "the registry was closed before this was written",
+    "lease_released": "the lease was released before it was granted",
+    "record_too_large": (
+        "the record of {service} {id} has {size} bytes, but a store accepts {limit} in one commit: "
+        "reduce its metadata"
+    ),
+    "record_rejected_as_too_large": (
+        "the record of {service} {id} is too large for one commit of the store, perhaps because of "
+        "its metadata: {problem}"
+    ),
+    "metadata_over_limit": (
+        "{size} bytes of metadata of {service} {id} are over the limit of {limit}: reduce it, or "
+        "raise registry.redis.metadata-limit"
+    ),
+    "metrics_over_limit": (
+        "{service} {id}: {size} bytes of metadata and metrics are over the limit of {limit}: "
+        "reduce them, or raise the limit"
+    ),
+    "expires_with_lease": "in a store, instances expire with their lease",
+    "no_brakes": "this registry has no brakes: {reason}",
+    "layout_unknown": "unknown layout {name!q}[, did you mean {meant!q}?] (known: {known})",
+    "layout_with_root": "the layout {name!q} has a root of its own: leave {root!q} out",
+    "layout_without_root": (
+        "the layout {name!q} has no root, so its services cannot be distinguished from other keys: "
+        "name one, like layout='{name}:/services/'"
+    ),
+    "hprose_with_group": "an hprose domain has no group: {service!q} contains a slash",
+    "hprose_id_has_slash": "the UUID {id!q} of a server must not contain a slash",
+    "hprose_protocol": (
+        "hprose does not support the protocol {protocol!q}: the protocol of {service} must be one "
+        "of {known}"
+    ),
+    "hprose_path": "the path {path!q} of {service} must start with a slash",
+    "hprose_not_a_url": "{url!q} is not a URL: {problem}",
+    "hprose_url": (
+        "{url!q} is not the URL of an hprose server: write it like tcp://host:port/ ({known})"
+    ),
+    "signals_in_main_thread": "signals reach the main thread only: call until_stopped there",
+    "expires_by_cleanup": (
+        "consumers leave out an instance without heartbeats after their own timeout, and `mooring "
+        "cleanup` evicts it"
+    ),
+    "layout_lacks": "the layout {name!q} has no {feature}: use tree, or Redis",
+    "what_configuration": "configuration",
     # Locks.
+    # Redis.
+    "op_heartbeat": "heartbeat of {service}[ {id}]",
+    "op_registration": "registration of {service} {id}",
+    "op_deregistration": "deregistration of {service} {id}",
+    "op_cleanup": "cleanup of {service}",
+    "op_cleanup_scan": "cleanup (SCAN)",
+    "op_brake_release": "release of the brake of {service}",
+    "op_clock": "read of the clock",
+    "op_list": "list of {what}",
+    "what_services": "services",
+    "what_brakes": "brakes",
+    "what_descriptions": "descriptions",
+    "op_delist": "removal of {service} from the list of services",
+    "op_deletion": "deletion of {service}",
+    "op_change": "change of {key}[ {field}]",
+    "op_write": "write of {key}",
+    "op_election": "election of a leader",
+    "op_search": "search for keys",
+    "op_cluster_discovery": "discovery of the cluster",
+    "op_changes": "changes on {channel}",
+    "not_sendable": "{operation}: {text!q} is not valid UTF-8 and cannot be sent",
+    "calls_failed": "{store}: the calls failed unexpectedly: {problem}",
+    "channel_silent": "no message on {channel} within {seconds} s",
+    "redis_login_failed": "{operation}: the login at {store} failed: {reason}",
+    "redis_not_allowed": "{operation}: {store} does not allow it: {reason}",
+    "redis_out_of_memory": (
+        "{operation}: {store} is out of memory and refuses writes: raise its maxmemory or free some"
+    ),
+    "redis_wrong_type": (
+        "{operation}: a key of the registry at {store} has the wrong type (WRONGTYPE): {which}; "
+        "delete it, or choose another prefix"
+    ),
+    "redis_key_type": "{key}[ is a {type} and] should be a {expected}",
+    "redis_check_types": "check the keys of this service with TYPE",
+    "redis_is_cluster": (
+        "{operation}: {store} belongs to a cluster and does not hold this key: write the URL as "
+        "redis+cluster://"
+    ),
+    "redis_answered": "{operation}: {store} answered: {reason}",
+    "redis_reply_lost": "{operation}: no answer from {store} ({reason}): it may have been done",
+    "redis_no_node": "no node of the cluster answers: {problem}",
+    "redis_no_reply": "no answer within {seconds} s",
+    "redis_connection_lost": "the connection was lost: {problem}",
+    "redis_no_pong": "no answer to PING",
+    "redis_password_unreadable": (
+        "password_file={file} cannot be read: {reason}; the next call reads it again"
+    ),
+    "redis_prefix_reserved": (
+        "the prefix {prefix!q} cannot end with 'services': its keys would look like those of "
+        "another registry"
+    ),
+    "redis_service_has_brace": (
+        "the service {service!q} contains a brace, which would select a slot on a cluster"
+    ),
     # Stores.
     "lease_not_found": (
         "lease {lease} is not known to the store: it expired or was revoked; grant a new one"

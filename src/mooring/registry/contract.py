@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from mooring.errors import InUse, InvalidRequest, Removed, Superseded
-from mooring.messages import Message
+from mooring.messages import Message, message
 from mooring.mirror import Feed
 from mooring.model import (
     JSON,
@@ -92,8 +92,8 @@ class ServiceCount(NamedTuple):
 class RegistryGuarantees(msgspec.Struct, frozen=True):
     """How a registry differs from others, as data."""
 
-    expires: str
-    """How a dead instance expires, as a main clause that may follow a colon."""
+    expires: Message
+    """How a dead instance expires."""
     renews: bool
     """Whether the store renews a lease, so that heartbeats without data need not be sent."""
     describes: bool
@@ -168,21 +168,15 @@ class RemoteRegistration(NamedTuple):
 
 
 def superseded(service: str, id: str) -> Superseded:
-    return Superseded(
-        f"{service} {id} was registered later by another process, which is alive: this process "
-        "does not overwrite it"
-    )
+    return Superseded(message("instance_superseded", service=service, id=id))
 
 
 def removed(service: str, id: str) -> Removed:
-    return Removed(
-        f"{service} {id} was deregistered by an operator: it cannot register again before its "
-        "process restarts"
-    )
+    return Removed(message("instance_removed", service=service, id=id))
 
 
 def registered_here(service: str, id: str) -> InUse:
-    return InUse(f"{service} {id} is registered here already: close that registration first")
+    return InUse(message("instance_registered_here", service=service, id=id))
 
 
 class StatusReport(NamedTuple):
@@ -209,9 +203,7 @@ class StatusReport(NamedTuple):
 
 def check_incarnation(service: str, id: str, incarnation: str) -> None:
     if not incarnation:
-        raise InvalidRequest(
-            f"{service} {id}: the incarnation is missing: use the one that registering returned"
-        )
+        raise InvalidRequest(message("incarnation_missing", service=service, id=id))
 
 
 def operator_fields(instance: Instance) -> list[str]:
@@ -274,7 +266,7 @@ class RemoteRegistrar(RegistryRole):
         `Superseded`, `Removed`, `InvalidRequest` or `StoreError`."""
         check_incarnation(service, id, incarnation)
         if metrics is not None:
-            check_json(f"the metrics of {service}", metrics, finite=False)
+            check_json(message("what_metrics", service=service), metrics, finite=False)
         return await self._beat(service, id, incarnation, StatusReport(healthy, state, metrics))
 
     @abstractmethod

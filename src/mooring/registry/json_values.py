@@ -10,7 +10,7 @@ import msgspec
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
-from mooring.messages import verbatim
+from mooring.messages import Message, message, verbatim
 from mooring.messages.validation import rejection
 from mooring.model import JSON, NO_CONFIG, Config, Time
 
@@ -22,12 +22,12 @@ class Malformed(InvalidRequest):
 
 
 @contextmanager
-def located(where: str) -> Iterator[None]:
+def located(place: str | Message) -> Iterator[None]:
     """Prefix a `Malformed` error with the place of its value."""
     try:
         yield
     except Malformed as error:
-        raise Malformed(f"{where} {error}") from error
+        raise Malformed(message("record_malformed", place=place, problem=error)) from error
 
 
 Fields = dict[str, Any]
@@ -42,7 +42,7 @@ def decode(value: bytes) -> Fields:
     except (ValueError, RecursionError) as error:  # invalid UTF-8 is not a `DecodeError`
         raise Malformed(rejection(error)) from error
     if not isinstance(fields, dict):
-        raise Malformed(f"is not a JSON object but {quoted(fields)}")
+        raise Malformed(message("not_a_json_object", value=fields))
     return fields
 
 
@@ -69,9 +69,10 @@ def get(fields: Fields, name: str, kind: Any, default: T) -> T:
         return converted
     except msgspec.ValidationError as error:
         if isinstance(value, dict | list):  # it may be large, or contain secrets
-            raise Malformed(f"has an invalid value: {rejection(error, name)}") from error
-        reason = rejection(error, verbatim(quoted(value)))
-        raise Malformed(f"has an invalid value for {name}: {reason}") from error
+            problem = rejection(error, name)
+            raise Malformed(message("has_invalid_value", problem=problem)) from error
+        problem = rejection(error, verbatim(quoted(value)))
+        raise Malformed(message("has_invalid_field", field=name, problem=problem)) from error
 
 
 def number(value: float) -> int | float:
@@ -103,7 +104,7 @@ def decode_config(value: bytes) -> Config:
     fields = decode(value)
     weight = get(fields, "weight", float, NO_CONFIG.weight)
     if weight is not None and not 0 <= weight < float("inf"):
-        raise Malformed(f"has an invalid value for weight: {weight:g} must be 0 or more")
+        raise Malformed(message("has_negative_weight", weight=weight))
     return Config(
         weight=weight,
         enabled=get(fields, "enabled", bool, NO_CONFIG.enabled),

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.model import (
     JSON,
     Group,
@@ -120,11 +120,12 @@ def decode_info(value: bytes, *, group: str = "", service: str = "") -> Group | 
 
 def check_config(service: str, set: Mapping[str, JSON]) -> None:
     """Raise `InvalidRequest` for invalid overrides of a service or an instance."""
-    check_json(f"the config of {service}", set)
+    what = message("what_config", service=service)
+    check_json(what, set)
     if isinstance(metadata := set.get("metadata"), dict):
         check_metadata(metadata)
         check_metadata_size(service, metadata)
-    with located(f"the config of {service}"):
+    with located(what):
         values.decode_config(values.encode(set))
 
 
@@ -134,8 +135,6 @@ def check_info(set: Mapping[str, str], *, service: bool) -> None:
         ["description", "displayName"] if service else ["department", "description", "displayName"]
     )
     if unknown := [field for field in set if field not in known]:
-        raise InvalidRequest(
-            f"unknown description field {quoted(unknown[0])}: choose one of {', '.join(known)}"
-        )
+        raise InvalidRequest(message("description_field_unknown", field=unknown[0], known=known))
     for field, text in set.items():
         check_text(field, text)

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.model import JSON, Instance, State, Status, check_json, now
 from mooring.registry.contract import Registrar
 
@@ -123,8 +123,8 @@ class PublishedState:
 
 def _check_status(service: str, healthy: object, metrics: object) -> None:
     if healthy is not None and not isinstance(healthy, bool):
-        raise InvalidRequest(f"healthy must be true or false, not {quoted(healthy)}")
+        raise InvalidRequest(message("healthy_not_boolean", value=healthy))
     if metrics is not None:
         if not isinstance(metrics, Mapping):
-            raise InvalidRequest(f"metrics must be a mapping, not {quoted(metrics)}")
-        check_json(f"the metrics of {service}", metrics, finite=False)
+            raise InvalidRequest(message("metrics_not_a_map", value=metrics))
+        check_json(message("what_metrics", service=service), metrics, finite=False)

@@ -23,6 +23,7 @@ from mooring.addresses import reachable_host
 from mooring.errors import AccessDenied, Closed, InvalidRequest, Removed, StoreError, Superseded
 from mooring.formatting import describe
 from mooring.heartbeat.policy import Beats, Decision
+from mooring.messages import message
 from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registrar
 from mooring.registry.published_state import Metrics, PublishedState
@@ -180,9 +181,7 @@ class Registration:
 
     async def __aenter__(self) -> Self:
         if self._closing is not None:
-            raise Closed(
-                "the registration of {} {} is closed: create a new one".format(*self._labels)
-            )
+            raise self._closed("registration_closed")
         if self._metrics is not None:
             self._metrics.start()
         close_on_sigterm(self, asyncio.get_running_loop())
@@ -206,8 +205,12 @@ class Registration:
             raise self._failed
         if self._closing is not None:
             await leave_to_sigterm()
-            raise Closed("the registration of {} {} was closed meanwhile".format(*self._labels))
+            raise self._closed("registration_closed_meanwhile")
         return self
+
+    def _closed(self, kind: str) -> Closed:
+        service, id = self._labels
+        return Closed(message(kind, service=service, id=id))
 
     def _on_metrics(self) -> None:
         self._published.metrics_changed()
@@ -227,7 +230,7 @@ class Registration:
                 if self._failed is not None:
                     raise self._failed
                 if self._closing is not None:
-                    raise Closed("the registration of {} {} is closed".format(*self._labels))
+                    raise self._closed("registration_closed")
                 changed.clear()
                 await changed.wait()
         finally:

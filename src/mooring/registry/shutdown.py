@@ -32,6 +32,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from mooring.errors import InvalidRequest
+from mooring.messages import message
 from mooring.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ async def until_stopped(
     Works only in the event loop of the main thread, because Python delivers signals to no other.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise InvalidRequest("signals reach the main thread only: call until_stopped there")
+        raise InvalidRequest(message("signals_in_main_thread"))
     loop = asyncio.get_running_loop()
     tasks = Tasks()
     arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()

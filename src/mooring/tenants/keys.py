@@ -107,7 +107,7 @@ class TenantKeys:
         self.namespace = joined(namespace)
         if not self.namespace:
             raise InvalidRequest(message("namespace_empty"))
-        check_text("the namespace of the tenants", self.namespace)
+        check_text("namespace", self.namespace)
         self._tenants = f"{self.namespace}/tenants/"
         self.all = between(f"{self._tenants}1".encode(), f"{self._tenants}:".encode())
         """The parts of all tenants. Ids begin with a digit; the indexes do not."""
@@ -141,13 +141,13 @@ class TenantKeys:
 
     def index(self, kind: IndexKind, name: str) -> bytes:
         """`name` is a code, a name, a host or an FTP user, not escaped."""
-        check_text("the name of a tenant's index", name)
+        check_text("index", name)
         return f"{self._tenants}_index/{kind}/{_indexed(kind, name)}".encode()
 
     def as_written(self, kind: IndexKind, name: str) -> bytes:
         """The key that another publisher may have used: with the name unescaped, and codes and
         hosts in their original case."""
-        check_text("the name of a tenant's index", name)
+        check_text("index", name)
         if kind != "by-name":
             name = name.replace("/", "%2F")
         return f"{self._tenants}_index/{kind}/{name}".encode()

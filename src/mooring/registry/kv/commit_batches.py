@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mooring.errors import Closed, OutcomeUnknown, OutOfSpace, Unavailable
+from mooring.messages import message
 from mooring.store.contract import MAX_OPERATIONS, MAX_REQUEST_BYTES, Check, Put, Store, Write
 from mooring.tasks import Tasks, settle
 
@@ -103,7 +104,7 @@ class CommitBatches:
             else:  # one of them may be the cause: send each separately
                 await asyncio.gather(*(self._commit_together([commit]) for commit in batch))
         except BaseException:
-            _settle(batch, Closed("the registry was closed before this was written"))
+            _settle(batch, Closed(message("registry_closed_before_write")))
             raise
         else:
             _settle(batch, result.revision)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 import msgspec
 
 from mooring.errors import InvalidRequest
+from mooring.messages import message
 from mooring.mirror import Feed, Mirror, RangeFeed
 from mooring.model import Instance, new_incarnation
 from mooring.names import check_name
@@ -46,7 +47,7 @@ class StoreRegistry(StoreOperations, Registry):
         super().__init__(store, layout)
         self.url, self.lease_store = store.url, store
         self.guarantees = RegistryGuarantees(
-            expires="in a store, instances expire with their lease",
+            expires=message("expires_with_lease"),
             renews=True,
             describes="config" in layout.carries,
             keeps_names=True,
@@ -79,8 +80,13 @@ class StoreRegistry(StoreOperations, Registry):
         size = sum(len(name) + len(value) for name, value in self.layout.encode(ready).items())
         if size > MAX_REQUEST_BYTES:
             raise InvalidRequest(
-                f"the record of {ready.service} {ready.id} has {size} bytes, but a store accepts "
-                f"{MAX_REQUEST_BYTES} in one commit: reduce its metadata"
+                message(
+                    "record_too_large",
+                    service=ready.service,
+                    id=ready.id,
+                    size=size,
+                    limit=MAX_REQUEST_BYTES,
+                )
             )
         return ready, self.layout.cannot_carry(instance)
 

@@ -17,6 +17,7 @@ from mooring.errors import (
     StoreError,
     TooLarge,
 )
+from mooring.messages import message
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry import json_values as values
@@ -291,8 +292,12 @@ class StoreInstanceRecord(InstanceRecord):
             if not fresh:
                 raise problem
             raise InvalidRequest(
-                f"the record of {instance.service} {instance.id} is too large for one commit of "
-                f"the store, perhaps because of its metadata: {problem}"
+                message(
+                    "record_rejected_as_too_large",
+                    service=instance.service,
+                    id=instance.id,
+                    problem=problem,
+                )
             ) from problem
         if instance.service not in self._shared.described:
             try:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from mooring.errors import AccessDenied, Conflict, StoreError, Unavailable
+from mooring.messages import message
 from mooring.session import Session
 from mooring.store.contract import Delete, Store, key, unchanged
 from mooring.tasks import Backoff, Tasks, settle, wait_for
@@ -98,7 +99,7 @@ class SharedLease:
         except Exception as error:  # noqa: BLE001 - the callers get it
             settle(opened, error)
         except BaseException:
-            settle(opened, Unavailable("the lease was released before it was granted"))
+            settle(opened, Unavailable(message("lease_released")))
             raise
         else:
             self.granted.add(session.lease)

@@ -15,6 +15,7 @@ from prometheus_client import Counter
 
 from mooring.durations import format_duration
 from mooring.errors import InvalidName, OutcomeUnknown, StoreError, Unavailable
+from mooring.messages import message
 from mooring.registry.evictions import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys, ServiceKeys, is_service
@@ -62,7 +63,7 @@ class RedisEvictions(Evictions):
         while True:
             try:
                 if not self._keys.cluster:  # there, a node that is down affects its services only
-                    await self._timed(self._connection.call("TIME", what="read of the clock"))
+                    await self._timed(self._connection.call("TIME", what=message("op_clock")))
                 if time.monotonic() >= max(due, self._resumes_at()):
                     due = time.monotonic() + self.settings.interval
                     report(await self.sweep(orphans=passes % _SCAN_EVERY == 0))
@@ -123,7 +124,7 @@ class RedisEvictions(Evictions):
         self._check_timeout()
         report = CleanupReport()
         reply = await self._connection.call(
-            "SMEMBERS", self._keys.services, what="list of services"
+            "SMEMBERS", self._keys.services, what=message("op_list", what=message("what_services"))
         )
         services = {_text(name) for name in reply}
         orphaned: dict[str, list[str]] = {}
@@ -177,7 +178,7 @@ class RedisEvictions(Evictions):
             if self._keys.cluster and empty:
                 await drop_service(self._connection, self._keys, name)
             elif self._keys.cluster:
-                what = f"cleanup of {name}"
+                what = message("op_cleanup", service=name)
                 await list_service(self._connection, self._keys, name, what=what)
         except InvalidName as error:
             report.problems.append(f"{self._keys.services} holds an invalid name: {error}")
@@ -199,7 +200,7 @@ class RedisEvictions(Evictions):
         await self._lower(keys, now + timeout, report, oldest)
         await self._sweep_range(keys, ("-inf", f"({oldest}"), report, oldest)
         left = await self._connection.call(
-            "EXISTS", keys.heartbeats, what=f"cleanup of {keys.name}"
+            "EXISTS", keys.heartbeats, what=message("op_cleanup", service=keys.name)
         )
         return not left
 
@@ -235,9 +236,13 @@ class RedisEvictions(Evictions):
                 return
 
     async def _ids(self, keys: ServiceKeys, scores: tuple[str, str], offset: int) -> list[str]:
-        limit = ("LIMIT", offset, _BATCH)
+        limit, what = ("LIMIT", offset, _BATCH), message("op_cleanup", service=keys.name)
         reply = await self._connection.call(
-            "ZRANGEBYSCORE", keys.heartbeats, *scores, *limit, what=f"cleanup of {keys.name}"
+            "ZRANGEBYSCORE",
+            keys.heartbeats,
+            *scores,
+            *limit,
+            what=what,
         )
         return [_text(id) for id in reply]
 
@@ -271,7 +276,7 @@ class RedisEvictions(Evictions):
                 int(self._beat * 1000),
                 *(part for id in ids for part in (_bytes(id), message_head(keys.name, _shown(id)))),
             ],
-            what=f"cleanup of {keys.name}",
+            what=message("op_cleanup", service=keys.name),
         )
         now, state, silent, total, *outcomes = reply
         brake = Brake(silent, total, int(now), 0)
@@ -324,7 +329,8 @@ class RedisEvictions(Evictions):
         return holds
 
     async def brakes(self) -> dict[str, Brake]:
-        names = await self._connection.call("SMEMBERS", self._keys.services, what="list of brakes")
+        what = message("op_list", what=message("what_brakes"))
+        names = await self._connection.call("SMEMBERS", self._keys.services, what=what)
         services = sorted(name for name in map(_text, names) if is_service(name))
         states = await read_each(
             services, lambda name: self._reader.state(self._keys.of(name)), log=log
@@ -338,7 +344,7 @@ class RedisEvictions(Evictions):
         keys = self._keys.of(service)
         kept = int((2 * self.settings.interval + self.settings.global_timeout) * 1000)
         released = await self._connection.run(
-            RELEASE, [keys.brake], [kept], what=f"release of the brake of {service}"
+            RELEASE, [keys.brake], [kept], what=message("op_brake_release", service=service)
         )
         return bool(released)
 

@@ -18,7 +18,8 @@ from redis import exceptions as driver
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from mooring.registry.redis.errors import LOST
+from mooring.messages import message
+from mooring.registry.redis.errors import LOST, reason_of
 from mooring.registry.redis.pipeline import LANES, RedisCall, plain, send
 from mooring.tasks import Tasks
 
@@ -138,7 +139,7 @@ class ClusterClient:
             for node in nodes:
                 try:
                     async with asyncio.timeout(_DISCOVERY_TIMEOUT):
-                        call = plain("CLUSTER", "SLOTS", what="discovery of the cluster")
+                        call = plain("CLUSTER", "SLOTS", what=message("op_cluster_discovery"))
                         (reply,) = await send(self.client(node), [call])
                     if isinstance(reply, Exception):
                         raise reply
@@ -147,7 +148,9 @@ class ClusterClient:
                 except LOST as error:
                     problem = error
                     self._suspects.add(node)
-            raise driver.ConnectionError(f"no node of the cluster answers: {problem}") from problem
+            raise driver.ConnectionError(
+                message("redis_no_node", problem=problem and reason_of(problem))
+            ) from problem
 
     def _update(self, slots: list[list[Any]], asked: Node) -> None:
         ranges = [

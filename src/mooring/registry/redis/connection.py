@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from mooring.errors import Closed, StoreError
-from mooring.formatting import describe
+from mooring.messages import Message, as_message, message, verbatim
 from mooring.registry.redis.cluster import ClusterClient
 from mooring.registry.redis.errors import LOST, code_of, judge, kind_of, translate
 from mooring.registry.redis.liveness import ServerClock
@@ -92,18 +92,23 @@ class Connection:
         return Redis(host=host, port=port, **options)
 
     async def run(
-        self, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
+        self,
+        script: Script,
+        keys: Sequence[Argument],
+        arguments: Sequence[Argument],
+        *,
+        what: str | Message,
     ) -> Any:
         """Run a script; `what` names the call in errors. Raises `StoreError`."""
         return await self._send(scripted(script, keys, arguments, what=what))
 
-    async def call(self, *command: Argument, what: str, writes: bool = False) -> Any:
+    async def call(self, *command: Argument, what: str | Message, writes: bool = False) -> Any:
         """Run a command."""
         return await self._send(plain(*command, what=what, writes=writes))
 
     def _send(self, call: RedisCall) -> asyncio.Future[Any]:
         if self._closed:
-            raise Closed(f"{self.url} is closed")
+            raise Closed(message("store_closed", store=verbatim(self.url)))
         self._waiting.append(call)
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -133,14 +138,14 @@ class Connection:
             await self._answer_within(calls)
         except Exception as error:
             # A bug: the callers get an error that does not claim that the connection is closed.
-            problem = f"{self.where}: the calls failed unexpectedly: {describe(error)}"
+            problem = message("calls_failed", store=verbatim(self.where), problem=error)
             self._fail_all(calls, StoreError(problem))
             raise
         finally:
             self._fail_all(calls, self._was_closed())
 
     def _was_closed(self) -> Closed:
-        return Closed(f"{self.url} was closed meanwhile")
+        return Closed(message("store_closed_meanwhile", store=verbatim(self.url)))
 
     def _fail_all(self, calls: list[RedisCall], error: StoreError) -> None:
         for call in calls:
@@ -172,7 +177,7 @@ class Connection:
 
     async def _wrong_keys(
         self, call: RedisCall, error: BaseException, deadline: float
-    ) -> list[str]:
+    ) -> list[Message]:
         """The keys of a call with the wrong type, if that is the error."""
         if code_of(error) != "WRONGTYPE":
             return []
@@ -186,12 +191,12 @@ class Connection:
             for kind in await self._execute(queries, deadline)
         ]
         return [
-            f"{key} is a {kind} and should be a {kind_of(key)}"
+            message("redis_key_type", key=key, type=kind, expected=kind_of(key))
             for key, kind in zip(keys, kinds, strict=True)
             if kind not in ("none", kind_of(key))
         ]
 
-    def _fail(self, call: RedisCall, error: BaseException, wrong: Sequence[str] = ()) -> None:
+    def _fail(self, call: RedisCall, error: BaseException, wrong: Sequence[Message] = ()) -> None:
         problem = translate(
             error, what=call.what, where=self.where, writes=call.writes, wrong=wrong
         )
@@ -208,11 +213,12 @@ class Connection:
                 async with self._lanes:
                     return await send(self._client, calls)
         except TimeoutError:
-            return [driver.TimeoutError(f"no answer within {self.timeout:g} s")] * len(calls)
+            problem = message("redis_no_reply", seconds=self.timeout)
+            return [driver.TimeoutError(problem)] * len(calls)
         except LOST as error:
             if isinstance(error, AttributeError | RuntimeError):
                 # The driver raises these for a connection that was closed during a call.
-                error = driver.ConnectionError(f"the connection was lost: {describe(error)}")
+                error = driver.ConnectionError(message("redis_connection_lost", problem=error))
             return [error] * len(calls)
 
     async def _reconnect(self) -> None:
@@ -228,15 +234,16 @@ class Connection:
         host, port = random.choice(await self._client.masters())
         return Redis(host=host, port=port, **self._options)
 
-    async def scan(self, pattern: str, *, what: str = "search for keys") -> list[str]:
+    async def scan(self, pattern: str) -> list[str]:
         """The keys that match, on all nodes. Scans the whole Redis, in small steps."""
+        what = message("op_search")
         keys, problem = await self.scan_available(pattern, what=what)
         if problem is not None:
             raise problem
         return keys
 
     async def scan_available(
-        self, pattern: str, *, what: str
+        self, pattern: str, *, what: str | Message
     ) -> tuple[list[str], StoreError | None]:
         """The keys that match on the available nodes, and the error of the others."""
         keys: list[str] = []
@@ -244,7 +251,7 @@ class Connection:
             async for key in self._client.scan_iter(pattern, count=1000):
                 keys.append(key.decode(errors="surrogateescape"))  # noqa: PERF401 - before an error
         except LOST as error:
-            problem = translate(error, what=what, where=self.where, writes=False)
+            problem = translate(error, what=as_message(what), where=self.where, writes=False)
             problem.__cause__ = error
             return keys, problem
         return keys, None
@@ -299,9 +306,9 @@ class _PasswordFile(CredentialProvider):
         except OSError as error:
             # The driver closes the connection for its own errors only. After any other error it
             # would use the connection without a login, as the default user.
+            reason = verbatim(error.strerror or str(error))
             raise driver.AuthenticationError(
-                f"password_file={file} cannot be read: {error.strerror}; the next call reads it "
-                "again"
+                message("redis_password_unreadable", file=str(file), reason=reason)
             ) from error
         return (self._settings.user, password) if self._settings.user else (password,)
 

@@ -12,6 +12,7 @@ from redis import exceptions as redis
 
 from mooring.errors import AccessDenied, OutcomeUnknown, OutOfSpace, StoreError, Unavailable
 from mooring.formatting import describe
+from mooring.messages import Message, combined, message, verbatim
 
 LOST = (redis.RedisError, redis.RedisClusterException, OSError, RuntimeError, AttributeError)
 """What the driver raises for a lost connection. It raises the last two if a connection was closed
@@ -86,59 +87,55 @@ def judge(error: BaseException) -> Verdict:
     return "final"
 
 
-def refused(text: str, *, what: str, key: str) -> StoreError:
+def refused(text: str, *, what: Message, key: str) -> StoreError:
     """The error for one of the records that a script processed."""
-    wrong = [f"{key} should be a {kind_of(key)}"]
+    wrong = [message("redis_key_type", key=key, type=None, expected=kind_of(key))]
     return translate(redis.ResponseError(text), what=what, where="Redis", writes=True, wrong=wrong)
 
 
 def translate(
-    error: BaseException, *, what: str, where: str, writes: bool, wrong: Sequence[str] = ()
+    error: BaseException, *, what: Message, where: str, writes: bool, wrong: Sequence[Message] = ()
 ) -> StoreError:
     """The error that the caller gets. `wrong` describes the keys with wrong types, if known."""
-    text, code = in_words(error), code_of(error)
-    if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
-        return AccessDenied(f"{what}: the login at {where} failed: {text}")
-    if code in ("NOPERM", "NOAUTH", "WRONGPASS"):
-        return AccessDenied(f"{what}: {where} does not allow it: {text}")
-    if code == "OOM":
-        return OutOfSpace(
-            f"{what}: {where} is out of memory and refuses writes: raise its maxmemory or free some"
-        )
-    if code == "WRONGTYPE":
-        which = ", ".join(wrong) or "check the keys of this service with TYPE"
-        return StoreError(
-            f"{what}: a key of the registry at {where} has the wrong type (WRONGTYPE): {which}; "
-            "delete it, or choose another prefix"
-        )
-    if isinstance(error, redis.AskError | redis.ClusterCrossSlotError):
-        return Unavailable(
-            f"{what}: {where} belongs to a cluster and does not hold this key: write the URL as "
-            "redis+cluster://"
-        )
-    if judge(error) == "final":
-        return StoreError(f"{what}: {where} answered: {text}")
+    reason, code, store = reason_of(error), code_of(error), verbatim(where)
     lost = isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
-    if writes and lost and not code and not _NEVER_SENT.search(str(error)):
-        return OutcomeUnknown(f"{what}: no answer from {where} ({text}): it may have been done")
-    return Unavailable(f"{what}: {text if where in text else f'{where} is not available: {text}'}")
+    ours: type[StoreError]
+    if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
+        kind, ours = "redis_login_failed", AccessDenied
+    elif code in ("NOPERM", "NOAUTH", "WRONGPASS"):
+        kind, ours = "redis_not_allowed", AccessDenied
+    elif code == "OOM":
+        return OutOfSpace(message("redis_out_of_memory", operation=what, store=store))
+    elif code == "WRONGTYPE":
+        which = combined(wrong) if wrong else message("redis_check_types")
+        return StoreError(message("redis_wrong_type", operation=what, store=store, which=which))
+    elif isinstance(error, redis.AskError | redis.ClusterCrossSlotError):
+        return Unavailable(message("redis_is_cluster", operation=what, store=store))
+    elif judge(error) == "final":
+        kind, ours = "redis_answered", StoreError
+    elif writes and lost and not code and not _NEVER_SENT.search(str(error)):
+        kind, ours = "redis_reply_lost", OutcomeUnknown
+    elif where in reason.text:
+        return Unavailable(message("operation_failed", operation=what, problem=reason))
+    else:
+        kind, ours = "store_unavailable", Unavailable
+    return ours(message(kind, operation=what, store=store, reason=reason))
 
 
-def in_words(error: BaseException) -> str:
+def reason_of(error: BaseException) -> Message:
     """The message of the driver, without its notation."""
-    return _shortened(_CONNECTING.sub(_not_connected, describe(error).rstrip(".")))
-
-
-def _not_connected(match: re.Match[str]) -> str:
+    if error.args and isinstance(error.args[0], Message):
+        return error.args[0]
+    text = describe(error).rstrip(".")
+    match = _CONNECTING.match(text)
+    if match is None:
+        return verbatim(_shortened(text))
     number, address, reason = match[1], match[2], match[3] or match[1]
     if re.search(rf"\b{errno.ECONNREFUSED}\b", f"{number} {reason}"):
-        return (
-            f"nothing listens at {address} (connection refused). Check that the server runs and "
-            "that the port is right"
-        )
+        return message("endpoint_refused", address=address)
     if reason.startswith("Connect call failed"):
         reason = os.strerror(int(number))
-    return f"{address} cannot be reached: {reason}"
+    return message("endpoint_unreachable", address=address, reason=verbatim(_shortened(reason)))
 
 
 def _shortened(text: str) -> str:

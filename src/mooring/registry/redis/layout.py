@@ -30,7 +30,7 @@ from typing import cast
 import msgspec
 
 from mooring.errors import InvalidName, InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import Message, message
 from mooring.messages.validation import rejection
 from mooring.model import JSON, Instance, RecordedMetadata, State, Status
 from mooring.names import accepts, check_part, split_service
@@ -42,10 +42,7 @@ class RedisKeys:
     def __init__(self, prefix: str = "registry", *, namespace: str = "", cluster: bool = False):
         self.prefix = f"{namespace}:{prefix}" if namespace else prefix
         if self.prefix.split(":")[-1] == "services":
-            raise InvalidRequest(
-                f"the prefix {quoted(self.prefix)} cannot end with 'services': its keys would "
-                "look like those of another registry"
-            )
+            raise InvalidRequest(message("redis_prefix_reserved", prefix=self.prefix))
         self.cluster = cluster
         self.services = f"{self.prefix}:services"
         self.info = f"{self.prefix}:info"
@@ -93,10 +90,7 @@ def check_service(service: str) -> str:
     check_part("group", group)
     check_part("service", name)
     if "{" in service or "}" in service:
-        raise InvalidName(
-            f"the service {quoted(service)} contains a brace, which would select a slot on a "
-            "cluster"
-        )
+        raise InvalidName(message("redis_service_has_brace", service=service))
     return service
 
 
@@ -243,7 +237,7 @@ def _flag(fields: Mapping[str, str], name: str) -> bool:
         return True
     text = text.lower()
     if text not in ("true", "false", "1", "0"):
-        raise Malformed(f"has a wrong {quoted(name)}: {quoted(text)} is neither true nor false")
+        raise _wrong(name, message("neither_true_nor_false", text=text))
     return text in ("true", "1")
 
 
@@ -252,13 +246,13 @@ def _number(fields: Mapping[str, str], name: str, default: float) -> float:
     try:
         return float(text) if text else default
     except ValueError:
-        raise Malformed(f"has a wrong {quoted(name)}: {quoted(text)} is not a number") from None
+        raise _wrong(name, message("not_a_number", text=text)) from None
 
 
 def _port(fields: Mapping[str, str]) -> int:
     number = _number(fields, "port", 0.0)
     if not number.is_integer():  # infinity, for too many digits, is not an integer either
-        raise Malformed(f"has a wrong 'port': {number} is not a port")
+        raise _wrong("port", message("not_a_port", number=number))
     return int(number)
 
 
@@ -269,7 +263,8 @@ def _state(fields: Mapping[str, str]) -> State:
     try:
         state: State = msgspec.convert(text, State)
     except msgspec.ValidationError as error:
-        raise Malformed(f"has an invalid value: {rejection(error, 'state')}") from error
+        problem = rejection(error, "state")
+        raise Malformed(message("has_invalid_value", problem=problem)) from error
     return state
 
 
@@ -282,7 +277,7 @@ def _time(fields: Mapping[str, str], name: str) -> datetime.datetime | None:
             else None
         )
     except (OverflowError, ValueError, OSError) as error:
-        raise Malformed(f"has a wrong {quoted(name)}: {milliseconds} is not a time") from error
+        raise _wrong(name, message("not_a_time", number=milliseconds)) from error
 
 
 def _object(fields: Mapping[str, str], name: str) -> dict[str, JSON] | None:
@@ -291,4 +286,8 @@ def _object(fields: Mapping[str, str], name: str) -> dict[str, JSON] | None:
     try:
         return values.decode(fields[name].encode())
     except (InvalidRequest, UnicodeEncodeError) as error:
-        raise Malformed(f"has a {quoted(name)} that {error}") from error
+        raise Malformed(message("has_malformed_field", field=name, problem=error)) from error
+
+
+def _wrong(name: str, problem: Message) -> Malformed:
+    return Malformed(message("has_wrong_field", field=name, problem=problem))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError, Unavailable
+from mooring.messages import Message, message
 from mooring.model import Config, Instance
 from mooring.registry.contract import removed, superseded
 from mooring.registry.redis.connection import Argument, Connection
@@ -150,7 +151,7 @@ async def send(
             service.name,
             *(argument for beat in beats for argument in beat.arguments()),
         ],
-        what=f"heartbeat of {service.name}",
+        what=message("op_heartbeat", service=service.name, id=None),
     )
     return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]
 
@@ -182,7 +183,7 @@ class ServiceWriter:
         mode = "fresh" if fresh else "back" if returns else "repair"
         if fresh and tried:
             mode, registered = "again", str(int(tried * 1000))
-        what = f"registration of {self.name} {instance.id}"
+        what = message("op_registration", service=self.name, id=instance.id)
         if self._all_keys.cluster:
             await list_service(self._connection, self._all_keys, self.name, what=what)
         reply: Any = await self._connection.run(
@@ -231,7 +232,7 @@ class ServiceWriter:
                 head,
                 self.name,
             ],
-            what=f"deregistration of {self.name} {id}",
+            what=message("op_deregistration", service=self.name, id=id),
         )
         existed, empty = reply
         if empty and self._all_keys.cluster:
@@ -333,16 +334,17 @@ class LiveService(ServiceWriter):
 
 
 async def list_service(
-    connection: Connection, keys: RedisKeys, service: str, *, what: str = "list of services"
+    connection: Connection, keys: RedisKeys, service: str, *, what: Message | None = None
 ) -> None:
     """Add a service to tier 1 on a cluster, where the scripts cannot reach it."""
+    what = what or message("op_list", what=message("what_services"))
     await connection.call("SADD", keys.services, service, what=what, writes=True)
 
 
 async def drop_service(connection: Connection, keys: RedisKeys, service: str) -> None:
     """Remove a service without instances from tier 1 on a cluster. An instance that registers later
     adds it again; if one registered just before, this does."""
-    what = f"removal of {service} from the list of services"
+    what = message("op_delist", service=service)
     await connection.call("SREM", keys.services, service, what=what, writes=True)
     if await connection.call("EXISTS", keys.of(service).heartbeats, what=what):
         await list_service(connection, keys, service, what=what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.model import check_text
 from mooring.names import check_name
 from mooring.registry.operations import ObjectOperations, StoredObject
@@ -26,20 +27,20 @@ class _HashField(StoredObject):
         self._before = b""
 
     async def read(self) -> bytes | None:
-        what = f"read of {self._key}"
+        what = message("op_read", key=self._key)
         value = await self._connection.call("HGET", self._key, self._field, what=what)
         self._before = value or b""
         return value or None
 
     async def replace(self, value: bytes) -> bool:
-        service, message = self._service, ("", "")
+        service, change = self._service, ("", "")
         if service is not None:
-            message = (service.changes, message_head(service.name, self._field))
+            change = (service.changes, message_head(service.name, self._field))
         done: Any = await self._connection.run(
             EDIT,
             [self._key],
-            [self._field, self._before, value, *message],
-            what=f"change of {self._key} {self._field}",
+            [self._field, self._before, value, *change],
+            what=message("op_change", key=self._key, field=self._field),
         )
         return bool(done)
 
@@ -73,7 +74,7 @@ class RedisOperations(ObjectOperations):
 
     async def forget(self, service: str) -> bool:
         """On Redis, silent instances are registered until cleanup evicts them."""
-        keys, what = self.keys.of(service), f"deletion of {service}"
+        keys, what = self.keys.of(service), message("op_deletion", service=service)
         shared = [] if self.keys.cluster else [self.keys.info, self.keys.services]
         done = await self.connection.run(
             FORGET,

@@ -14,7 +14,7 @@ from redis import exceptions as driver
 from redis.asyncio import Redis
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import Message, as_message, message
 from mooring.tasks import settle
 
 
@@ -60,7 +60,7 @@ _pack: Any = hiredis.pack_command  # its type stub accepts tuples of one element
 class RedisCall(NamedTuple):
     command: tuple[Argument, ...]
     script: Script | None
-    what: str
+    what: Message
     """Its name in errors."""
     writes: bool
     answer: asyncio.Future[Any]
@@ -80,36 +80,34 @@ class RedisCall(NamedTuple):
 
 
 def scripted(
-    script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str
+    script: Script, keys: Sequence[Argument], arguments: Sequence[Argument], *, what: str | Message
 ) -> RedisCall:
     """A call of a script by its digest. Raises `InvalidRequest` if it cannot be encoded, as does
     `plain`."""
     command = ("EVALSHA", script.digest, len(keys), *keys, *arguments)
-    return _call(command, script, what, writes=script.name not in ("list", "state"))
+    return _call(command, script, as_message(what), writes=script.name not in ("list", "state"))
 
 
-def plain(*command: Argument, what: str, writes: bool = False) -> RedisCall:
+def plain(*command: Argument, what: str | Message, writes: bool = False) -> RedisCall:
     """A call of a command other than a script."""
-    return _call(command, None, what, writes=writes)
+    return _call(command, None, as_message(what), writes=writes)
 
 
 def _call(
-    command: tuple[Argument, ...], script: Script | None, what: str, *, writes: bool
+    command: tuple[Argument, ...], script: Script | None, what: Message, *, writes: bool
 ) -> RedisCall:
     packed = _packed(command, what)
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     return RedisCall(command, script, what, writes, answer, packed)
 
 
-def _packed(command: tuple[Argument, ...], what: str) -> bytes:
+def _packed(command: tuple[Argument, ...], what: Message) -> bytes:
     try:
         packed: bytes = _pack(command)
         return packed
     except UnicodeEncodeError as error:
         surrogate = error.object[error.start]
-        raise InvalidRequest(
-            f"{what}: {quoted(surrogate)} is not valid UTF-8 and cannot be sent"
-        ) from error
+        raise InvalidRequest(message("not_sendable", operation=what, text=surrogate)) from error
 
 
 async def send(

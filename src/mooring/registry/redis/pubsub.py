@@ -17,6 +17,7 @@ import msgspec
 from redis import exceptions as driver
 
 from mooring.errors import StoreError
+from mooring.messages import message
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import LOST, code_of
 from mooring.registry.redis.layout import RedisKeys
@@ -144,7 +145,7 @@ class ChangeChannels:
                 waiting.cancel()
                 if not done and requested:
                     if self._pinged and time.monotonic() - self._pinged > 2 * PING:
-                        raise driver.TimeoutError("no answer to PING")
+                        raise driver.TimeoutError(message("redis_no_pong"))
                     await connection.send_command("PING")
                     self._pinged = self._pinged or time.monotonic()
         finally:

@@ -13,6 +13,7 @@ import msgspec
 from mooring.durations import format_duration
 from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry import json_values as values
 from mooring.registry.contract import Problem
@@ -66,7 +67,7 @@ class Reader:
             STATE,
             [service.config, service.brake, service.evictions],
             [],
-            what=f"read of {service.name}",
+            what=message("op_read", key=service.name),
         )
         now, overrides, brake = reply
         clock = self._connection.clock(service.name)
@@ -92,7 +93,7 @@ class Reader:
 
     async def scores(self, service: ServiceKeys) -> dict[str, float]:
         """The last heartbeat of each instance, in ms of the server's clock, oldest first."""
-        what = f"read of {service.name}"
+        what = message("op_read", key=service.name)
         key = service.heartbeats
         size, reply = await asyncio.gather(
             self._connection.call("ZCARD", key, what=what),
@@ -116,7 +117,7 @@ class Reader:
         if not missing:
             return set()
         reply = await self._connection.call(
-            "ZRANGE", service.removed, 0, -1, what=f"read of {service.name}"
+            "ZRANGE", service.removed, 0, -1, what=message("op_read", key=service.name)
         )
         members = [member.decode(errors="backslashreplace") for member in reply]
         left = {tuple(member.split(" ")[:2]) for member in members}
@@ -132,7 +133,7 @@ class Reader:
             since,
             until,
             "WITHSCORES",
-            what=f"read of {service.name}",
+            what=message("op_read", key=service.name),
         )
         return list(_scores(reply).items())
 
@@ -152,7 +153,7 @@ class Reader:
                 LIST,
                 [service.instance(id) for id in ids],
                 layout.READ,
-                what=f"read of {service.name}",
+                what=message("op_read", key=service.name),
             )
             for id, record in zip(ids, reply, strict=False):
                 self._decode(details, service, id, record)

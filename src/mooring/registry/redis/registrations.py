@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from mooring.errors import StoreError, TooLarge
+from mooring.messages import message
 from mooring.model import JSON, NO_CONFIG, Config, Instance, check_text
 from mooring.registry.contract import (
     InstanceRecord,
@@ -150,7 +151,7 @@ class RedisInstanceRecord(InstanceRecord):
             self._beaten = sent
             return True
         if result not in ("gone", "superseded"):
-            what = f"heartbeat of {self._service.name} {self.id}"
+            what = message("op_heartbeat", service=self._service.name, id=self.id)
             raise refused(result, what=what, key=self._service.keys.instance(self.id))
         self.disturbed = True  # `put` detects whether a successor is alive
         return False
@@ -162,21 +163,19 @@ class RedisInstanceRecord(InstanceRecord):
         if (size := layout.size(fields)) <= self._limit:
             self._too_large, self._metadata = "", instance.metadata
             return fields
-        problem = f"{size} bytes of metadata and metrics are over the limit of {self._limit}"
+        problem = _too_large(instance, size, self._limit)
         status = msgspec.structs.replace(instance.status, metrics={})
         instance = msgspec.structs.replace(instance, status=status)
         fields, left_out = layout.encode(instance), "no metrics are sent"
         if layout.size(fields) <= self._limit:
             self._metadata = instance.metadata
         elif self._metadata is None:
-            raise TooLarge(
-                f"{self._service.name} {self.id}: {problem}: reduce them, or raise the limit"
-            )
+            raise problem
         else:
             fields = layout.encode(msgspec.structs.replace(instance, metadata=self._metadata))
             left_out = "the metadata stays as it was, and no metrics are sent"
         if self._too_large != left_out:
-            log.warning("%s %s: %s: %s", self._service.name, self.id, problem, left_out)
+            log.warning("%s: %s", problem, left_out)
             self._too_large = left_out
         return fields
 
@@ -249,7 +248,8 @@ class RedisRemoteRegistrations:
             if await self._is_alive(keys, id):
                 raise superseded(service, id)
         elif result != "gone":
-            raise refused(result, what=f"heartbeat of {service} {id}", key=keys.instance(id))
+            what = message("op_heartbeat", service=service, id=id)
+            raise refused(result, what=what, key=keys.instance(id))
         if await self._was_removed(keys, f"{id} {incarnation}"):
             raise removed(service, id)
         return False
@@ -259,15 +259,12 @@ class RedisRemoteRegistrations:
         instance = msgspec.structs.replace(instance, status=status)
         fields = layout.encode(instance)
         if (size := layout.size(fields)) > self._limit:
-            raise TooLarge(
-                f"{instance.service} {instance.id}: {size} bytes of metadata and metrics are over "
-                f"the limit of {self._limit}: reduce them"
-            )
+            raise _too_large(instance, size, self._limit)
         head = message_head(instance.service, instance.id, instance)
         return Beat(instance.id, instance.incarnation, "", status.healthy, head, fields)
 
     async def _score(self, keys: ServiceKeys, key: str, member: str) -> float:
-        what = f"read of {keys.name}"
+        what = message("op_read", key=keys.name)
         return float(await self._connection.call("ZSCORE", key, member, what=what) or 0)
 
     async def _is_alive(self, keys: ServiceKeys, id: str) -> bool:
@@ -287,6 +284,18 @@ class RedisRemoteRegistrations:
         check_text("id", id)
         head = message_head(service, id)
         return await writer.deregister(id, incarnation, head=head, place=_place(incarnation))
+
+
+def _too_large(instance: Instance, size: int, limit: int) -> TooLarge:
+    return TooLarge(
+        message(
+            "metrics_over_limit",
+            service=instance.service,
+            id=instance.id,
+            size=size,
+            limit=limit,
+        )
+    )
 
 
 def _place(incarnation: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mooring.errors import InvalidRequest, StoreError
+from mooring.messages import message
 from mooring.mirror import Feed
 from mooring.model import Instance, new_incarnation
 from mooring.names import accepts, check_name, split_service
@@ -56,10 +57,7 @@ class RedisRegistry(RedisOperations, Registry):
         super().__init__(connection, keys)
         interval = settings.heartbeat.heartbeat_interval
         self.guarantees = RegistryGuarantees(
-            expires=(
-                "consumers leave out an instance without heartbeats after their own timeout, and "
-                "`mooring cleanup` evicts it"
-            ),
+            expires=message("expires_by_cleanup"),
             renews=False,
             describes=True,
             late=3 * interval,
@@ -96,8 +94,13 @@ class RedisRegistry(RedisOperations, Registry):
         size, limit = layout.size(layout.encode(ready)), self.settings.redis.metadata_limit
         if size > limit:
             raise InvalidRequest(
-                f"{size} bytes of metadata of {ready.service} {ready.id} are over the limit of "
-                f"{limit}: reduce it, or raise registry.redis.metadata-limit"
+                message(
+                    "metadata_over_limit",
+                    size=size,
+                    service=ready.service,
+                    id=ready.id,
+                    limit=limit,
+                )
             )
         return ready, operator_fields(instance)
 
@@ -165,14 +168,15 @@ class RedisRegistry(RedisOperations, Registry):
         return [name for name in names if not group or split_service(name)[0] == group]
 
     async def _listed(self) -> list[str]:
-        reply = await self.connection.call("SMEMBERS", self.keys.services, what="list of services")
+        what = message("op_list", what=message("what_services"))
+        reply = await self.connection.call("SMEMBERS", self.keys.services, what=what)
         return [name.decode(errors="backslashreplace") for name in reply]
 
     async def _described(self) -> list[str]:
         """Empty if the descriptions cannot be read: services with instances are listed anyway."""
-        key = self.keys.info
+        key, what = self.keys.info, message("op_list", what=message("what_descriptions"))
         try:
-            reply = await self.connection.call("HGETALL", key, what="list of descriptions")
+            reply = await self.connection.call("HGETALL", key, what=what)
         except StoreError as error:
             log.warning("services without instances are left out: %s", error)
             return []
@@ -257,7 +261,7 @@ class RedisLeaderLease(LeaderLease):
 
     async def lead(self, id: str, ttl: float) -> bool:
         done = await self._connection.run(
-            LEAD, [self._leader], [id, int(ttl * 1000)], what="election of a leader"
+            LEAD, [self._leader], [id, int(ttl * 1000)], what=message("op_election")
         )
         return bool(done)
 
@@ -265,12 +269,11 @@ class RedisLeaderLease(LeaderLease):
         await self.lead(id, 0)
 
     async def note(self) -> bytes:
-        what = f"read of {self._note}"
+        what = message("op_read", key=self._note)
         note: bytes | None = await self._connection.call("GET", self._note, what=what)
         return note or b""
 
     async def leave_note(self, id: str, note: bytes) -> bool:
-        done = await self._connection.run(
-            NOTE, [self._leader, self._note], [id, note, _NOTE_TTL], what=f"write of {self._note}"
-        )
+        what, keys = message("op_write", key=self._note), [self._leader, self._note]
+        done = await self._connection.run(NOTE, keys, [id, note, _NOTE_TTL], what=what)
         return bool(done)

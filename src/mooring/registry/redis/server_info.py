@@ -17,10 +17,11 @@ from redis.asyncio import Redis
 
 from mooring.addresses import join
 from mooring.errors import Unavailable
+from mooring.messages import message
 from mooring.model import Instance
 from mooring.registry.contract import InstanceRecord
 from mooring.registry.redis.connection import Connection, options_of
-from mooring.registry.redis.errors import LOST, code_of, in_words, translate
+from mooring.registry.redis.errors import LOST, code_of, reason_of, translate
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.settings.connections import RedisConnectionSettings
 
@@ -75,11 +76,11 @@ class AccessTrial:
                 await _heard(listening, "message")
                 return time.monotonic() - started
         except TimeoutError as error:
-            raise Unavailable(f"no message on {keys.changes} within {_TIMEOUT:g} s") from error
+            silent = message("channel_silent", channel=keys.changes, seconds=_TIMEOUT)
+            raise Unavailable(silent) from error
         except FAILURES as error:
-            raise translate(
-                error, what=f"changes on {keys.changes}", where=connection.where, writes=False
-            ) from error
+            what = message("op_changes", channel=keys.changes)
+            raise translate(error, what=what, where=connection.where, writes=False) from error
 
     async def scan(self) -> None:
         """The first step of the search of cleanup for orphans."""
@@ -90,7 +91,7 @@ class AccessTrial:
                     await client.execute_command("SCAN", "0", "MATCH", pattern, "COUNT", "10")
             except FAILURES as error:
                 raise translate(
-                    error, what="cleanup (SCAN)", where=address, writes=False
+                    error, what=message("op_cleanup_scan"), where=address, writes=False
                 ) from error
 
     async def aclose(self) -> None:
@@ -329,7 +330,7 @@ async def _inspect_cluster(settings: RedisConnectionSettings) -> Topology:
 
 def _in_words(address: str, error: BaseException, settings: RedisConnectionSettings) -> str:
     """Why a server cannot be reached, and what to do."""
-    words = in_words(error)
+    words = str(reason_of(error))
     if "(connection refused)" in words:
         return words
     if problem := _tls_problem(address, error, words):

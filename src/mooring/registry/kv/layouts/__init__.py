@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
-from mooring.names import nearest
+from mooring.messages import message
+from mooring.names import closest
 from mooring.registry.kv.layouts.hprose import Hprose
 from mooring.registry.kv.layouts.layout import Layout
 from mooring.registry.kv.layouts.single_key import Endpoints, Plain
@@ -22,11 +22,10 @@ def layout_of(text: str) -> Layout:
     if name in _WITH_ROOT:
         return _WITH_ROOT[name](root)
     if name not in _WITHOUT_ROOT:
+        known = sorted([*_WITHOUT_ROOT, *_WITH_ROOT])
         raise InvalidRequest(
-            f"unknown layout {quoted(text)}{nearest(name, [*_WITHOUT_ROOT, *_WITH_ROOT])}"
+            message("layout_unknown", name=text, meant=closest(name, known), known=known)
         )
     if root:
-        raise InvalidRequest(
-            f"the layout {quoted(name)} has a root of its own: leave {quoted(root)} out"
-        )
+        raise InvalidRequest(message("layout_with_root", name=name, root=root))
     return _WITHOUT_ROOT[name]()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from mooring import addresses
 from mooring.errors import InvalidName, InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.model import JSON, Instance
 from mooring.names import DEFAULT_GROUP, accepts, check_part, split_service
 from mooring.registry import json_values as values
@@ -34,7 +34,7 @@ class Hprose(Layout):
 
     def canonical(self, service: str) -> str:
         if "/" in service:
-            raise InvalidName(f"an hprose domain has no group: {quoted(service)} contains a slash")
+            raise InvalidName(message("hprose_with_group", service=service))
         split_service(service)
         check_part("domain", service)
         return service
@@ -72,9 +72,7 @@ class Hprose(Layout):
 
     def _key(self, instance: Instance) -> bytes:
         if "/" in instance.id:
-            raise InvalidRequest(
-                f"the UUID {quoted(instance.id)} of a server must not contain a slash"
-            )
+            raise InvalidRequest(message("hprose_id_has_slash", id=instance.id))
         return f"{self._folder(instance.service)}{instance.id}".encode()
 
     def _locate(self, name: str) -> Location | None:
@@ -106,14 +104,16 @@ def server_url(instance: Instance) -> str:
     """The URL that hprose clients call. Raises `InvalidRequest` for any other protocol."""
     if instance.protocol not in SCHEMES:
         raise InvalidRequest(
-            f"hprose does not support the protocol {quoted(instance.protocol)}: the protocol of "
-            f"{instance.service} must be one of {', '.join(SCHEMES)}"
+            message(
+                "hprose_protocol",
+                protocol=instance.protocol,
+                service=instance.service,
+                known=SCHEMES,
+            )
         )
     path = instance.metadata.get("path", "/")
     if not path.startswith(("/", "?")):
-        raise InvalidRequest(
-            f"the path {quoted(path)} of {instance.service} must start with a slash"
-        )
+        raise InvalidRequest(message("hprose_path", path=path, service=instance.service))
     return f"{instance.protocol}://{instance.address}{path}"
 
 
@@ -124,13 +124,9 @@ def instance_at(domain: str, uuid: str, url: str) -> Instance:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise Malformed(f"{quoted(url)} is not a URL: {error}") from error
+        raise Malformed(message("hprose_not_a_url", url=url, problem=error)) from error
     if parts.scheme not in SCHEMES or not parts.netloc:
-        schemes = ", ".join(SCHEMES)
-        raise Malformed(
-            f"{quoted(url)} is not the URL of an hprose server: write it like tcp://host:port/ "
-            f"({schemes})"
-        )
+        raise Malformed(message("hprose_url", url=url, known=SCHEMES))
     if port is None:
         port = {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme, 0)
     addresses.check_port(port)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.model import NO_CONFIG, Config, Instance
 from mooring.registry.contract import Problem, operator_fields
 from mooring.store.contract import Entry, Range, prefix
@@ -185,6 +185,5 @@ class Layout(ABC):
         return lost + operator_fields(instance)
 
     def _lacks(self, feature: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"the layout {quoted(self.name)} has no {feature}: use tree, or Redis"
-        )
+        what = message(f"what_{feature}")
+        return InvalidRequest(message("layout_lacks", name=self.name, feature=what))

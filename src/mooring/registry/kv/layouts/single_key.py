@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from mooring import addresses
 from mooring.errors import InvalidRequest
-from mooring.formatting import quoted
+from mooring.messages import message
 from mooring.model import JSON, Instance, RecordedMetadata
 from mooring.names import is_service, split_service
 from mooring.registry import json_values as values
@@ -38,10 +38,7 @@ class SingleKeyLayout(Layout):
 
     def roots(self, group: str = "") -> tuple[Range, ...]:
         if not self._root:
-            raise InvalidRequest(
-                f"the layout {quoted(self.name)} has no root, so its services cannot be "
-                f"distinguished from other keys: name one, like layout='{self.name}:/services/'"
-            )
+            raise InvalidRequest(message("layout_without_root", name=self.name))
         return (prefix(self._root.encode()),)
 
     def home(self, instance: Instance) -> Range:
@@ -113,7 +110,7 @@ class Endpoints(SingleKeyLayout):
         fields = values.decode(value)
         address = values.get(fields, "Addr", str, "")
         if not address:
-            raise Malformed("has no 'Addr'")
+            raise Malformed(message("field_missing", field="Addr"))
         host, port = addresses.split(address)
         metadata = fields.get("Metadata")
         if not isinstance(metadata, dict):  # a Go service may store anything there
