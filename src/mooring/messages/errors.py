@@ -175,8 +175,6 @@ TEXTS: Mapping[str, str] = {
         "{service} {id}: {size} bytes of metadata and metrics are over the limit of {limit}: "
         "reduce them, or raise the limit"
     ),
-    "expires_with_lease": "in a store, instances expire with their lease",
-    "no_brakes": "this registry has no brakes: {reason}",
     "layout_unknown": "unknown layout {name!q}[, did you mean {meant!q}?] (known: {known})",
     "layout_with_root": "the layout {name!q} has a root of its own: leave {root!q} out",
     "layout_without_root": (
@@ -195,10 +193,6 @@ TEXTS: Mapping[str, str] = {
         "{url!q} is not the URL of an hprose server: write it like tcp://host:port/ ({known})"
     ),
     "signals_in_main_thread": "signals reach the main thread only: call until_stopped there",
-    "expires_by_cleanup": (
-        "consumers leave out an instance without heartbeats after their own timeout, and `mooring "
-        "cleanup` evicts it"
-    ),
     "layout_lacks": "the layout {name!q} has no {feature}: use tree, or Redis",
     "what_configuration": "configuration",
     # Locks.

@@ -92,8 +92,8 @@ class ServiceCount(NamedTuple):
 class RegistryGuarantees(msgspec.Struct, frozen=True):
     """How a registry differs from others, as data."""
 
-    expires: Message
-    """How a dead instance expires."""
+    expires: str
+    """How a dead instance expires, as a main clause that may follow a colon."""
     renews: bool
     """Whether the store renews a lease, so that heartbeats without data need not be sent."""
     describes: bool

@@ -47,7 +47,7 @@ class StoreRegistry(StoreOperations, Registry):
         super().__init__(store, layout)
         self.url, self.lease_store = store.url, store
         self.guarantees = RegistryGuarantees(
-            expires=message("expires_with_lease"),
+            expires="in a store, instances expire with their lease",
             renews=True,
             describes="config" in layout.carries,
             keeps_names=True,

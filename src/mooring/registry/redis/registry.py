@@ -57,7 +57,10 @@ class RedisRegistry(RedisOperations, Registry):
         super().__init__(connection, keys)
         interval = settings.heartbeat.heartbeat_interval
         self.guarantees = RegistryGuarantees(
-            expires=message("expires_by_cleanup"),
+            expires=(
+                "consumers leave out an instance without heartbeats after their own timeout, and "
+                "`mooring cleanup` evicts it"
+            ),
             renews=False,
             describes=True,
             late=3 * interval,

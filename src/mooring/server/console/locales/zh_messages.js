@@ -230,8 +230,6 @@ export default {
     "{service} {id} 的元数据有 {size} 字节，超过 {limit} 的上限：请减少元数据，或提高 registry.redis.metadata-limit",
   metrics_over_limit:
     "{service} {id}：元数据和指标有 {size} 字节，超过 {limit} 的上限：请减少它们，或提高上限",
-  expires_with_lease: "在存储中，实例随其租约过期",
-  no_brakes: "此注册中心没有剔除保护：{reason}",
   layout_unknown: "未知的布局 {name!q}[，是否指 {meant!q}？]（可用：{known}）",
   layout_with_root: "布局 {name!q} 有自己的根：请去掉 {root!q}",
   layout_without_root:
@@ -243,7 +241,6 @@ export default {
   hprose_not_a_url: "{url!q} 不是 URL：{problem}",
   hprose_url: "{url!q} 不是 hprose 服务器的 URL：请写成 tcp://host:port/（{known}）",
   signals_in_main_thread: "信号只会到达主线程：请在主线程中调用 until_stopped",
-  expires_by_cleanup: "消费者按自己的超时忽略没有心跳的实例，`mooring cleanup` 会将其剔除",
   layout_lacks: "布局 {name!q} 没有{feature}：请使用 tree 或 Redis",
   what_configuration: "配置",
   // Locks.
