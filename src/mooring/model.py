@@ -226,9 +226,9 @@ def check_json(what: Message, value: object, *, finite: bool = True) -> None:
         if not problem:
             msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(message("not_json", what=what, problem=error)) from error
+        raise InvalidRequest(message("not_as_json", what=what, problem=error)) from error
     if problem:
-        raise InvalidRequest(message("not_json", what=what, problem=problem))
+        raise InvalidRequest(message("not_as_json", what=what, problem=problem))
 
 
 def _json_problem(value: object, finite: bool) -> Message | None:

@@ -121,7 +121,7 @@ TEXTS: Mapping[str, str] = {
         "the metadata of {service} has {size} bytes, more than the limit of {limit}: store large "
         "values elsewhere, and a reference here"
     ),
-    "not_json": "{what} cannot be written as JSON: {problem}",
+    "not_as_json": "{what} cannot be written as JSON: {problem}",
     "what_config": "the config of {service}",
     "what_metrics": "the metrics of {service}",
     "json_name_not_text": "the name {name!q} is not text",

@@ -194,7 +194,7 @@ export default {
   metadata_not_text: "元数据是文本到文本的映射，而不是 {key!q}：{value!q}：请写成文本",
   metadata_too_large:
     "{service} 的元数据有 {size} 字节，超过 {limit} 的上限：请把较大的值存到别处，这里只存引用",
-  not_json: "{what}无法写成 JSON：{problem}",
+  not_as_json: "{what}无法写成 JSON：{problem}",
   what_config: "{service} 的配置",
   what_metrics: "{service} 的指标",
   json_name_not_text: "名称 {name!q} 不是文本",
