@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -48,6 +50,8 @@ def header(*values: str) -> Request:
 def tenant(id: int, code: str, *hosts: str, status: str = "active") -> Tenant:
     return Tenant(id, Meta(id=id, code=code, status=status), Domain(aliases=hosts))
 
+
+DOCS = Path(__file__).parents[2] / "docs/tenants.md"
 
 ACME = tenant(7, "Acme", "acme.example.com", "shop.example.org")
 TENANTS = [
@@ -404,6 +408,13 @@ def test_a_rejection_says_what_was_missing_and_which_tenant_was_named():
         "x.example.com",
     )
     assert rejection(HEADER, header("Broke")) == ("the tenant is suspended", "Broke")
+
+
+def test_the_documentation_shows_the_body_of_a_rejection():
+    (example,) = re.findall(r"```json\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    decided = Admission().decide(all_of(TENANTS, HEADER), header())
+    assert isinstance(decided, TenantRejection)
+    assert json.loads(decided.body) == json.loads(example)
 
 
 TEXT = st.text(max_size=400) | st.text("7acme.:[]%&=,/ \x00\ufffd", max_size=40)
