@@ -76,6 +76,7 @@ const NAME = /^(?:[\p{L}\p{N}_.:/@+%*…-]{1,200}|\[[0-9A-Fa-f:.%]+\](?::\d+)?)$
 function parameter(value, quoted = false) {
   if (Array.isArray(value)) return value.map((item) => parameter(item)).join("、");
   if (value?.kind) return say(value);
+  if (Number.isInteger(value)) return String(value); // a port or a number of a version is not grouped
   if (typeof value === "number") return n(value, 6);
   if (typeof value !== "string") return String(value ?? null);
   if (quoted && !value.includes("'")) return `'${value}'`;
