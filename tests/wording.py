@@ -1,4 +1,4 @@
-"""What no text for people contains."""
+"""What texts for users must not contain."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import re
 PYTHONS = re.compile(
     r"\\x|\\u|b'|b\"|Expected `|<class|Traceback|<unicode string>|\bNone\b|\('[^']*', "
 )
-"""Python's notation, and texts of libraries."""
+"""Python notation and texts of libraries."""

@@ -1,4 +1,4 @@
-"""Every registry, for one suite over all of them, and hands that meddle with their records."""
+"""Every registry, for one test suite over all of them, and access to their records past Mooring."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ REDIS = usual(
 
 
 def places(stores: Collection[str], redis: Collection[str] = ()) -> list[Any]:
-    """A fixture's parameters: these stores, every layout in memory, and these kinds of Redis. The
-    extended run has every place of which some are chosen."""
+    """Parameters of a fixture: these stores, every layout in memory, and these kinds of Redis. The
+    extended run adds the rest of each kind that is given."""
     chosen = [
         *(place for place in ON_STORES if place[0] in stores and place[1] == "tree"),
         *(place for place in ON_STORES if place[0] == "memory" and place[1] != "tree"),
@@ -48,15 +48,15 @@ QUICK = parse(
         }
     }
 )
-"""What is found out by a heartbeat is found out within the time that a test waits."""
+"""Heartbeats are so frequent that a test can wait for what they detect."""
 
 
 def open_hub(url: str, layout: str) -> Hub:
     return mooring.connect(url, layout=layout, settings=QUICK)
 
 
-class Hands(ABC):
-    """What somebody may do to the records, by no means of ours."""
+class RawRecords(ABC):
+    """Access to the records of a registry past Mooring, like another program has."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
@@ -66,29 +66,29 @@ class Hands(ABC):
 
     @abstractmethod
     async def spoil(self, instance: Instance) -> None:
-        """Overwrite what stands for an instance."""
+        """Overwrite the record of an instance."""
 
     @abstractmethod
     async def is_right(self, instance: Instance) -> bool:
-        """Whether it stands there again as it should."""
+        """Whether the record of an instance is correct again."""
 
     @abstractmethod
     async def leave_garbage(self, service: str) -> bytes:
-        """Put something beside the instances of a service that is none; its key."""
+        """Put an invalid record beside the instances of a service, and return its key."""
 
     @abstractmethod
-    async def spoil_words(self, service: str) -> None:
-        """Overwrite what an operator said of a service, and its description."""
+    async def spoil_config(self, service: str) -> None:
+        """Overwrite the configuration and the description of a service."""
 
     @abstractmethod
     async def everything(self) -> object:
-        """All that lies there, to be compared."""
+        """All stored records, for comparison."""
 
     @abstractmethod
     async def add_services(self, names: list[str]) -> None: ...
 
 
-class OnStore(Hands):
+class RawRecordsOnStore(RawRecords):
     async def delete_all(self) -> None:
         await self.hub.store.commit(Delete(everything()))
 
@@ -109,14 +109,14 @@ class OnStore(Hands):
         await self.hub.store.commit(Put(bad, b"no JSON"), Put(folder + b"x/y/z/w", b""))
         return bad
 
-    async def spoil_words(self, service: str) -> None:
+    async def spoil_config(self, service: str) -> None:
         layout = self.hub._layout
         for name in (layout.config_key(service), layout.info_key(service=service)):
             await self.hub.store.commit(Put(name, b"{oops"))
 
     async def everything(self) -> object:
-        found = await self.hub.store.read(everything())
-        return [(entry.key, entry.value, entry.lease) for entry in found.entries]
+        snapshot = await self.hub.store.read(everything())
+        return [(entry.key, entry.value, entry.lease) for entry in snapshot.entries]
 
     async def add_services(self, names: list[str]) -> None:
         layout = self.hub._layout
@@ -126,7 +126,7 @@ class OnStore(Hands):
             await self.hub.store.commit(*puts[start : start + 100])
 
 
-class OnRedis(Hands):
+class RawRecordsOnRedis(RawRecords):
     @property
     def registry(self) -> RedisRegistry:
         assert isinstance(self.hub.registry, RedisRegistry)
@@ -149,7 +149,7 @@ class OnRedis(Hands):
 
     async def is_right(self, instance: Instance) -> bool:
         listed = (await self.registry.instances(instance.service)).instances
-        return instance.address in [each.address for each in listed]
+        return instance.address in [instance_.address for instance_ in listed]
 
     async def leave_garbage(self, service: str) -> bytes:
         keys = self.registry.keys.of(service)
@@ -159,23 +159,27 @@ class OnRedis(Hands):
         await self.call("ZADD", keys.heartbeats, now, "without-a-record")
         return keys.instance("bad").encode()
 
-    async def spoil_words(self, service: str) -> None:
+    async def spoil_config(self, service: str) -> None:
         keys = self.registry.keys
         await self.call("HSET", keys.of(service).config, "", "{oops")
         await self.call("HSET", keys.info, service, "{oops")
 
     async def everything(self) -> object:
-        found = {}
+        values = {}
         for name in await self.names():
             kind = await self.call("TYPE", name)
             read = {b"hash": "HGETALL", b"set": "SMEMBERS", b"zset": "ZCARD"}.get(kind, "GET")
-            found[name] = await self.call(read, name)
-        return found
+            values[name] = await self.call(read, name)
+        return values
 
     async def add_services(self, names: list[str]) -> None:
         for name in names:
             await self.call("SADD", self.registry.keys.services, name)
 
 
-def hands_of(hub: Hub) -> Hands:
-    return OnRedis(hub) if isinstance(hub.registry, RedisRegistry) else OnStore(hub)
+def raw_records_of(hub: Hub) -> RawRecords:
+    return (
+        RawRecordsOnRedis(hub)
+        if isinstance(hub.registry, RedisRegistry)
+        else RawRecordsOnStore(hub)
+    )

@@ -1,4 +1,4 @@
-"""Two servers of etcd's API, a real etcd and the embedded engine's, asked the same."""
+"""Two servers of etcd's API, a real etcd and the embedded engine's, with the same requests."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ async def methods(address: str) -> AsyncIterator[Methods]:
 
 
 class Pair:
-    """The two servers, asked the same."""
+    """The two servers, which get the same requests."""
 
     def __init__(self, etcd: Methods, wire: Methods, host: EngineRunner) -> None:
         self.etcd, self.wire, self.host = etcd, wire, host
 
     async def ask(self, name: str, request: Any) -> Any:
-        """One call to both. Their answers must be equal; what the wire answered is returned:
-        a message, or (code, text) of an error."""
+        """Call both, and compare. Returns the response of the embedded engine: a message, or
+        (code, text) of an error."""
         theirs, ours = [
             await outcome(getattr(one, name), request) for one in (self.etcd, self.wire)
         ]
@@ -76,12 +76,12 @@ class Pair:
         return await self.ask("txn", txn(compare, success, failure))
 
     async def watch(self, use: Callable[[Stream], Awaitable[list[Any]]]) -> list[Any]:
-        """Use a watch stream of each in the same way; what they told must be equal."""
-        told = []
+        """Use a watch stream of each server in the same way, and compare the messages."""
+        messages = []
         for server in (self.etcd, self.wire):
             async with Stream(server.watch()) as stream:
-                told.append(await use(stream))
-        theirs, ours = told
+                messages.append(await use(stream))
+        theirs, ours = messages
         assert list(map(plain, ours)) == list(map(plain, theirs))
         return ours
 
@@ -111,7 +111,7 @@ class Stream:
             return [await self.call.read() for _ in range(count)]
 
     async def is_silent(self) -> None:
-        """The next answer is that to a request for progress: there is nothing before it."""
+        """Assert that nothing precedes the reply to a request for progress."""
         await self.ask_for_progress()
         (message,) = await self.take(1)
         assert message.watch_id == -1
@@ -124,7 +124,7 @@ class Stream:
 
 
 async def outcome(call: Any, request: Any, **options: Any) -> Any:
-    """What a call came to: its answer, or (code, text) of its error."""
+    """The result of a call: its response, or (code, text) of its error."""
     try:
         return await call(request, timeout=30, **options)
     except grpc.aio.AioRpcError as error:
@@ -132,7 +132,7 @@ async def outcome(call: Any, request: Any, **options: Any) -> Any:
 
 
 def plain(answer: Any) -> Any:
-    """An answer without what names the cluster and its term."""
+    """A response without the fields that identify the cluster and its term."""
     if not hasattr(answer, "header"):
         return answer
     copy = type(answer)()
@@ -172,11 +172,12 @@ def version(key: bytes, result: int, number: int, end: bytes = b"") -> Any:
     )
 
 
-def merged(told: list[Any]) -> list[Any]:
-    """Messages with events joined by watch: how many revisions come in one is nobody's promise."""
+def merged(messages: list[Any]) -> list[Any]:
+    """Messages with their events joined by watch: the number of revisions in one is not
+    promised."""
     joined: dict[int, Any] = {}
     rest = []
-    for message in told:
+    for message in messages:
         if not message.events:
             rest.append(message)
         elif (first := joined.get(message.watch_id)) is None:

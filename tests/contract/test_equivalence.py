@@ -1,7 +1,8 @@
-"""The embedded store, in memory or in a file, and a real etcd give the same answers to any sequence
-of operations.
+"""The embedded store, in memory or in a file, and a real etcd give the same results for any
+sequence of operations.
 
-Both start at the same revision, so that answers are compared whole: entries, revisions, errors.
+Both start at the same revision, so that results are compared completely: entries, revisions,
+errors.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tests.backends import usual
 from tests.contract.side_by_side import host_at
 from tests.waiting import PATIENCE, eventually
 
-EXPIRIES = 1  # each waits for real seconds, so there are few in all
+EXPIRIES = 1  # each waits for real seconds, so there are only a few
 
 names = st.sampled_from([b"a", b"a/", b"a/b", b"a/c", b"b", b"b/\xff", b"c"])
 values = st.sampled_from([b"", b"1", b"2", b"x" * 100])
@@ -65,7 +66,7 @@ queries = st.builds(
     order=st.sampled_from(["key", "created"]),
     created_before=st.none() | st.integers(0, 12),
 )
-steps = st.integers(0, 12)  # places in the history, counted from where the example began
+steps = st.integers(0, 12)  # revisions, counted from the start of the example
 
 
 class Machine(RuleBasedStateMachine):
@@ -111,7 +112,7 @@ class Machine(RuleBasedStateMachine):
         await self.etcd.aclose()
 
     def both(self, call: Callable[[Store, int], Awaitable[Any]]) -> Any:
-        """The same call on both; 0 and 1 tell the stores apart. The answers must be equal."""
+        """The same call on both; 0 and 1 distinguish the stores. The results must be equal."""
 
         async def ask() -> tuple[Any, Any]:
             return await outcome(call(self.ours, 0)), await outcome(call(self.etcd, 1))
@@ -121,7 +122,7 @@ class Machine(RuleBasedStateMachine):
         return ours
 
     def in_our_words(self, answer: Any) -> Any:
-        """An answer of etcd with the leases' ids of the embedded store in place of its own."""
+        """A result of etcd with the lease ids of the embedded store instead of its own."""
         ids = {theirs: ours for ours, theirs in self.leases}
 
         def renamed(thing: Any) -> Any:
@@ -137,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         return renamed(answer)
 
     def lease(self, number: int | None, side: int) -> int:
-        """The id of a lease on one side; one that nobody has where there is none."""
+        """The id of a lease on one side, or an unknown id if there is no lease."""
         if number is None:
             return 0
         return self.leases[number % len(self.leases)][side] if self.leases else 77
@@ -258,15 +259,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule(range=ranges, after=steps)
     def watch_from(self, range: Range, after: int) -> None:
-        """Everything after a revision, up to a sentinel: nothing more, less or other."""
+        """Compare everything after a revision, up to a sentinel."""
         after += self.start
 
         async def batches(store: Store, _: int) -> Any:
             async with AsyncExitStack() as stack:
                 entering = stack.enter_async_context(store.watch(range, after=after))
                 entered = await outcome(entering)
-                # The stores may learn at different moments that the watch cannot resume. Write in
-                # any case: they must stay at the same revision.
+                # The stores may notice at different moments that the watch cannot resume. Write in
+                # any case, so that they stay at the same revision.
                 sentinel = await write_sentinel(store, range, after)
                 return (
                     await self.up_to(sentinel, entered) if isinstance(entered, Watch) else entered
@@ -290,7 +291,7 @@ class Machine(RuleBasedStateMachine):
         self.runner.run(self.check_watches())
 
     async def check_watches(self) -> None:
-        """What both watches have delivered since they were last asked, up to a sentinel."""
+        """Compare what both watches have delivered since the last check, up to a sentinel."""
         for range, pair in self.standing:
             sentinels = [await write_sentinel(store, range) for store in (self.ours, self.etcd)]
             ours, theirs = [
@@ -300,7 +301,7 @@ class Machine(RuleBasedStateMachine):
             assert ours == self.in_our_words(theirs)
 
     async def up_to(self, revision: int, watch: Watch) -> tuple[Batch, ...]:
-        """The batches of a watch, up to that of a revision that it must see."""
+        """The batches of a watch, up to that of a revision that it must deliver."""
         batches: list[Batch] = []
         try:
             async with asyncio.timeout(Machine.patience):
@@ -308,13 +309,13 @@ class Machine(RuleBasedStateMachine):
                     batches.append(await anext(watch))
         except TimeoutError:
             Machine.patience = 0.2
-            self.standing.clear()  # they need not be waited for, too
+            self.standing.clear()  # there is no need to wait for them, too
             raise AssertionError(f"no batch of revision {revision} after {batches}") from None
         return tuple(batches)
 
 
 async def write_sentinel(store: Store, range: Range, after: int = 0) -> int:
-    """Change a key of a range in a revision later than `after`; that revision."""
+    """Change a key of a range in a revision later than `after`, and return that revision."""
     name = b"a/b" if b"a/b" in range else range.start
     revision = 0
     while revision <= after:
@@ -369,19 +370,21 @@ def compare(machine: type[Machine], examples: int, *, derandomize: bool = False)
     )
 
 
-def test_ours_and_etcd_answer_alike(machine: type[Machine]):
+def test_the_embedded_store_and_etcd_give_equal_results(machine: type[Machine]):
     compare(machine, 10, derandomize=True)
 
 
 @pytest.mark.extended("the same as before, at random and more often")
 @pytest.mark.timeout(600)
-def test_ours_and_etcd_answer_alike_at_random(machine: type[Machine]):
+def test_the_embedded_store_and_etcd_give_equal_results_at_random(machine: type[Machine]):
     compare(machine, 60)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_ours_and_etcd_answer_alike_for_long(machine: type[Machine], soak_seconds: float):
+def test_the_embedded_store_and_etcd_give_equal_results_in_a_long_run(
+    machine: type[Machine], soak_seconds: float
+):
     until = time.monotonic() + soak_seconds
     while time.monotonic() < until:
         compare(machine, 100)

@@ -1,4 +1,4 @@
-"""The Lock and Election services, on a real etcd and on `mooring serve`: the same answers."""
+"""The Lock and Election services, on a real etcd and on `mooring serve`: the same responses."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def address(
 
 @pytest.fixture
 async def calls(address: str) -> AsyncIterator[Methods]:
-    async with methods(address) as found:
-        yield found
+    async with methods(address) as calls_:
+        yield calls_
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ async def lock(calls: Methods, name: bytes, lease: int) -> Any:
 
 
 async def keys(calls: Methods, name: bytes) -> int:
-    found = await calls.range(proto.RangeRequest(key=name + b"/", range_end=name + b"0"))
-    return len(found.kvs)
+    keys_ = await calls.range(proto.RangeRequest(key=name + b"/", range_end=name + b"0"))
+    return len(keys_.kvs)
 
 
 async def stands(calls: Methods, name: bytes, count: int) -> None:
@@ -73,7 +73,7 @@ async def stands(calls: Methods, name: bytes, count: int) -> None:
     await eventually(so, within=30, what=f"{count} contenders")
 
 
-async def test_a_lock_is_had_in_turn(calls: Methods, name: bytes):
+async def test_a_lock_is_granted_in_order(calls: Methods, name: bytes):
     one, two = await lease(calls), await lease(calls)
     first = await lock(calls, name, one)
     assert first.key == name + b"/%x" % one
@@ -88,15 +88,15 @@ async def test_a_lock_is_had_in_turn(calls: Methods, name: bytes):
     assert await keys(calls, name) == 0
 
 
-async def test_the_same_lease_has_one_place(calls: Methods, name: bytes):
+async def test_a_lease_has_only_one_place_in_the_queue(calls: Methods, name: bytes):
     one = await lease(calls)
     first, again = await lock(calls, name, one), await lock(calls, name, one)
     assert first.key == again.key
     assert await keys(calls, name) == 1
 
 
-async def test_who_asks_again_while_it_waits_is_answered_twice(calls: Methods, name: bytes):
-    """As a client does that retries: both calls stand on one place, and have it together."""
+async def test_a_waiting_client_that_retries_is_answered_twice(calls: Methods, name: bytes):
+    """Both calls of a client that retries share one place, and get the lock together."""
     first = await lock(calls, name, await lease(calls))
     two, three = await lease(calls), await lease(calls)
     waiting = asyncio.ensure_future(lock(calls, name, two))
@@ -131,13 +131,13 @@ async def places(store: Store) -> int:
 
 
 async def two_wait(locks: ServerLocks, store: Store) -> bool:
-    """Whether two calls stand on the second place, and both have got there."""
+    """Whether two calls wait at the second place."""
     counts = [calls.count for calls in locks._calls.values() if not calls.changing.locked()]
     return 2 in counts and await places(store) == 2
 
 
 @pytest.mark.parametrize("gives_up", [0, 1])
-async def test_a_call_that_gives_up_leaves_the_place_to_the_other_one(
+async def test_a_cancelled_call_leaves_its_place_to_the_other_call_of_the_lease(
     locks: ServerLocks, memory: Store, gives_up: int
 ):
     one, two = (await memory.grant(60)).id, (await memory.grant(60)).id
@@ -152,10 +152,10 @@ async def test_a_call_that_gives_up_leaves_the_place_to_the_other_one(
     assert await places(memory) == 1
 
 
-async def test_a_call_that_gives_up_takes_nothing_from_who_holds_it(
+async def test_a_cancelled_call_does_not_release_the_lock_that_its_lease_holds(
     locks: ServerLocks, memory: Store
 ):
-    """At whatever moment: the lease holds the lock since another call."""
+    """Another call of the same lease holds the lock; this one is cancelled at any moment."""
     lease = (await memory.grant(60)).id
     await locks.acquire(b"name", lease, b"")
     for steps in range(12):
@@ -167,7 +167,9 @@ async def test_a_call_that_gives_up_takes_nothing_from_who_holds_it(
         assert await places(memory) == 1, steps
 
 
-async def test_who_gives_up_at_whatever_moment_leaves_no_place(locks: ServerLocks, memory: Store):
+async def test_a_call_that_is_cancelled_at_any_moment_leaves_no_place(
+    locks: ServerLocks, memory: Store
+):
     await locks.acquire(b"name", (await memory.grant(60)).id, b"")
     for steps in range(12):
         waits = asyncio.ensure_future(locks.acquire(b"name", (await memory.grant(60)).id, b""))
@@ -178,22 +180,23 @@ async def test_who_gives_up_at_whatever_moment_leaves_no_place(locks: ServerLock
         assert await places(memory) == 1, steps
 
 
-async def test_without_a_lease_it_gets_one(calls: Methods, name: bytes):
+async def test_a_lock_without_a_lease_gets_one(calls: Methods, name: bytes):
     won = await lock(calls, name, 0)
-    found = await calls.range(proto.RangeRequest(key=won.key))
-    left = await calls.time_to_live(proto.LeaseTimeToLiveRequest(ID=found.kvs[0].lease))
+    response = await calls.range(proto.RangeRequest(key=won.key))
+    left = await calls.time_to_live(proto.LeaseTimeToLiveRequest(ID=response.kvs[0].lease))
     assert left.grantedTTL == 60
 
 
-async def test_a_dead_lease_is_refused(calls: Methods, name: bytes):
+async def test_an_expired_lease_is_refused(calls: Methods, name: bytes):
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await lock(calls, name, 12345)
     assert refused.value.details() == "etcdserver: requested lease not found"
     assert refused.value.code() is grpc.StatusCode.UNKNOWN
 
 
-async def test_a_lease_is_not_renewed_for_who_waits(calls: Methods, name: bytes):
-    """It is its client's to renew: with one that hangs, its other keys must go too."""
+async def test_a_waiting_lease_is_not_renewed(calls: Methods, name: bytes):
+    """Its client must renew it: if the client hangs, the other keys of the lease must expire
+    too."""
     first = await lock(calls, name, await lease(calls))
     short = await lease(calls, 4)
     await calls.put(proto.PutRequest(key=name + b"-instance", value=b"", lease=short))
@@ -207,7 +210,7 @@ async def test_a_lease_is_not_renewed_for_who_waits(calls: Methods, name: bytes)
     waiting.exception()
 
 
-async def test_who_hangs_up_leaves_no_key(calls: Methods, name: bytes):
+async def test_a_disconnected_waiter_leaves_no_key(calls: Methods, name: bytes):
     await lock(calls, name, await lease(calls))
     waiting = asyncio.ensure_future(lock(calls, name, await lease(calls)))
     await stands(calls, name, 2)
@@ -215,7 +218,7 @@ async def test_who_hangs_up_leaves_no_key(calls: Methods, name: bytes):
     await stands(calls, name, 1)
 
 
-async def test_it_excludes_locks_of_ours_and_the_other_way_round(
+async def test_locks_of_etcd_and_of_mooring_exclude_each_other(
     calls: Methods, hub: Hub, name: bytes
 ):
     won = await lock(calls, name, await lease(calls))
@@ -242,7 +245,7 @@ async def test_an_election_from_campaign_to_resignation(calls: Methods, hub: Hub
 
     async def observe() -> None:
         async for answer in observing:
-            seen.append(answer.kv.value)  # noqa: PERF401 - told one by one
+            seen.append(answer.kv.value)  # noqa: PERF401 - streamed one by one
 
     watching = asyncio.ensure_future(observe())
     one = await lease(calls)
@@ -270,7 +273,7 @@ async def test_an_election_from_campaign_to_resignation(calls: Methods, hub: Hub
         await watching
 
 
-async def test_without_a_leader_named_it_is_refused(calls: Methods):
+async def test_requests_without_a_leader_or_key_are_refused(calls: Methods):
     for call in (calls.proclaim(proto.ProclaimRequest()), calls.resign(proto.ResignRequest())):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call
@@ -282,7 +285,7 @@ async def test_without_a_leader_named_it_is_refused(calls: Methods):
 
 
 @pytest.mark.deadline
-async def test_who_waits_is_told_when_the_server_stops(name: bytes):
+async def test_waiting_calls_fail_when_the_server_stops(name: bytes):
     with Served("memory://") as server:
         async with methods(server.etcd) as calls:
             await lock(calls, name, await lease(calls))

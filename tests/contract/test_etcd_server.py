@@ -1,4 +1,4 @@
-"""The server of the embedded engine as a server: logins, TLS, rubbish, draining, maintenance."""
+"""The server of the etcd API: logins, TLS, malformed input, draining and maintenance."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def main():
     limit = ConnectionLimit(3, exempt=())
     runner = MemoryRunner(Engine())
     async with EtcdAPIServer(runner, bind="127.0.0.1:0", connections=limit) as server:
-        # In a thread: asyncio imports them at first use, and later no file may be free for that.
+        # In a thread: asyncio imports these modules at first use, and later no file may be free.
         await asyncio.to_thread(print, server.port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -95,7 +95,7 @@ class TestLogins:
                 real.ctl("role", "add", "root")
             real.ctl(*command.split())
         async with serving(users=USERS) as (_, wire), methods(real.address) as etcd:
-            told = []
+            by_server = []
             for server in (etcd, wire):
                 answers = [
                     await outcome(server.authenticate, proto.AuthenticateRequest(**credentials))
@@ -111,19 +111,22 @@ class TestLogins:
                     answers.append(await outcome(call, request))
                     bad = grpc.aio.Metadata(("token", "made.up"))
                     answers.append(await outcome(call, request, metadata=bad))
-                told.append(answers)
-            assert told[0] == told[1]
-            assert told[1][0][1] == "etcdserver: authentication failed, invalid user ID or password"
-            assert told[1][4] == (
+                by_server.append(answers)
+            assert by_server[0] == by_server[1]
+            assert (
+                by_server[1][0][1]
+                == "etcdserver: authentication failed, invalid user ID or password"
+            )
+            assert by_server[1][4] == (
                 grpc.StatusCode.INVALID_ARGUMENT,
                 "etcdserver: user name is empty",
             )
-            assert told[1][5] == (
+            assert by_server[1][5] == (
                 grpc.StatusCode.UNAUTHENTICATED,
                 "etcdserver: invalid auth token",
             )
 
-    async def test_without_users_there_is_none(self):
+    async def test_without_users_there_is_no_authentication(self):
         async with serving() as (_, wire):
             request = proto.AuthenticateRequest(name="root", password="secret")
             assert await outcome(wire.authenticate, request) == (
@@ -132,7 +135,7 @@ class TestLogins:
             )
             assert not (await wire.auth_status(proto.AuthStatusRequest())).enabled
 
-    async def test_every_call_needs_a_token_but_login_and_status(self):
+    async def test_every_call_but_login_and_status_needs_a_token(self):
         async with serving(users=USERS) as (_, wire):
             for call, request in (
                 (wire.put, proto.PutRequest(key=b"a")),
@@ -158,7 +161,7 @@ class TestLogins:
             assert message.canceled
             assert "user name is empty" in message.cancel_reason
 
-    async def test_our_client_logs_in_and_again_when_its_token_is_gone(
+    async def test_our_client_logs_in_and_again_when_its_token_expired(
         self, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(auth, "TOKEN_TTL", 1.0)
@@ -181,7 +184,7 @@ class TestLogins:
 
 
 class TestTLS:
-    async def test_encrypted(self, certificates: Path):
+    async def test_encrypted_connections(self, certificates: Path):
         tls = ServerTLS(certificates / "server.pem", certificates / "server.key")
         async with serving(tls=tls) as (server, _):
             assert server.url.startswith("https://")
@@ -214,7 +217,7 @@ class TestTLS:
                 pass
 
     @pytest.mark.parametrize("broken", ["cert", "key", "client_ca"])
-    async def test_a_file_that_is_none_of_its_kind_is_named(
+    async def test_a_malformed_tls_file_is_named(
         self, certificates: Path, tmp_path: Path, broken: str
     ):
         (tmp_path / "junk").write_text("this is no certificate")
@@ -228,13 +231,13 @@ class TestTLS:
             async with serving(tls=tls):
                 pass
 
-    async def test_a_key_that_does_not_belong_to_its_certificate_is_told(self, certificates: Path):
+    async def test_a_key_that_does_not_match_its_certificate_is_refused(self, certificates: Path):
         tls = ServerTLS(certificates / "server.pem", certificates / "client.key")
         with pytest.raises(InvalidRequest, match=r"client\.key is not the key of .*server\.pem"):
             async with serving(tls=tls):
                 pass
 
-    async def test_a_key_with_a_password_is_told_and_nobody_asked(
+    async def test_a_key_with_a_password_is_refused_without_a_prompt(
         self, certificates: Path, tmp_path: Path
     ):
         key = load_pem_private_key((certificates / "server.key").read_bytes(), None)
@@ -248,7 +251,7 @@ class TestTLS:
                 pass
 
 
-class TestRubbish:
+class TestMalformedInput:
     @pytest.mark.parametrize(
         "data",
         [
@@ -260,7 +263,7 @@ class TestRubbish:
         ],
         ids=["http/1", "broken http/2", "tls", "noise", "nothing"],
     )
-    async def test_bytes_of_no_client(self, data: bytes):
+    async def test_bytes_that_are_not_grpc(self, data: bytes):
         async with serving() as (server, wire):
             for _ in range(20):
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -273,12 +276,12 @@ class TestRubbish:
                 except TimeoutError:
                     raise
                 except OSError:
-                    pass  # it hung up on us, as it may
+                    pass  # the server may close the connection
                 finally:
                     writer.transport.abort()
             assert (await wire.put(proto.PutRequest(key=b"a"))).header.revision == 2
 
-    async def test_a_message_that_is_none(self):
+    async def test_a_malformed_message(self):
         async with serving() as (server, wire):
             async with grpc.aio.insecure_channel(server.address) as channel:
                 put = channel.unary_unary("/etcdserverpb.KV/Put")
@@ -293,19 +296,21 @@ class TestRubbish:
                     assert text.startswith("grpc: failed to unmarshal the received message ")
             assert (await wire.put(proto.PutRequest(key=b"a"))).header.revision == 2
 
-    async def test_methods_that_are_none_are_refused_in_the_words_of_etcd(
+    async def test_unknown_methods_are_refused_with_the_messages_of_etcd(
         self, etcd: Callable[[str], EtcdServer]
     ):
         async with serving() as (server, _):
-            told: list[list[Any]] = [[], []]
-            for answers, address in zip(told, (etcd("3.5").address, server.address), strict=True):
+            by_server: list[list[Any]] = [[], []]
+            for answers, address in zip(
+                by_server, (etcd("3.5").address, server.address), strict=True
+            ):
                 async with grpc.aio.insecure_channel(address) as channel:
                     for path in ("/etcdserverpb.KV/No", "/no.Service/Range", "/a/b/c", "/no"):
                         answers.append(await outcome(channel.unary_unary(path), b""))
                     stream = channel.stream_stream("/etcdserverpb.KV/No")()
                     answers.append((await stream.code(), await stream.details()))
-            assert told[1] == told[0]
-            assert told[1][0] == (
+            assert by_server[1] == by_server[0]
+            assert by_server[1][0] == (
                 grpc.StatusCode.UNIMPLEMENTED,
                 "unknown method No for service etcdserverpb.KV",
             )
@@ -317,7 +322,7 @@ class TestRubbish:
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert (await wire.put(proto.PutRequest(key=b"a"))).header.revision == 2
 
-    async def test_clients_that_vanish_leave_nothing(self):
+    async def test_clients_that_disconnect_leave_nothing(self):
         host = MemoryRunner(Engine())
         async with EtcdAPIServer(host, bind="127.0.0.1:0") as server:
             for _ in range(5):
@@ -335,7 +340,7 @@ class TestRubbish:
         "count",
         [1_000, pytest.param(10_000, marks=pytest.mark.extended("1,000 take the same way"))],
     )
-    async def test_many_calls_at_once_are_all_answered(self, count: int):
+    async def test_many_concurrent_calls_are_all_answered(self, count: int):
         async with serving() as (_, wire):
             calls = (wire.put(proto.PutRequest(key=b"%d" % n), timeout=150) for n in range(count))
             answers = await asyncio.gather(*calls)
@@ -343,8 +348,10 @@ class TestRubbish:
 
 
 class TestLifetime:
-    async def test_it_ends_where_the_kernel_allows_no_filter(self, monkeypatch: pytest.MonkeyPatch):
-        """Some kernels allow it only to root."""
+    async def test_the_server_stops_without_permission_for_socket_filters(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Some kernels allow socket filters only to root."""
         monkeypatch.setattr(sockets, "_SO_ATTACH_FILTER", 9999)
         async with serving() as (server, wire):
             await wire.put(proto.PutRequest(key=b"a"))
@@ -352,13 +359,13 @@ class TestLifetime:
             with pytest.raises(grpc.aio.AioRpcError):
                 await wire.put(proto.PutRequest(key=b"a"))
 
-    async def test_a_taken_port_is_told(self):
+    async def test_a_port_in_use_is_reported(self):
         async with serving() as (server, _):
             with pytest.raises(StoreError, match=server.address):
                 async with EtcdAPIServer(MemoryRunner(Engine()), bind=server.address):
                     pass
 
-    async def test_it_lets_calls_finish_and_ends_streams(self):
+    async def test_draining_finishes_calls_and_ends_streams(self):
         finish = asyncio.Event()
         begun: list[Any] = []
 
@@ -399,8 +406,8 @@ class TestLifetime:
                 assert code is grpc.StatusCode.UNAVAILABLE
 
     @pytest.mark.parametrize("grace", [5.0, 0.0])
-    async def test_watchers_that_reopen_while_it_stops_never_read_cancelled(self, grace: float):
-        """etcd's Go client resumes a watch that ends with UNAVAILABLE, and gives one up that ends
+    async def test_watches_reopened_during_the_stop_are_never_cancelled(self, grace: float):
+        """etcd's Go client resumes a watch that ends with UNAVAILABLE, and gives up one that ends
         with CANCELLED."""
         ends: Counter[tuple[grpc.StatusCode, str]] = Counter()
         opened: set[int] = set()
@@ -423,12 +430,12 @@ class TestLifetime:
             await server.drain(grace)
         stopped.set()
         await asyncio.gather(*watchers)
-        # The client itself says so if the connection ends while it starts a call.
+        # The client itself reports this if the connection ends while it starts a call.
         ends.pop((grpc.StatusCode.INTERNAL, "Internal error from Core"), None)
         assert {code for code, _ in ends} == {grpc.StatusCode.UNAVAILABLE}, ends
 
     @pytest.mark.parametrize("encrypted", [False, True])
-    async def test_an_address_with_too_many_connections_is_refused_more(
+    async def test_connections_above_the_limit_of_an_address_are_refused(
         self, encrypted: bool, certificates: Path, caplog: pytest.LogCaptureFixture
     ):
         files = ServerTLS(certificates / "server.pem", certificates / "server.key")
@@ -443,7 +450,7 @@ class TestLifetime:
             assert caplog.text.count("127.0.0.1 has 3 open connections") == 1
             await eventually(lambda: limit.accept(("127.0.0.1", 1)) is not None)
 
-    async def test_an_address_that_takes_all_open_files_keeps_only_what_it_may_have(self):
+    async def test_an_address_that_takes_all_open_files_keeps_only_its_share(self):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _FEW_FILES, stdin=PIPE, stdout=PIPE
         )
@@ -455,7 +462,7 @@ class TestLifetime:
         process.stdin.close()
         assert await process.wait() == 0
 
-    async def test_a_call_that_is_never_sent_whole_does_not_hold_it_up(self):
+    async def test_an_incomplete_call_does_not_delay_the_stop(self):
         async with (
             serving() as (server, _),
             grpc.aio.insecure_channel(server.address) as channel,
@@ -466,7 +473,7 @@ class TestLifetime:
                 await server.drain(60)
             assert await half.code() is not grpc.StatusCode.OK
 
-    async def test_leases_run_out_though_nobody_calls(self):
+    async def test_leases_expire_without_any_call(self):
         async with serving() as (_, wire), Stream(wire.watch()) as stream:
             await stream.create(b"a")
             lease = await wire.grant(proto.LeaseGrantRequest(TTL=1))
@@ -476,7 +483,7 @@ class TestLifetime:
 
 
 class TestAFullDisk:
-    async def test_who_changes_nothing_is_answered(
+    async def test_calls_that_change_nothing_are_answered_when_the_disk_is_full(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         def fail(*_: object) -> None:
@@ -521,7 +528,7 @@ REFUSED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space
 
 class TestTheQuota:
     @pytest.mark.parametrize("kind", ["memory", "file"])
-    async def test_writes_that_do_not_fit_raise_the_alarm_until_it_is_disarmed(
+    async def test_writes_over_the_quota_raise_the_alarm_until_it_is_disarmed(
         self, tmp_path: Path, kind: str
     ):
         make = partial(Engine, quota=100_000)
@@ -538,7 +545,7 @@ class TestTheQuota:
                 await wire.put(proto.PutRequest(key=b"/%d" % n, value=b"x" * 10_000, lease=lease))
             big = proto.PutRequest(key=b"/big", value=b"x" * 30_000)
             assert await outcome(wire.put, big) == REFUSED
-            # Small ones are refused too, until the alarm is disarmed.
+            # Small writes are refused too, until the alarm is disarmed.
             assert await outcome(wire.put, proto.PutRequest(key=b"/a")) == REFUSED
             assert await outcome(wire.grant, proto.LeaseGrantRequest(TTL=60)) == REFUSED
             absent = version(b"/0", proto.EQUAL, 0)
@@ -546,11 +553,11 @@ class TestTheQuota:
                 assert await outcome(wire.txn, growing) == REFUSED
             with pytest.raises(OutOfSpace):
                 await client.commit(Put(b"/a", b""))
-            (told,) = (await client.status()).alarms
-            assert "NOSPACE" in str(told)
+            (alarm,) = (await client.status()).alarms
+            assert "NOSPACE" in str(alarm)
             (alarm,) = (await wire.alarm(proto.AlarmRequest())).alarms
             assert alarm.alarm == proto.NOSPACE
-            # Reads, renewals, deletions and compactions go on.
+            # Reads, renewals, deletions and compactions still work.
             assert (await wire.range(proto.RangeRequest(key=b"/0"))).count == 1
             assert await client.renew(lease) == 60
             await wire.txn(txn([], [op_delete(b"/0")]))
@@ -578,7 +585,7 @@ class TestTheQuota:
 
 
 class TestMaintenance:
-    async def test_it_tells_of_itself(self):
+    async def test_the_status_of_the_server(self):
         class OnDisk(MemoryRunner):
             def space(self) -> tuple[int, int]:
                 return 8192, 4096
@@ -639,7 +646,7 @@ class TestMaintenance:
             future = await outcome(one.hash_kv, proto.HashKVRequest(revision=99))
             assert future[0] is grpc.StatusCode.OUT_OF_RANGE
 
-    async def test_work_on_the_files_is_refused_with_what_to_do(self):
+    async def test_maintenance_of_files_is_refused_with_an_alternative(self):
         async with serving() as (_, wire):
             code, text = await outcome(wire.defragment, proto.DefragmentRequest())
             assert code is grpc.StatusCode.UNIMPLEMENTED

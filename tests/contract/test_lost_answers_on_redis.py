@@ -1,4 +1,4 @@
-"""A registration on Redis whose first answer is lost: who was there before, and who came after."""
+"""A registration on Redis whose first reply is lost, with a predecessor or a successor."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ async def hub(url: str) -> AsyncIterator[Hub]:
 
 @pytest.fixture
 async def other(url: str) -> AsyncIterator[Hub]:
-    """The same registry, seen by somebody else."""
+    """The same registry through another hub."""
     async with mooring.connect(url, settings=QUICK) as opened:
         yield opened
 
 
 class LostAnswers:
-    """Stands between a hub and Redis: the answer to the first registration is lost, and then the
-    hub is cut off until it heals. `arrives`: that first registration does happen."""
+    """Stands between a hub and Redis: the reply to the first registration is lost, and then the hub
+    is disconnected until `cut` is reset. `arrives`: whether that first registration takes
+    effect."""
 
     def __init__(self, hub: Hub, monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
         assert isinstance(hub.registry, RedisRegistry)
@@ -60,11 +61,11 @@ class LostAnswers:
         raise OutcomeUnknown("the answer was lost")
 
 
-async def test_one_that_never_heard_that_it_was_registered_leaves_a_successor_alone(
+async def test_an_unconfirmed_registration_leaves_its_successor_alone(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its record was written, the answer was lost, and before it could ask a newer process came to
-    its address."""
+    """Its record was written, but the reply was lost, and a newer process registered at its address
+    before it could check."""
     lost = LostAnswers(hub, monkeypatch, arrives=True)
     one = Instance("echo", "10.0.0.1", 1)
     async with hub.register(one, wait=0.1) as older:
@@ -79,7 +80,7 @@ async def test_one_that_never_heard_that_it_was_registered_leaves_a_successor_al
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_one_that_never_heard_that_it_was_registered_takes_the_place_of_an_older_process(
+async def test_an_unconfirmed_registration_replaces_an_older_process(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ):
     one = Instance("echo", "10.0.0.1", 1)

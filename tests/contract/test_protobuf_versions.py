@@ -1,4 +1,4 @@
-"""Our messages work with every protobuf runtime that a team may be bound to."""
+"""Our messages work with every protobuf runtime that a project may require."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("major", usual(["5", "6"], ["7"], reason="all other tests run with it"))
 def test_a_round_trip(major: str, etcd: Callable[[str], EtcdServer]):
     environment = dict(os.environ)
-    if major != "7":  # which is what the others run with
+    if major != "7":  # the version with which the other tests run
         folder = Path(".tools", f"protobuf-{major}").resolve()
         assert folder.is_dir(), "an older protobuf is missing: make tools"
         environment["PYTHONPATH"] = str(folder)

@@ -1,4 +1,4 @@
-"""Everything registered on Redis, seen at once: what Redis alone can do to it."""
+"""Following all services on Redis: failures that only Redis can cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mooring import Instance
 from mooring.hub import Hub
 from mooring.mirror import Mirror
 from mooring.settings import parse
-from tests.contract.registries import OnRedis, open_hub
+from tests.contract.registries import RawRecordsOnRedis, open_hub
 from tests.waiting import eventually
 
 
@@ -28,38 +28,38 @@ async def hub(store_url: str) -> AsyncIterator[Hub]:
 
 
 @pytest.fixture
-def hands(hub: Hub) -> OnRedis:
-    return OnRedis(hub)
+def raw_records(hub: Hub) -> RawRecordsOnRedis:
+    return RawRecordsOnRedis(hub)
 
 
 def at(service: str, port: int) -> Instance:
     return Instance(service, "10.0.0.1", port)
 
 
-async def test_a_service_that_cannot_be_read_hides_no_other_and_comes_back(
-    hub: Hub, hands: OnRedis
+async def test_an_unreadable_service_hides_no_other_and_returns_once_repaired(
+    hub: Hub, raw_records: RawRecordsOnRedis
 ):
-    keys = hands.registry.keys
-    await hands.call("SADD", keys.services, "bad")
-    await hands.call("SET", keys.of("bad").heartbeats, "no sorted set")
+    keys = raw_records.registry.keys
+    await raw_records.call("SADD", keys.services, "bad")
+    await raw_records.call("SET", keys.of("bad").heartbeats, "no sorted set")
     async with hub.register(at("good", 1)), Mirror(hub.registry.follow_all()) as mirror:
         assert [service for service, _ in mirror.items] == ["good"]
         async with hub.register(at("good", 2)):
             await eventually(lambda: len(mirror.items) == 2)
             assert not mirror.stale
-        await hands.call("DEL", keys.of("bad").heartbeats)
+        await raw_records.call("DEL", keys.of("bad").heartbeats)
         async with hub.register(at("bad", 1)):
             await eventually(lambda: ("bad", "10.0.0.1:1") in mirror.items)
 
 
-async def test_what_is_no_name_of_a_service_is_left_alone(hub: Hub, hands: OnRedis):
-    await hands.call("SADD", hands.registry.keys.services, "a:b", "x/y/z", b"\xff")
+async def test_invalid_service_names_are_ignored(hub: Hub, raw_records: RawRecordsOnRedis):
+    await raw_records.call("SADD", raw_records.registry.keys.services, "a:b", "x/y/z", b"\xff")
     async with hub.register(at("good", 1)), Mirror(hub.registry.follow_all()) as mirror:
         assert [service for service, _ in mirror.items] == ["good"]
-        assert await hands.registry.evictions.brakes() == {}
+        assert await raw_records.registry.evictions.brakes() == {}
 
 
-async def test_who_falls_silent_is_left_out_after_the_time_of_this_consumer(store_url: str):
+async def test_a_silent_instance_is_omitted_after_the_timeout_of_the_consumer(store_url: str):
     quick = parse({"registry": {"redis": {"consumer-timeout": "1s"}}})
     slow = parse(
         {
@@ -80,12 +80,12 @@ async def test_who_falls_silent_is_left_out_after_the_time_of_this_consumer(stor
         assert seconds >= 1
 
 
-async def test_a_brake_that_holds_is_told_in_words(hub: Hub, hands: OnRedis):
+async def test_a_holding_brake_is_explained(hub: Hub, raw_records: RawRecordsOnRedis):
     async with hub.register(at("a", 1)), hub.register(at("b", 1)):
-        await hands.call(
-            *("HSET", hands.registry.keys.of("a").brake, "state", "holding"),
+        await raw_records.call(
+            *("HSET", raw_records.registry.keys.of("a").brake, "state", "holding"),
             *("silent", "3", "total", "4", "since", "1", "until", "2"),
         )
-        (brake,) = (await hands.registry.evictions.brakes()).items()
+        (brake,) = (await raw_records.registry.evictions.brakes()).items()
         assert brake[0] == "a"
         assert "3 of 4 instances are silent" in str(brake[1])

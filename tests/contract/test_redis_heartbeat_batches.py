@@ -1,4 +1,4 @@
-"""What goes over the wire for heartbeats and lists on Redis, and how much of it at once."""
+"""The size of heartbeats and lists on the connection to Redis."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ async def test_a_heartbeat_carries_no_metadata(server: RedisServer, hub: Hub):
     await record.put(me, fresh=True)
 
     def received() -> int:
-        told = str(server.command("INFO", "stats"))
-        return int(told.split("total_net_input_bytes:")[1].split()[0])
+        stats = str(server.command("INFO", "stats"))
+        return int(stats.split("total_net_input_bytes:")[1].split()[0])
 
     await record.beat(me, update=False)
     before = received()
@@ -60,10 +60,10 @@ async def test_a_heartbeat_carries_no_metadata(server: RedisServer, hub: Hub):
     await record.aclose(within=1)
 
 
-async def test_a_beat_that_puts_health_right_tells_of_the_instance(
+async def test_a_heartbeat_that_restores_health_publishes_the_instance(
     server: RedisServer, hub: Hub, space: str
 ):
-    """Somebody marked it unhealthy, as cleanup does; its next sign of life says otherwise."""
+    """Cleanup marked it unhealthy; its next heartbeat reports it healthy."""
     from redis.asyncio import Redis
 
     key = f"{space}:registry:services:Common/echo"
@@ -72,7 +72,7 @@ async def test_a_beat_that_puts_health_right_tells_of_the_instance(
     await listening.subscribe(f"{key}:changes")
     await listening.get_message(timeout=5)
 
-    async def told() -> dict[str, object]:
+    async def publications() -> dict[str, object]:
         async with asyncio.timeout(20):
             while True:
                 message = await listening.get_message(timeout=1, ignore_subscribe_messages=True)
@@ -86,9 +86,9 @@ async def test_a_beat_that_puts_health_right_tells_of_the_instance(
         id="u/1",
     )
     async with hub.register(me):
-        added = await told()
+        added = await publications()
         server.command("HSET", f"{key}:instance:u/1", "healthy", "false")
-        assert await told() == {
+        assert await publications() == {
             **added,
             "action": "health_recovery",
             "timestamp": pytest.approx(added["timestamp"], abs=20_000),
@@ -97,8 +97,8 @@ async def test_a_beat_that_puts_health_right_tells_of_the_instance(
     await client.aclose()
 
 
-async def test_large_metadata_holds_up_nobody(fresh_redis: Callable[..., RedisServer]):
-    """Of many instances at once it goes in parts, and is read in parts."""
+async def test_large_metadata_does_not_delay_others(fresh_redis: Callable[..., RedisServer]):
+    """The metadata of many instances is written and read in parts."""
     server = fresh_redis()
     async with mooring.connect(server.url, settings=QUICK) as hub:
         registry = hub.registry

@@ -1,4 +1,4 @@
-"""What lies in Redis and what is told there (contract R), seen by a client that is not ours."""
+"""What is stored and published in Redis (contract R), as seen by a foreign client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mooring.hub import Hub
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.settings import parse
 from mooring.testing.redis import RedisCluster, RedisServer
-from tests.contract.registries import QUICK, REDIS, hands_of
+from tests.contract.registries import QUICK, REDIS, raw_records_of
 from tests.waiting import eventually
 
 
@@ -41,9 +41,7 @@ def pairs(reply: object) -> dict[str, str]:
     return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
-async def test_the_three_tiers_are_as_the_document_has_them(
-    server: RedisServer, hub: Hub, space: str
-):
+async def test_the_three_tiers_are_stored_as_documented(server: RedisServer, hub: Hub, space: str):
     me = Instance("Common/user-service", "10.0.0.1", 8080, "http", "1.2", "z1", 2.5, id="u-1")
     async with hub.register(me) as registered:
         registered.update(metrics={"memory": {"usagePercent": 65.5}, "build_no": 123456789012345})
@@ -52,8 +50,8 @@ async def test_the_three_tiers_are_as_the_document_has_them(
         where = f"{base}:Common/user-service"
 
         def updated() -> bool:
-            told = pairs(server.command("HGETALL", f"{where}:instance:u-1"))
-            return "metadata_memory_usagePercent" in told
+            fields = pairs(server.command("HGETALL", f"{where}:instance:u-1"))
+            return "metadata_memory_usagePercent" in fields
 
         await eventually(updated)
         record = pairs(server.command("HGETALL", f"{where}:instance:u-1"))
@@ -81,16 +79,18 @@ async def test_the_three_tiers_are_as_the_document_has_them(
         registered.update(metrics={})
 
         def dropped() -> bool:
-            told = pairs(server.command("HGETALL", f"{where}:instance:u-1"))
-            return "metadata_memory_usagePercent" not in told and "metadata_build_no" not in told
+            fields = pairs(server.command("HGETALL", f"{where}:instance:u-1"))
+            return (
+                "metadata_memory_usagePercent" not in fields and "metadata_build_no" not in fields
+            )
 
         await eventually(dropped)
-    # That it left is remembered for a while, so that no late call of its own brings it back.
+    # The departure is remembered for a while, so that no late call of the instance revives it.
     assert server.command("KEYS", f"{space}:*") in ([], [f"{where}:removed"])
 
 
-async def test_a_record_of_the_document_is_read(server: RedisServer, hub: Hub, space: str):
-    """Somebody else writes only what the document names."""
+async def test_a_minimal_documented_record_is_read(server: RedisServer, hub: Hub, space: str):
+    """Another program writes only the fields that the documentation names."""
     where = f"{space}:registry:services:user-service"
     server.command("SADD", f"{space}:registry:services", "user-service")
     now = server.command("TIME")
@@ -108,7 +108,7 @@ async def test_a_record_of_the_document_is_read(server: RedisServer, hub: Hub, s
     assert await hub.registry.services() == [("user-service", 1)]
 
 
-async def test_the_change_channel_tells_what_the_document_says(
+async def test_the_change_channel_publishes_what_is_documented(
     server: RedisServer, hub: Hub, space: str
 ):
     heard: list[dict[str, object]] = []
@@ -153,28 +153,28 @@ async def test_the_change_channel_tells_what_the_document_says(
     await client.aclose()
 
 
-async def test_instances_are_asked_for_by_the_time_of_their_heartbeat(hub: Hub):
+async def test_instances_can_be_queried_by_their_last_heartbeat(hub: Hub):
     registry = hub.registry
     assert isinstance(registry, RedisRegistry)
     async with hub.register(Instance("echo", "10.0.0.1", 1)):
         await asyncio.sleep(0.02)
         async with hub.register(Instance("echo", "10.0.0.1", 2)):
-            found = await registry.heard_between("echo", 0)
-            assert len(found) == 2
-            assert found[0][1] <= found[1][1]
-            oldest = found[0][1]
+            heard = await registry.heard_between("echo", 0)
+            assert len(heard) == 2
+            assert heard[0][1] <= heard[1][1]
+            oldest = heard[0][1]
             earlier = await registry.heard_between("echo", 0, oldest - 1)
             assert earlier == []
 
 
-async def test_a_consumer_filters_with_its_own_timeout(server: RedisServer, space: str):
+async def test_a_consumer_applies_its_own_timeout(server: RedisServer, space: str):
     url = f"{server.url}?namespace={space}"
     silent = parse({"registry": {"metrics": {"enabled-metrics": []}}})
     async with (
         mooring.connect(url, settings=silent) as hub,
         mooring.connect(f"{url}&expire=4s", settings=silent) as impatient,
     ):
-        await hub.registry.enter(Instance("echo", "10.0.0.1", 1))  # which never beats
+        await hub.registry.enter(Instance("echo", "10.0.0.1", 1))  # it never sends a heartbeat
         async with impatient.discover("echo") as view:
             assert len(view.instances) == 1
             await eventually(lambda: not view.instances)
@@ -190,15 +190,15 @@ async def test_on_a_cluster_the_keys_of_a_service_share_a_slot(redis_cluster: Re
         assert isinstance(registry, RedisRegistry)
         async with hub.register(Instance("a/echo", "10.0.0.1", 1)):
             await registry.configure("a/echo", set={"weight": 1})
-            found = await registry.connection.scan(f"{space}:*")
-            keys = [key for key in found if ":{a/echo}:" in key]
+            names = await registry.connection.scan(f"{space}:*")
+            keys = [key for key in names if ":{a/echo}:" in key]
             member = redis_cluster.members[0]
             assert len({member.command("CLUSTER", "KEYSLOT", key) for key in keys}) == 1
             assert len(keys) == 3
-            assert f"{space}:registry:services" in found
+            assert f"{space}:registry:services" in names
 
 
-async def test_names_that_tell_keys_apart_are_refused(hub: Hub):
+async def test_names_that_would_make_keys_ambiguous_are_refused(hub: Hub):
     for service in ("a:b", "a b", "a{b}", "x/a:b"):
         with pytest.raises(InvalidName):
             hub.register(Instance(service, "10.0.0.1", 1))
@@ -206,7 +206,7 @@ async def test_names_that_tell_keys_apart_are_refused(hub: Hub):
             await hub.registry.instances(service)
 
 
-async def test_too_much_metadata_is_refused_before_anything_is_written(
+async def test_oversized_metadata_is_refused_before_any_write(
     server: RedisServer, hub: Hub, space: str
 ):
     much = Instance("echo", "10.0.0.1", 1, metadata={"a": "x" * 65_530})
@@ -224,7 +224,7 @@ async def test_with_redis_alone_there_is_no_store(hub: Hub):
         mooring.connect("redis://127.0.0.1", registry="redis://127.0.0.1")
 
 
-async def test_a_hub_of_two_has_both(server: RedisServer, space: str):
+async def test_a_hub_of_a_store_and_a_redis_has_both(server: RedisServer, space: str):
     url = f"{server.url}?namespace={space}"
     async with (
         mooring.connect("memory://", registry=url, settings=QUICK) as hub,
@@ -238,7 +238,9 @@ async def test_a_hub_of_two_has_both(server: RedisServer, space: str):
         assert instance.port == 1
 
 
-async def test_who_leaves_while_a_view_is_opened_is_not_kept(server: RedisServer, space: str):
+async def test_an_instance_that_leaves_while_a_view_opens_is_not_kept(
+    server: RedisServer, space: str
+):
     url = f"{server.url}?namespace={space}"
     async with mooring.connect(url, settings=QUICK) as hub:
         for number in range(10):
@@ -254,7 +256,7 @@ async def test_who_leaves_while_a_view_is_opened_is_not_kept(server: RedisServer
 
 
 @pytest.mark.parametrize("backend", ["redis-7.0", "redis-cluster"], indirect=True)
-async def test_what_cannot_be_sent_is_refused_to_who_asked_and_to_nobody_else(store_url: str):
+async def test_an_invalid_request_fails_only_its_own_caller(store_url: str):
     async with mooring.connect(store_url, settings=QUICK) as hub:
         good = [hub.registry.info(service="echo") for _ in range(5)]
         bad = [
@@ -262,13 +264,13 @@ async def test_what_cannot_be_sent_is_refused_to_who_asked_and_to_nobody_else(st
             hub.registry.configure("echo", "\ud800", set={"weight": 1}),
             hub.registry.deregister("echo", "\udcff:1"),
         ]
-        told = await asyncio.gather(*good, *bad, return_exceptions=True)
-        assert [type(each) for each in told[5:]] == [InvalidRequest] * 3
-        assert all("is not valid UTF-8" in str(each) for each in told[5:])
-        assert not any(isinstance(each, Exception) for each in told[:5])
+        results = await asyncio.gather(*good, *bad, return_exceptions=True)
+        assert [type(result) for result in results[5:]] == [InvalidRequest] * 3
+        assert all("is not valid UTF-8" in str(result) for result in results[5:])
+        assert not any(isinstance(result, Exception) for result in results[:5])
 
 
-async def test_a_mistake_of_ours_is_not_taken_for_the_end(
+async def test_an_internal_error_is_not_reported_as_closed(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     registry = hub.registry
@@ -280,21 +282,21 @@ async def test_a_mistake_of_ours_is_not_taken_for_the_end(
 
         with monkeypatch.context() as patch:
             patch.setattr(registry.connection, "_answer_within", broken)
-            with pytest.raises(StoreError, match="zero division error") as told:
+            with pytest.raises(StoreError, match="zero division error") as failed:
                 await registry.services()
-            assert not isinstance(told.value, Closed)
+            assert not isinstance(failed.value, Closed)
             await eventually(lambda: one.state == "suspended")
         await eventually(lambda: one.state == "registered")
 
 
-async def test_instances_that_vanish_are_kept_for_two_heartbeats_and_five_seconds(
+async def test_vanished_instances_are_kept_for_two_heartbeats_and_five_seconds(
     hub: Hub, caplog: pytest.LogCaptureFixture
 ):
-    """Counted from the look that misses them."""
+    """Counted from the first listing that misses them."""
     for port in (1, 2):
         await hub.registry.enter(Instance("echo", "10.0.0.1", port), ttl=60)
     async with hub.discover("echo") as view:
-        await hands_of(hub).delete_all()
+        await raw_records_of(hub).delete_all()
         await eventually(lambda: view.stale)
         assert view.seen.kept
         kept = await eventually(lambda: not view.instances)
@@ -304,7 +306,7 @@ async def test_instances_that_vanish_are_kept_for_two_heartbeats_and_five_second
         assert "no instance is missing any more" not in caplog.text
 
 
-async def test_instances_that_vanished_and_come_back_are_no_longer_kept(
+async def test_vanished_instances_that_return_are_no_longer_kept(
     server: RedisServer, hub: Hub, space: str, caplog: pytest.LogCaptureFixture
 ):
     there = [
@@ -315,7 +317,7 @@ async def test_instances_that_vanished_and_come_back_are_no_longer_kept(
         server.command("DEL", f"{space}:registry:services:echo:instance:{there[0].id}")
         server.command("ZREM", f"{space}:registry:services:echo:heartbeats", there[0].id)
         await eventually(lambda: view.seen.kept)
-        reasons = {each.instance.id: each.reasons for each in view.explain()}
+        reasons = {candidate.instance.id: candidate.reasons for candidate in view.explain()}
         assert not reasons[there[1].id]
         (kept,) = reasons[there[0].id]
         assert view.seen.reason in kept

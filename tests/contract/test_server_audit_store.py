@@ -1,4 +1,4 @@
-"""The audit of all servers: in the store, in order, bounded, and nothing lost while it is away."""
+"""The audit log of all servers: in the store, in order, bounded, and complete after outages."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def entry(number: int, token: str = "t", **named: object) -> AuditEntry:
 async def read(
     store: AuditStore, limit: int = 1000, before: str = "", token: str = ""
 ) -> list[int]:
-    found = await store.read(
-        limit=limit, before=before, matches=lambda each: not token or each.token == token
+    entries = await store.read(
+        limit=limit, before=before, matches=lambda candidate: not token or candidate.token == token
     )
-    return [int(each.id[:14], 16) for each in found]
+    return [int(entry_.id[:14], 16) for entry_ in entries]
 
 
-async def test_what_servers_write_is_read_on_each_in_order(store: Store, tmp_path: Path):
+async def test_entries_of_all_servers_are_read_in_order_on_each(store: Store, tmp_path: Path):
     one, other = audit_in(tmp_path / "one"), audit_in(tmp_path / "other")
     async with AuditStore(store, one) as here, AuditStore(store, other) as there:
         for number in range(1, 301):
@@ -71,7 +71,7 @@ async def test_what_servers_write_is_read_on_each_in_order(store: Store, tmp_pat
         assert await read(there, limit=3, token="a") == [300, 298, 296]
 
 
-async def test_what_was_written_while_the_store_was_away_comes_later(store: Store, tmp_path: Path):
+async def test_entries_written_during_an_outage_are_stored_later(store: Store, tmp_path: Path):
     audit = audit_in(tmp_path)
     for number in (1, 2, 3):
         audit.append(entry(number))
@@ -84,7 +84,7 @@ async def test_what_was_written_while_the_store_was_away_comes_later(store: Stor
         await _has(here, [4, 3, 2, 1])
 
 
-async def test_a_flood_of_one_token_removes_nothing_of_others(
+async def test_a_flood_of_one_token_removes_no_entries_of_others(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(audit_store, "KEPT", 20)
@@ -108,7 +108,7 @@ async def test_a_flood_of_one_token_removes_nothing_of_others(
         assert await read(here, token="careful") == [5, 4, 3, 2, 1]
 
 
-async def test_what_the_store_no_longer_keeps_is_not_put_back(
+async def test_entries_that_the_store_dropped_are_not_written_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(audit_store, "KEPT", 10)
@@ -134,7 +134,7 @@ async def test_what_the_store_no_longer_keeps_is_not_put_back(
     assert {name.split(b"/")[-2] for name in written} == {entry(111).id.encode(), b"audit"}
 
 
-async def test_more_than_memory_holds_is_read_from_the_files(
+async def test_entries_beyond_the_memory_limit_are_read_from_the_files(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(audit_store, "_MAX_WAITING", 10)
@@ -166,7 +166,7 @@ async def _holds(store: Store, wanted: range) -> None:
     ids = {entry(number).id.encode() for number in wanted}
 
     async def holds() -> bool:
-        names = [found.key for found in (await store.read(prefix(ROOT), keys_only=True)).entries]
+        names = [entry_.key for entry_ in (await store.read(prefix(ROOT), keys_only=True)).entries]
         return {name.split(b"/")[-2] for name in names} == ids
 
     await eventually(holds)

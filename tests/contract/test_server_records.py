@@ -1,5 +1,5 @@
-"""Records that grant rights: servers with the key share them, and a client that can merely write to
-the store can neither make one nor bring an old one back."""
+"""Records that grant rights: servers with the key share them, and a client with mere write access
+to the store can neither create one nor restore an old one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 async def reading(
     store: Store, server_key: ServerKey = KEY, purpose: str = "rights"
 ) -> AsyncIterator[SignedRecords[Right]]:
-    """What a server that starts now knows."""
+    """The records as a server knows them that starts now."""
     async with SignedRecords(store, server_key, purpose, Right) as records:
         await records.ready()
         yield records
@@ -60,7 +60,7 @@ async def rights(store: Store) -> dict[str, Right]:
         return dict(records.all())
 
 
-async def test_what_one_server_writes_the_others_know(store: Store):
+async def test_a_record_of_one_server_is_known_to_the_others(store: Store):
     async with reading(store) as one, reading(store) as other:
         await one.create("a", Right("viewer"))
         assert one.get("a") == Right("viewer")
@@ -77,8 +77,8 @@ async def test_what_one_server_writes_the_others_know(store: Store):
         await eventually(lambda: other.get("a") == Right("operator"))
 
 
-async def test_a_record_that_another_server_made_a_moment_ago_is_found(store: Store):
-    behind = SignedRecords(store, KEY, "rights", Right)  # it follows nothing yet
+async def test_a_record_that_another_server_just_created_is_found(store: Store):
+    behind = SignedRecords(store, KEY, "rights", Right)  # it does not follow the store yet
     async with reading(store) as one:
         await one.create("a", Right("viewer"))
         assert behind.get("a") is None
@@ -88,7 +88,7 @@ async def test_a_record_that_another_server_made_a_moment_ago_is_found(store: St
         assert await behind.find("forged") is None
 
 
-async def test_a_record_may_expire(store: Store):
+async def test_a_record_can_expire(store: Store):
     async with reading(store) as records:
         await records.create("a", Right("viewer"), ttl=1)
         assert (await stored(store, "a")).lease
@@ -96,7 +96,7 @@ async def test_a_record_may_expire(store: Store):
         await eventually(lambda: records.get("a") is None)
 
 
-async def test_a_writer_without_the_key_cannot_grant_anything(
+async def test_a_writer_without_the_key_cannot_grant_rights(
     store: Store, caplog: pytest.LogCaptureFixture
 ):
     async with reading(store) as records:
@@ -129,14 +129,14 @@ async def test_a_writer_cannot_copy_a_record_to_another_id_or_purpose(store: Sto
         await records.create("mine", Right("admin"))
     entry = await stored(store, "mine")
     for copy in (ROOT + b"copy", b"/mooring/others/mine"):
-        for _ in range(2):  # as often written as the record that is copied
+        for _ in range(2):  # as often written as the copied record
             await store.commit(Put(copy, entry.value))
     assert set(await rights(store)) == {"mine"}
     async with reading(store, purpose="others") as others:
         assert len(others) == 0
 
 
-async def test_a_writer_cannot_bring_back_what_was_revoked(store: Store):
+async def test_a_writer_cannot_restore_a_revoked_record(store: Store):
     async with reading(store) as records:
         await records.create("a", Right("admin"))
         before = (await stored(store, "a")).value
@@ -165,7 +165,7 @@ async def test_a_writer_cannot_bring_back_what_was_revoked(store: Store):
 
 
 async def test_a_writer_cannot_change_a_record_and_its_numbers(store: Store):
-    """It knows which revision and version its own write gets, and can write them into the value."""
+    """It knows the revision and version of its own write, and can put them into the value."""
     async with reading(store) as records:
         await records.create("a", Right("viewer"))
         before = await stored(store, "a")
@@ -208,7 +208,7 @@ def test_the_mac_covers_every_part(part: str):
             assert unseal(KEY, "s", entry)[0] == b'{"a":1}'
 
 
-async def test_a_writer_cannot_bring_back_what_was_deleted(store: Store):
+async def test_a_writer_cannot_restore_a_deleted_record(store: Store):
     async with reading(store) as records:
         await records.create("a", Right("admin"))
         before = (await stored(store, "a")).value
@@ -218,7 +218,7 @@ async def test_a_writer_cannot_bring_back_what_was_deleted(store: Store):
             assert await rights(store) == {}
 
 
-async def test_a_create_that_was_interrupted_leaves_nothing_that_counts(store: Store):
+async def test_an_interrupted_creation_leaves_no_valid_record(store: Store):
     await store.commit(Put(ROOT + b"half", b"{}"))
     async with reading(store) as records:
         assert len(records) == 0
@@ -237,9 +237,9 @@ async def test_a_store_has_one_key(store: Store):
     assert not any(b"k" * 32 in value for value in held)
 
 
-async def test_a_record_of_another_store_grants_nothing(store: Store):
-    """A store that was made again counts its revisions from the beginning, so that a writer can
-    give a key the same numbers."""
+async def test_a_record_of_another_store_grants_no_rights(store: Store):
+    """The revisions of a recreated store start again, so that a writer can give a key the same
+    numbers."""
     async with reading(store) as records:
         await records.create("a", Right("admin"))
     entry = await stored(store, "a")

@@ -1,4 +1,4 @@
-"""The store contract, on every backend. What each test says, `mooring.store.contract` promises."""
+"""The store contract of `mooring.store.contract`, on every backend."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ async def take(watch: Watch, count: int, *, within: float = 20.0) -> list[Batch]
 
 
 class TestReading:
-    async def test_an_absent_key_reads_as_nothing_at_the_present_revision(self, store: Store):
+    async def test_an_absent_key_is_empty_at_the_current_revision(self, store: Store):
         put = await store.commit(Put(b"/other", b""))
-        found = await store.read(key(b"/a"))
-        assert found.entries == ()
-        assert found.first is None
-        assert found.revision >= put.revision
+        snapshot = await store.read(key(b"/a"))
+        assert snapshot.entries == ()
+        assert snapshot.first is None
+        assert snapshot.revision >= put.revision
 
-    async def test_an_entry_tells_its_history(self, store: Store):
+    async def test_an_entry_has_its_history(self, store: Store):
         first = await store.commit(Put(b"/a", b"1"))
         second = await store.commit(Put(b"/a", b"2"))
         entry = (await store.read(key(b"/a"))).first
@@ -73,7 +73,7 @@ class TestReading:
             2,
         )
 
-    async def test_a_key_created_again_starts_anew(self, store: Store):
+    async def test_a_key_created_again_starts_at_version_1(self, store: Store):
         await store.commit(Put(b"/a", b"1"))
         await store.commit(Delete(key(b"/a")))
         again = await store.commit(Put(b"/a", b"2"))
@@ -81,7 +81,7 @@ class TestReading:
         assert entry is not None
         assert (entry.created, entry.version) == (again.revision, 1)
 
-    async def test_a_prefix_ends_where_it_says(self, store: Store):
+    async def test_a_prefix_includes_only_keys_below_it(self, store: Store):
         for name in (b"/a/1", b"/a/2", b"/ab", b"/b/1", b"/a"):
             await store.commit(Put(name, b""))
         assert await keys(store, b"/a/") == [b"/a/1", b"/a/2"]
@@ -91,17 +91,17 @@ class TestReading:
         await store.commit(Put(b"\xff\xff\x01", b""), Put(b"\xfe", b""))
         assert await keys(store, b"\xff\xff") == [b"\xff\xff\x01"]
 
-    async def test_a_range_leaves_its_end_out(self, store: Store):
+    async def test_a_range_excludes_its_end(self, store: Store):
         await store.commit(Put(b"a", b""), Put(b"b", b""), Put(b"c", b""))
-        found = await store.read(between(b"a", b"c"))
-        assert [entry.key for entry in found.entries] == [b"a", b"b"]
+        snapshot = await store.read(between(b"a", b"c"))
+        assert [entry.key for entry in snapshot.entries] == [b"a", b"b"]
 
-    async def test_everything_is_everything(self, store: Store):
+    async def test_everything_includes_every_key(self, store: Store):
         await store.commit(Put(b"\0", b""), Put(b"a", b""), Put(b"\xff", b""))
-        found = await store.read(everything())
-        assert [entry.key for entry in found.entries] == [b"\0", b"a", b"\xff"]
+        snapshot = await store.read(everything())
+        assert [entry.key for entry in snapshot.entries] == [b"\0", b"a", b"\xff"]
 
-    async def test_keys_only_leaves_the_values_out(self, store: Store):
+    async def test_keys_only_omits_the_values(self, store: Store):
         await store.commit(Put(b"/a", b"long"))
         with_value = (await store.read(prefix(b"/"))).first
         without = (await store.read(prefix(b"/"), keys_only=True)).first
@@ -110,7 +110,7 @@ class TestReading:
         assert without.value == b""
         assert without.modified == with_value.modified
 
-    async def test_a_limit_says_that_there_is_more(self, store: Store):
+    async def test_a_limited_read_says_whether_there_is_more(self, store: Store):
         await store.commit(*(Put(b"/%d" % n, b"") for n in range(5)))
         some = await store.read(prefix(b"/"), limit=3)
         assert [entry.key for entry in some.entries] == [b"/0", b"/1", b"/2"]
@@ -122,18 +122,18 @@ class TestReading:
         for name in (b"/c", b"/a", b"/b"):
             await store.commit(Put(name, b""))
         await store.commit(Put(b"/c", b"again"))
-        found = await store.read(prefix(b"/"), order="created")
-        assert [entry.key for entry in found.entries] == [b"/c", b"/a", b"/b"]
+        snapshot = await store.read(prefix(b"/"), order="created")
+        assert [entry.key for entry in snapshot.entries] == [b"/c", b"/a", b"/b"]
         oldest = await store.read(prefix(b"/"), order="created", limit=1)
         assert [entry.key for entry in oldest.entries] == [b"/c"]
         assert oldest.more
 
-    async def test_created_before_leaves_later_ones_out(self, store: Store):
+    async def test_created_before_excludes_later_keys(self, store: Store):
         await store.commit(Put(b"/c", b""))
         second = await store.commit(Put(b"/a", b""))
         await store.commit(Put(b"/b", b""))
-        found = await store.read(prefix(b"/"), created_before=second.revision)
-        assert [entry.key for entry in found.entries] == [b"/c"]
+        snapshot = await store.read(prefix(b"/"), created_before=second.revision)
+        assert [entry.key for entry in snapshot.entries] == [b"/c"]
 
     async def test_the_past_can_be_read_until_it_is_compacted(self, store: Store):
         first = await store.commit(Put(b"/a", b"1"), Put(b"/b", b"1"))
@@ -153,7 +153,7 @@ class TestReading:
             await store.read(key(b"/a"), at=here.revision + 1000)
 
     async def test_a_large_range_is_read_at_one_revision(self, store: Store):
-        """More than any page: written to all the while, it still belongs to one revision."""
+        """More keys than fit on a page still belong to one revision, despite concurrent writes."""
         for start in range(0, 4000, 100):
             await store.commit(*(Put(b"/%05d" % n, b"x" * 100) for n in range(start, start + 100)))
         stop = asyncio.Event()
@@ -169,10 +169,10 @@ class TestReading:
         writing = asyncio.get_running_loop().create_task(write())
         try:
             for _ in range(5):
-                found = await store.read(prefix(b"/"))
-                assert len(found.entries) == 4000
-                assert found.entries[0].value == found.entries[-1].value
-                assert max(entry.modified for entry in found.entries) <= found.revision
+                snapshot = await store.read(prefix(b"/"))
+                assert len(snapshot.entries) == 4000
+                assert snapshot.entries[0].value == snapshot.entries[-1].value
+                assert max(entry.modified for entry in snapshot.entries) <= snapshot.revision
                 await asyncio.sleep(0)
         finally:
             stop.set()
@@ -181,15 +181,17 @@ class TestReading:
     async def test_a_limit_larger_than_a_page_is_kept(self, store: Store):
         for start in range(0, 2500, 100):
             await store.commit(*(Put(b"/%05d" % n, b"") for n in range(start, start + 100)))
-        found = await store.read(prefix(b"/"), limit=2200)
-        assert len(found.entries) == 2200
-        assert found.more
+        snapshot = await store.read(prefix(b"/"), limit=2200)
+        assert len(snapshot.entries) == 2200
+        assert snapshot.more
         by_age = await store.read(prefix(b"/"), order="created")
         assert len(by_age.entries) == 2500
 
 
 class TestIdentity:
-    async def test_it_is_that_of_the_keys_and_not_of_the_url(self, store: Store, store_url: str):
+    async def test_the_identity_belongs_to_the_keys_and_not_to_the_url(
+        self, store: Store, store_url: str
+    ):
         await store.read(key(b"a"))
         assert store.identity
         one = store_url + ("&" if "?" in store_url else "?")
@@ -201,7 +203,7 @@ class TestIdentity:
             assert inner.identity.startswith(store.identity)
             assert inner.identity != store.identity
 
-    async def test_other_namespaces_of_one_cluster_have_others(self, store: Store):
+    async def test_other_namespaces_have_other_identities(self, store: Store):
         await store.read(key(b"a"))
         one, other = Namespaced(store, b"/a/"), Namespaced(store, b"/b/")
         assert one.identity != other.identity
@@ -211,15 +213,15 @@ class TestCommitting:
     async def test_a_commit_is_one_revision(self, store: Store):
         await store.commit(Put(b"/x", b""))
         done = await store.commit(Put(b"/a", b""), Put(b"/b", b""), Delete(key(b"/x")))
-        found = await store.read(prefix(b"/"))
-        assert [(e.key, e.modified) for e in found.entries] == [
+        snapshot = await store.read(prefix(b"/"))
+        assert [(e.key, e.modified) for e in snapshot.entries] == [
             (b"/a", done.revision),
             (b"/b", done.revision),
         ]
         earlier = await store.read(prefix(b"/"), at=done.revision - 1)
         assert [e.key for e in earlier.entries] == [b"/x"]
 
-    async def test_a_commit_that_changes_nothing_has_no_revision(self, store: Store):
+    async def test_a_commit_without_changes_has_no_revision(self, store: Store):
         async def is_without_one() -> bool:
             before = await store.commit(Put(b"/a", b""))
             after = await store.commit(Delete(key(b"/none")), require=[exists(b"/a")])
@@ -228,7 +230,7 @@ class TestCommitting:
         # A lease of another test may expire in between, but not each time.
         assert any([await is_without_one() for _ in range(3)])
 
-    async def test_a_delete_takes_the_whole_range(self, store: Store):
+    async def test_a_delete_removes_the_complete_range(self, store: Store):
         await store.commit(*(Put(b"/a/%d" % n, b"") for n in range(5)), Put(b"/ab", b""))
         await store.commit(Delete(prefix(b"/a/")))
         assert await keys(store) == [b"/ab"]
@@ -263,7 +265,7 @@ class TestCommitting:
         assert await keys(store) == [b"/a", b"/ok"]
         await store.revoke(lease.id)
 
-    async def test_a_conflict_tells_who_holds_it(self, store: Store):
+    async def test_a_conflict_returns_the_current_entry(self, store: Store):
         await store.commit(Put(b"/name", b"tenant 7"))
         with pytest.raises(Conflict, match="/name") as caught:
             await store.commit(
@@ -287,7 +289,7 @@ class TestCommitting:
         assert done.reads[0].revision == done.revision
         assert [e.key for e in done.reads[1].entries] == [b"/q/old"]
 
-    async def test_concurrent_increments_lose_nothing(self, store: Store):
+    async def test_concurrent_increments_are_all_counted(self, store: Store):
         await store.commit(Put(b"/n", b"0"))
 
         async def increment() -> None:
@@ -308,7 +310,7 @@ class TestCommitting:
         assert entry is not None
         assert entry.value == b"20"
 
-    async def test_as_many_operations_as_allowed_and_no_more(self, store: Store):
+    async def test_the_number_of_operations_is_limited(self, store: Store):
         await store.commit(*(Put(b"/%d" % n, b"") for n in range(MAX_OPERATIONS)))
         with pytest.raises(TooLarge):
             await store.commit(*(Put(b"/x%d" % n, b"") for n in range(MAX_OPERATIONS + 1)))
@@ -337,12 +339,12 @@ class TestBadInput:
             lambda: ["put"],
         ],
     )
-    async def test_a_commit_against_the_rules_is_refused(self, store: Store, bad):
+    async def test_an_invalid_commit_is_refused(self, store: Store, bad):
         with pytest.raises(InvalidRequest):
             await store.commit(*bad())
         assert (await store.read(everything(), limit=1)).entries == ()
 
-    async def test_a_query_against_the_rules_is_refused(self, store: Store):
+    async def test_an_invalid_query_is_refused(self, store: Store):
         with pytest.raises(InvalidRequest, match="limit"):
             await store.read(prefix(b"/"), limit=-1)
         with pytest.raises(InvalidRequest, match="order"):
@@ -352,7 +354,7 @@ class TestBadInput:
         with pytest.raises(InvalidRequest, match="revision 0"):
             await store.read(prefix(b"/"), at=0)
 
-    async def test_what_is_no_range_or_number_is_refused(self, store: Store):
+    async def test_invalid_ranges_and_numbers_are_refused(self, store: Store):
         for call in (
             lambda: store.read(b"/x"),  # type: ignore[arg-type]
             lambda: store.commit(Delete(b"/x")),  # type: ignore[arg-type]
@@ -379,13 +381,13 @@ class TestBadInput:
             await store.grant("5")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 10_000_000_000])
-    async def test_a_ttl_that_cannot_be_is_refused(self, store: Store, ttl: float):
+    async def test_an_invalid_ttl_is_refused(self, store: Store, ttl: float):
         with pytest.raises(InvalidRequest, match="TTL"):
             await store.grant(ttl)
 
 
 class TestLeases:
-    async def test_a_revoked_lease_takes_its_keys_in_one_revision(self, store: Store):
+    async def test_a_revoked_lease_deletes_its_keys_in_one_revision(self, store: Store):
         lease = await store.grant(60)
         await store.commit(Put(b"/a", b"", lease.id), Put(b"/b", b"", lease.id), Put(b"/c", b""))
         start = (await store.read(prefix(b"/"))).revision
@@ -395,7 +397,7 @@ class TestLeases:
         assert batch.events == (Event(b"/a", None), Event(b"/b", None))
         assert await keys(store) == [b"/c"]
 
-    async def test_an_expired_lease_takes_its_keys(self, store: Store):
+    async def test_an_expired_lease_deletes_its_keys(self, store: Store):
         asked = time.monotonic()
         lease = await store.grant(1)
         put = await store.commit(Put(b"/a", b"", lease.id))
@@ -406,7 +408,7 @@ class TestLeases:
         with pytest.raises(LeaseNotFound):
             await store.renew(lease.id)
 
-    async def test_a_renewed_lease_lives_on(self, store: Store):
+    async def test_a_renewed_lease_does_not_expire(self, store: Store):
         lease = await store.grant(5)
         await store.commit(Put(b"/a", b"", lease.id))
         until = time.monotonic() + lease.ttl + 0.5
@@ -415,7 +417,7 @@ class TestLeases:
             await asyncio.sleep(0.3)
         assert await keys(store) == [b"/a"]
 
-    async def test_the_granted_ttl_is_at_least_what_was_asked(self, store: Store):
+    async def test_the_granted_ttl_is_at_least_the_requested_one(self, store: Store):
         assert (await store.grant(7.2)).ttl == 8
 
     async def test_a_key_written_without_its_lease_stays(self, store: Store):
@@ -429,7 +431,7 @@ class TestLeases:
         await store.revoke(other.id)
         assert await keys(store) == [b"/a"]
 
-    async def test_a_deleted_key_written_anew_is_not_the_leases(self, store: Store):
+    async def test_a_recreated_key_does_not_belong_to_the_old_lease(self, store: Store):
         lease = await store.grant(60)
         await store.commit(Put(b"/a", b"", lease.id))
         await store.commit(Delete(key(b"/a")))
@@ -437,7 +439,7 @@ class TestLeases:
         await store.revoke(lease.id)
         assert await keys(store) == [b"/a"]
 
-    async def test_an_unknown_lease_is_told_and_nothing_written(self, store: Store):
+    async def test_an_unknown_lease_is_an_error_and_nothing_is_written(self, store: Store):
         for call in (store.renew(12345), store.revoke(12345)):
             with pytest.raises(LeaseNotFound, match="3039"):
                 await call
@@ -445,17 +447,17 @@ class TestLeases:
             await store.commit(Put(b"/b", b""), Put(b"/a", b"", 12345))
         assert await keys(store) == []
 
-    async def test_a_failed_check_comes_before_an_unknown_lease(self, store: Store):
+    async def test_a_failed_check_is_reported_before_an_unknown_lease(self, store: Store):
         with pytest.raises(Conflict):
             await store.commit(Put(b"/a", b"", 12345), require=[exists(b"/none")])
 
-    async def test_many_leases_are_renewed_at_once(self, store: Store):
+    async def test_many_leases_are_renewed_concurrently(self, store: Store):
         leases = [await store.grant(30) for _ in range(50)]
         assert set(await asyncio.gather(*(store.renew(lease.id) for lease in leases))) == {30}
 
 
 class TestWatching:
-    async def test_a_batch_is_a_revision(self, store: Store):
+    async def test_a_batch_contains_one_revision(self, store: Store):
         start = (await store.read(prefix(b"/"))).revision
         async with store.watch(prefix(b"/"), after=start) as watch:
             one = await store.commit(Put(b"/a", b"1"), Put(b"/b", b"1"), Put(b"other", b""))
@@ -480,11 +482,9 @@ class TestWatching:
                 batches = await take(watch, 10 - cut)
             assert [batch.revision for batch in batches] == revisions[cut:]
 
-    async def test_a_long_past_reaches_a_reader_that_slept_and_one_that_comes_late(
-        self, store: Store
-    ):
-        """More revisions than a watch keeps and than a server sends at once (1,000 each), with
-        writes going on meanwhile."""
+    async def test_a_long_past_reaches_slow_and_late_readers(self, store: Store):
+        """More revisions than a watch buffers and than a server sends at once (1,000 each), with
+        concurrent writes."""
 
         async def write(count: int) -> list[int]:
             commits = (store.commit(Put(b"/a", b"%d" % n)) for n in range(count))
@@ -499,14 +499,14 @@ class TestWatching:
                     batches = await take(watch, 1200, within=40)
                     assert [batch.revision for batch in batches] == done + await writing
 
-    async def test_from_now_on_is_from_when_it_stands(self, store: Store):
+    async def test_a_watch_without_a_revision_starts_when_it_is_established(self, store: Store):
         await store.commit(Put(b"/before", b""))
         async with store.watch(prefix(b"/")) as watch:
             await store.commit(Put(b"/after", b""))
             (batch,) = await take(watch, 1)
         assert [event.key for event in batch.events] == [b"/after"]
 
-    async def test_only_its_range_is_seen(self, store: Store):
+    async def test_a_watch_delivers_only_its_range(self, store: Store):
         async with (
             store.watch(key(b"/a")) as one,
             store.watch(prefix(b"/a/")) as below,
@@ -520,14 +520,14 @@ class TestWatching:
             await store.commit(Put(b"/a", b"again"))
             assert [b.events[0].key for b in await take(one, 1)] == [b"/a"]
 
-    async def test_a_revision_yet_to_come_is_waited_for(self, store: Store):
+    async def test_a_watch_waits_for_a_future_revision(self, store: Store):
         here = (await store.read(prefix(b"/"))).revision
         async with store.watch(prefix(b"/"), after=here + 2) as watch:
             revisions = [(await store.commit(Put(b"/%d" % n, b""))).revision for n in range(3)]
             (batch,) = await take(watch, 1)
-        assert batch.revision == next(each for each in revisions if each > here + 2)
+        assert batch.revision == next(revision for revision in revisions if revision > here + 2)
 
-    async def test_a_compacted_past_is_told(self, store: Store):
+    async def test_a_compacted_revision_is_an_error(self, store: Store):
         first = await store.commit(Put(b"/a", b"1"))
         for n in range(5):
             last = await store.commit(Put(b"/a", b"%d" % n))
@@ -537,9 +537,7 @@ class TestWatching:
                 await take(watch, 1)
         assert caught.value.revision == last.revision
 
-    async def test_a_deletion_at_the_compacted_revision_is_never_lost_in_silence(
-        self, store: Store
-    ):
+    async def test_a_deletion_at_the_compacted_revision_is_never_lost_silently(self, store: Store):
         seen = await store.commit(Put(b"/a", b"1"))
         gone = await store.commit(Delete(key(b"/a")))
         await store.commit(Put(b"/b", b""))
@@ -551,7 +549,7 @@ class TestWatching:
             (batch,) = await take(watch, 1)
         assert [event.key for event in batch.events] == [b"/b"]
 
-    async def test_a_standing_watch_outlives_a_compaction(self, store: Store):
+    async def test_a_watch_survives_a_compaction(self, store: Store):
         start = (await store.read(prefix(b"/"))).revision
         async with store.watch(prefix(b"/"), after=start) as watch:
             first = await store.commit(Put(b"/a", b"1"))
@@ -585,7 +583,7 @@ class TestWatching:
             assert len(await take(two, 1)) == 1
             assert len(await take(one, 1)) == 1
 
-    async def test_a_watch_tells_what_to_resume_after(self, store: Store):
+    async def test_a_watch_reports_the_revision_to_resume_after(self, store: Store):
         before = await store.commit(Put(b"/a", b""))
         async with store.watch(prefix(b"/")) as watch:
             seen = watch.seen
@@ -594,7 +592,7 @@ class TestWatching:
             await take(watch, 1)
             assert watch.seen >= done.revision
 
-    async def test_a_watch_that_was_left_or_never_entered_says_so(self, store: Store):
+    async def test_reading_a_watch_that_was_left_or_never_entered_is_an_error(self, store: Store):
         watch = store.watch(prefix(b"/"))
         with pytest.raises(RuntimeError, match="async with"):
             await anext(watch)
@@ -613,7 +611,7 @@ class TestWatching:
                 revisions = {(await reader).revision for reader in readers}
             assert len(revisions) == 2
 
-    async def test_a_burst_of_watches_does_not_harm_one_that_stands(self, store_url: str):
+    async def test_a_burst_of_watches_does_not_harm_another_watch(self, store_url: str):
         patient = store_url + ("&timeout=60s" if store_url.startswith("etcd") else "")
         async with open_store(patient) as store, store.watch(key(b"/standing")) as standing:
             burst = [store.watch(key(b"/%d" % n)) for n in range(400)]
@@ -624,20 +622,20 @@ class TestWatching:
                 await watch.__aexit__(None, None, None)
 
     @pytest.mark.deadline
-    async def test_a_live_watch_is_heard_without_changes(self, store: Store):
+    async def test_a_live_watch_is_confirmed_without_changes(self, store: Store):
         async with store.watch(prefix(b"/")) as watch:
             before = watch.heard
             await eventually(lambda: watch.heard > before, within=2.5)
 
 
 class TestLifetime:
-    async def test_two_stores_of_one_url_are_one(self, store: Store, store_url: str):
+    async def test_two_stores_of_one_url_share_their_data(self, store: Store, store_url: str):
         async with open_store(store_url) as other, other.watch(prefix(b"/")) as watch:
             await store.commit(Put(b"/a", b"1"))
             assert len(await take(watch, 1)) == 1
             assert await keys(other) == [b"/a"]
 
-    async def test_a_closed_store_says_so(self, store_url: str):
+    async def test_a_closed_store_raises_closed(self, store_url: str):
         store = open_store(store_url)
         await store.commit(Put(b"/a", b""))
         async with store.watch(prefix(b"/")) as watch:
@@ -656,7 +654,7 @@ class TestLifetime:
             async with store.watch(key(b"/a")):
                 pass
 
-    async def test_it_tells_its_status(self, store: Store):
+    async def test_the_status_of_the_store(self, store: Store):
         done = await store.commit(Put(b"/a", b""))
         status = await store.status()
         assert status.revision >= done.revision

@@ -23,7 +23,7 @@ from mooring.testing.proxy import FaultProxy
 from mooring.testing.redis import RedisServer
 from tests.admin import Admin
 from tests.backends import usual
-from tests.contract.registries import hands_of
+from tests.contract.registries import raw_records_of
 from tests.waiting import eventually
 
 BASE = "/admin/registry"
@@ -483,7 +483,7 @@ async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admi
     """As after FLUSHALL: nobody left, and whoever lives comes back with the next heartbeat."""
     entered = await admin.hub.registry.enter(Instance("orders", "10.0.0.1", 80))
     await eventually(lambda: admin.fleet.observation("orders", "10.0.0.1:80").silence is not None)
-    await hands_of(admin.hub).delete_all()
+    await raw_records_of(admin.hub).delete_all()
     await eventually(lambda: admin.fleet.observation("orders", "10.0.0.1:80").missing)
     found = await told(admin, "services", "orders")
     assert (found["totalInstances"], found["healthyInstances"]) == (1, 0)

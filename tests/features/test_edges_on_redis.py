@@ -32,7 +32,7 @@ from mooring.testing.servers import free_port
 from mooring.workers import Turn
 from tests.acceptance.commands import python_program
 from tests.backends import usual
-from tests.contract.registries import OnRedis
+from tests.contract.registries import RawRecordsOnRedis
 from tests.features.hprose_server import HproseServer
 from tests.features.test_asgi import Uvicorn, somebody_waits
 from tests.features.test_wsgi import GUNICORN, Quiet
@@ -306,7 +306,7 @@ class TestClients:
             async with mooring.hprose.client(hub, "http.hello", pause=60) as remote:
                 await hub.registry.enter(at("b", live), ttl=60)
                 await eventually(lambda: len(remote.servers) == 2)
-                await OnRedis(hub).delete_all()
+                await RawRecordsOnRedis(hub).delete_all()
                 if back != "none":
                     await hub.registry.enter(dead.instance, ttl=60)
                 assert remote.primary is not None

@@ -1,1 +1,1 @@
-"""What every registry promises, on every store, in every layout, and on Redis: see `conftest`."""
+"""The contract of every registry: on every store, in every layout, and on Redis (`conftest`)."""

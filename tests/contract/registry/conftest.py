@@ -1,4 +1,4 @@
-"""A registry at every place where there is one; a module may name others."""
+"""A registry at every place; a module may choose others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from mooring.hub import Hub
 from tests.backends import USUAL
-from tests.contract.registries import ON_STORES, Hands, hands_of, open_hub, places
+from tests.contract.registries import ON_STORES, RawRecords, open_hub, places, raw_records_of
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of descriptions and configuration for layouts that carry none."""
+    """Exclude tests of descriptions and configuration for layouts that have none."""
     left_out = {item for item in items if item.get_closest_marker("describes") and _is_bare(item)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
@@ -25,13 +25,13 @@ def _is_bare(item: pytest.Item) -> bool:
 
 
 def named(place: tuple[str, str]) -> str:
-    """How a test is called that runs there."""
+    """The name of a place in the id of a test."""
     return "-".join(filter(None, (place[0], place[1].partition(":")[0])))
 
 
 @pytest.fixture(params=places(USUAL, ["7.0", "cluster"]), ids=named)
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """A backend and a layout; on Redis there are none."""
+    """A backend and a layout; on Redis there are no layouts."""
     chosen: tuple[str, str] = request.param
     return chosen
 
@@ -54,11 +54,11 @@ async def hub(store_url: str, layout: str) -> AsyncIterator[Hub]:
 
 @pytest.fixture
 async def other(store_url: str, layout: str) -> AsyncIterator[Hub]:
-    """The same registry, seen by somebody else."""
+    """The same registry through another hub."""
     async with open_hub(store_url, layout) as opened:
         yield opened
 
 
 @pytest.fixture
-def hands(hub: Hub) -> Hands:
-    return hands_of(hub)
+def raw_records(hub: Hub) -> RawRecords:
+    return raw_records_of(hub)

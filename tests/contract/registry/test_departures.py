@@ -11,7 +11,7 @@ from mooring.discovery.last_known_good import GRACE
 from mooring.errors import NoInstance
 from mooring.hub import Hub
 from mooring.model import Instance
-from tests.contract.registries import Hands
+from tests.contract.registries import RawRecords
 from tests.contract.registry.test_registry import at
 from tests.waiting import eventually
 
@@ -19,34 +19,36 @@ pytestmark = pytest.mark.virtual_time
 
 
 def has_states(layout: str) -> bool:
-    """Whether an instance can say that it is about to leave."""
+    """Whether the record of an instance can say that it is draining."""
     return layout == "tree"  # and on Redis
 
 
 async def entered(hub: Hub, port: int) -> Instance:
-    """An instance that nothing here keeps registered."""
+    """An instance that no hub of this process keeps registered."""
     return (await hub.registry.enter(at(port), ttl=60)).instance
 
 
-async def test_all_that_vanish_are_kept_and_flagged_until_they_are_back(
-    hub: Hub, other: Hub, hands: Hands, caplog: pytest.LogCaptureFixture
+async def test_a_vanished_fleet_is_kept_and_flagged_until_it_is_back(
+    hub: Hub, other: Hub, raw_records: RawRecords, caplog: pytest.LogCaptureFixture
 ):
-    there = [await entered(hub, port) for port in (1, 2, 3)]
+    instances = [await entered(hub, port) for port in (1, 2, 3)]
     async with other.discover("echo") as view:
         await view.wait(3, timeout=10)
         assert not view.stale
-        await hands.delete_all()
+        await raw_records.delete_all()
         await eventually(lambda: view.stale)
         assert len(view.instances) == 3
         assert view.seen.kept
         assert "without deregistering" in view.seen.reason
-        assert all(each.called for each in view.explain())
+        assert all(candidate.called for candidate in view.explain())
         # On a Redis Cluster the records are deleted one after another.
-        await eventually(lambda: all(view.seen.reason in str(each) for each in view.explain()))
+        await eventually(
+            lambda: all(view.seen.reason in str(candidate) for candidate in view.explain())
+        )
         async with view.pick():
             pass
         assert caplog.text.count("without deregistering") == 1
-        for instance in there:
+        for instance in instances:
             await hub.registry.enter(instance, ttl=60)
         await eventually(lambda: not view.stale)
         assert len(view.instances) == 3
@@ -54,7 +56,9 @@ async def test_all_that_vanish_are_kept_and_flagged_until_they_are_back(
         assert view.seen.reason == ""
 
 
-async def test_those_that_repair_themselves_are_never_missed(hub: Hub, other: Hub, hands: Hands):
+async def test_instances_that_repair_themselves_stay_in_the_view(
+    hub: Hub, other: Hub, raw_records: RawRecords
+):
     async with (
         hub.register(at(1)) as one,
         hub.register(at(2)) as two,
@@ -68,11 +72,13 @@ async def test_those_that_repair_themselves_are_never_missed(hub: Hub, other: Hu
             fewest = min(fewest, len(view.instances))
 
         view.subscribe(count)
-        await hands.delete_all()
+        await raw_records.delete_all()
 
         async def repaired() -> bool:
             count(None)
-            return await hands.is_right(one.instance) and await hands.is_right(two.instance)
+            return await raw_records.is_right(one.instance) and await raw_records.is_right(
+                two.instance
+            )
 
         await eventually(repaired)
         await eventually(lambda: not view.stale)
@@ -80,7 +86,9 @@ async def test_those_that_repair_themselves_are_never_missed(hub: Hub, other: Hu
 
 
 @pytest.mark.deadline
-async def test_the_last_that_drains_is_called_while_it_serves(hub: Hub, other: Hub, layout: str):
+async def test_the_last_draining_instance_is_called_while_it_serves(
+    hub: Hub, other: Hub, layout: str
+):
     async with hub.register(at(1)) as last, other.discover("echo", hold=1) as view:
         await view.wait(timeout=10)
         draining = asyncio.ensure_future(last.drain(linger=0.3))
@@ -105,14 +113,18 @@ async def test_the_last_that_drains_is_called_while_it_serves(hub: Hub, other: H
             assert await eventually(empty) < GRACE
 
 
-async def test_it_stays_registered_as_draining_while_it_lingers(hub: Hub, other: Hub, layout: str):
+async def test_an_instance_stays_registered_as_draining_while_it_lingers(
+    hub: Hub, other: Hub, layout: str
+):
     async with hub.register(at(1)) as last, other.discover("echo", hold=0) as view:
         await view.wait(timeout=10)
         started = time.monotonic()
         linger = 0.5 if has_states(layout) else 60
         draining = asyncio.ensure_future(last.drain(linger=linger))
         await eventually(lambda: last.state == "draining")
-        if not has_states(layout):  # it cannot say so: callers would go on choosing it
+        if not has_states(
+            layout
+        ):  # the layout has no states, and callers would go on choosing the instance
 
             async def is_gone() -> bool:
                 return not (await other.registry.instances("echo")).instances
@@ -123,7 +135,7 @@ async def test_it_stays_registered_as_draining_while_it_lingers(hub: Hub, other:
             return
         states = []
         while view.instances:  # the view does not hold it
-            states += [each.status.state for each in view.instances]
+            states += [instance.status.state for instance in view.instances]
             async with view.pick() as instance:
                 assert instance.port == 1
             await asyncio.sleep(0.01)
@@ -133,20 +145,20 @@ async def test_it_stays_registered_as_draining_while_it_lingers(hub: Hub, other:
         assert not (await other.registry.instances("echo")).instances
 
 
-async def test_one_that_lingers_leaves_its_successor_alone(hub: Hub, other: Hub, layout: str):
+async def test_a_lingering_instance_leaves_its_successor_alone(hub: Hub, other: Hub, layout: str):
     async with hub.register(at(1)) as old:
         draining = asyncio.ensure_future(old.drain(linger=0.4))
         await eventually(lambda: old.state == "draining")
         async with other.register(at(1)) as new:
             await draining
-            found = (await other.registry.instances("echo")).instances
-            assert [each.status.state for each in found] == ["up"]
+            instances = (await other.registry.instances("echo")).instances
+            assert [instance.status.state for instance in instances] == ["up"]
             if has_states(layout):
-                assert found[0].incarnation == new.instance.incarnation
+                assert instances[0].incarnation == new.instance.incarnation
             assert new.state == "registered"
 
 
-async def test_to_close_one_that_lingers_takes_it_out_at_once(hub: Hub, other: Hub):
+async def test_closing_a_lingering_registration_removes_it_at_once(hub: Hub, other: Hub):
     async with hub.register(at(1)) as last:
         draining = asyncio.ensure_future(last.drain(grace=60, linger=30))
         await eventually(lambda: last.state == "draining")
@@ -155,7 +167,7 @@ async def test_to_close_one_that_lingers_takes_it_out_at_once(hub: Hub, other: H
     assert not (await other.registry.instances("echo")).instances
 
 
-async def test_keeping_holds_after_a_drain(hub: Hub, other: Hub):
+async def test_keep_holds_after_a_drain(hub: Hub, other: Hub):
     async with other.discover("echo", empty="keep", hold=0) as view:
         async with hub.register(at(1)) as last:
             await view.wait(timeout=10)
@@ -167,7 +179,7 @@ async def test_keeping_holds_after_a_drain(hub: Hub, other: Hub):
                 assert instance.port == 1
             await asyncio.sleep(0.02)
         async with hub.register(at(2)):
-            await eventually(lambda: [each.port for each in view.instances] == [2])
+            await eventually(lambda: [instance.port for instance in view.instances] == [2])
 
 
 @pytest.mark.deadline

@@ -1,4 +1,4 @@
-"""What a registry on a store promises beside what all do: leases, and the keys as they lie."""
+"""The contract of registries on stores: leases, and the stored keys."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ async def test_registrations_of_one_process_share_a_lease_and_the_last_revokes_i
 
 
 @pytest.mark.describes
-async def test_unknown_fields_survive_an_edit(hub: Hub):
+async def test_unknown_fields_survive_an_update(hub: Hub):
     name = b"/registry/default/echo/info"
     await hub.store.commit(Put(name, b'{"displayName":"old","ours":[1]}'))
-    told = await hub.registry.describe(service="echo", set={"displayName": "验证码"})
-    assert told == mooring.Service("echo", "验证码")
+    service = await hub.registry.describe(service="echo", set={"displayName": "验证码"})
+    assert service == mooring.Service("echo", "验证码")
     entry = (await hub.store.read(key(name))).first
     assert entry is not None
     assert entry.value == '{"displayName":"验证码","ours":[1]}'.encode()
 
 
 @pytest.mark.describes
-async def test_every_group_and_service_has_a_description_that_is_never_overwritten(hub: Hub):
+async def test_groups_and_services_get_descriptions_that_are_never_overwritten(hub: Hub):
     instance = msgspec.structs.replace(at(1), service="Common/echo")
     async with hub.register(instance):
         assert await hub.registry.info(group="Common") == mooring.Group("Common")
@@ -76,19 +76,19 @@ async def test_every_group_and_service_has_a_description_that_is_never_overwritt
     assert await hub.registry.groups() == ["Common"]
 
 
-async def test_metrics_that_are_too_large_keep_no_record_from_repair(
+async def test_oversized_metrics_do_not_prevent_the_repair_of_a_record(
     hub: Hub, other: Hub, caplog: pytest.LogCaptureFixture
 ):
-    """All else that it says goes on, and somebody is told."""
+    """Everything else is still written, and the problem is logged."""
     async with hub.register(at(1)) as one:
         one.update(metrics={"large": "x" * 2_000_000}, healthy=False)
         if hub.registry.guarantees.describes:
 
-            async def told() -> bool:
+            async def reported() -> bool:
                 (listed,) = (await other.registry.instances("echo")).instances
                 return not listed.status.healthy and not listed.status.metrics
 
-            await eventually(told)
+            await eventually(reported)
             await eventually(lambda: caplog.text.count("no metrics are written") == 1)
         await hub.store.commit(Delete(everything()))
 
@@ -100,10 +100,10 @@ async def test_metrics_that_are_too_large_keep_no_record_from_repair(
 
 
 @pytest.mark.describes
-async def test_what_a_store_takes_no_longer_stays_as_it_was(
+async def test_a_record_that_the_store_refuses_stays_unchanged(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """An operator of etcd may allow less than others do."""
+    """The operator of an etcd can set lower limits than usual."""
     whole = hub.store.commit
 
     async def commit(*writes: Put | Delete, **rest: Any) -> Committed:
@@ -115,11 +115,11 @@ async def test_what_a_store_takes_no_longer_stays_as_it_was(
     async with hub.register(at(1)) as one:
         one.update(metadata={"a": "x" * 3_000}, healthy=False)
 
-        async def told() -> bool:
+        async def reported() -> bool:
             (listed,) = (await other.registry.instances("echo")).instances
             return not listed.status.healthy and not listed.metadata
 
-        await eventually(told)
+        await eventually(reported)
         left_out = "over the limit of 2000: its other fields stay as they were"
         await eventually(lambda: left_out in caplog.text)
         await eventually(lambda: one.state == "registered")
@@ -132,7 +132,9 @@ async def test_what_a_store_takes_no_longer_stays_as_it_was(
         await eventually(better)
 
 
-async def test_who_is_taken_out_of_one_service_stays_in_another(hub: Hub, place: tuple[str, str]):
+async def test_an_instance_evicted_from_one_service_stays_in_another(
+    hub: Hub, place: tuple[str, str]
+):
     if not place[1].startswith(("plain", "endpoints")):
         return
     grouped = msgspec.structs.replace(at(1), service="default/echo")
@@ -148,7 +150,7 @@ async def test_who_is_taken_out_of_one_service_stays_in_another(hub: Hub, place:
         await eventually(lambda: other.state == "registered")
 
 
-async def test_a_name_that_cannot_be_asked_for_is_not_listed(hub: Hub, place: tuple[str, str]):
+async def test_invalid_service_names_are_not_listed(hub: Hub, place: tuple[str, str]):
     if place[1] != "tree":
         return
     for name in (" lead", "info"):
@@ -159,8 +161,8 @@ async def test_a_name_that_cannot_be_asked_for_is_not_listed(hub: Hub, place: tu
 
 
 class LostAnswers:
-    """Stands between a hub and its store: the answer to the first commit is lost, and then the hub
-    is cut off until it heals. `arrives`: that first commit does happen."""
+    """Stands between a hub and its store: the reply to the first commit is lost, and then the hub
+    is disconnected until `cut` is reset. `arrives`: whether that first commit takes effect."""
 
     def __init__(self, hub: Hub, monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
         self.cut, self.tries = False, 0
@@ -190,11 +192,11 @@ class LostAnswers:
 
 
 @pytest.mark.parametrize("expires", [False, True])
-async def test_one_that_never_heard_that_it_was_registered_leaves_a_successor_alone(
+async def test_an_unconfirmed_registration_leaves_its_successor_alone(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch, expires: bool
 ):
-    """Its first write happened, the answer was lost, and before it could ask a newer process came
-    to its address, whether its record was still there or not."""
+    """Its first write took effect, but the reply was lost, and a newer process registered at its
+    address before it could check, with its record still stored or expired."""
     lost = LostAnswers(hub, monkeypatch, arrives=True)
     async with hub.register(at(1, id="u"), wait=0.1) as older:
         await eventually(lambda: lost.cut)
@@ -212,7 +214,7 @@ async def test_one_that_never_heard_that_it_was_registered_leaves_a_successor_al
             await older.registered()
 
 
-async def test_one_that_never_came_in_takes_the_place_of_an_older_process(
+async def test_a_registration_that_never_arrived_replaces_an_older_process(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     async with other.register(at(1, id="u")) as older:
@@ -222,18 +224,18 @@ async def test_one_that_never_came_in_takes_the_place_of_an_older_process(
             older.update(healthy=False)
             if other.registry.guarantees.describes:
 
-                async def told() -> bool:
+                async def reported() -> bool:
                     (listed,) = (await other.registry.instances("echo")).instances
                     return not listed.status.healthy
 
-                await eventually(told)
+                await eventually(reported)
             lost.cut = False
             await eventually(lambda: newer.state == "registered")
             await eventually(lambda: older.state == "superseded")
             assert await ports(other.registry) == [1]
 
 
-async def test_one_that_never_heard_that_it_was_registered_hears_that_it_was_taken_out(
+async def test_an_unconfirmed_registration_learns_that_it_was_evicted(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     lost = LostAnswers(hub, monkeypatch, arrives=True)
@@ -245,7 +247,7 @@ async def test_one_that_never_heard_that_it_was_registered_hears_that_it_was_tak
         assert await ports(other.registry) == []
 
 
-async def test_one_that_never_came_in_is_not_kept_out_by_what_befell_who_was_there_before(
+async def test_a_registration_that_never_arrived_is_not_blocked_by_the_eviction_of_its_predecessor(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     async with other.register(at(1, id="u")) as older:
@@ -265,7 +267,7 @@ async def test_one_that_never_came_in_is_not_kept_out_by_what_befell_who_was_the
 
 
 @pytest.mark.describes
-async def test_who_registers_while_its_service_is_forgotten_finds_what_was_said_of_it(
+async def test_registering_while_the_service_is_forgotten_keeps_its_configuration(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     registry = hub.registry
@@ -276,7 +278,9 @@ async def test_who_registers_while_its_service_is_forgotten_finds_what_was_said_
 
     async def late(*writes: Any, **named: Any) -> Committed:
         monkeypatch.undo()
-        await other.registry.enter(at(1))  # after it was looked at, and before it is deleted
+        await other.registry.enter(
+            at(1)
+        )  # after the hub has read the service, and before it is deleted
         return await commit(*writes, **named)
 
     monkeypatch.setattr(hub.store, "commit", late)
@@ -284,50 +288,48 @@ async def test_who_registers_while_its_service_is_forgotten_finds_what_was_said_
     assert await registry.config("echo") == {"limit": 5}
     assert await registry.config("echo", "10.0.0.1:1") == {"weight": 3}
     assert (await registry.info(service="echo")).display_name == "Echo"
-    (found,) = (await registry.instances("echo")).instances
-    assert found.weight == 3
+    (instance,) = (await registry.instances("echo")).instances
+    assert instance.weight == 3
 
 
 @pytest.mark.describes
-async def test_who_registers_while_much_is_forgotten_finds_all_of_it(
+async def test_registering_while_a_large_service_is_forgotten_keeps_all_of_it(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     registry = hub.registry
     for port in range(1, 150):
         await registry.configure("echo", f"10.0.0.1:{port}", set={"enabled": False})
-    said = {entry.key for entry in (await hub.store.read(everything())).entries}
+    configured = {entry.key for entry in (await hub.store.read(everything())).entries}
     commit, commits = hub.store.commit, 0
 
     async def late(*writes: Any, **named: Any) -> Committed:
         nonlocal commits
         commits += 1
         done = await commit(*writes, **named)
-        if commits == 1:  # between one part of it and the next
+        if commits == 1:  # between two commits of the deletion
             await other.registry.enter(at(1))
         return done
 
     monkeypatch.setattr(hub.store, "commit", late)
     assert not await registry.forget("echo")
     there = {entry.key for entry in (await hub.store.read(everything())).entries}
-    assert said <= there
+    assert configured <= there
     assert await registry.config("echo", "10.0.0.1:1") == {"enabled": False}
 
 
 @pytest.mark.describes
-async def test_a_service_that_was_forgotten_is_described_again_by_who_registers(
-    hub: Hub, other: Hub
-):
+async def test_registering_describes_a_forgotten_service_again(hub: Hub, other: Hub):
     async with hub.register(at(1)):
         pass
     assert await other.registry.forget("echo")
     assert await other.registry.services() == []
     async with hub.register(at(1)):
         pass
-    assert [each.name for each in await other.registry.services()] == ["echo"]
+    assert [service.name for service in await other.registry.services()] == ["echo"]
 
 
 @pytest.mark.describes
-async def test_a_service_of_which_much_was_said_is_forgotten_whole(hub: Hub):
+async def test_a_service_with_much_configuration_is_forgotten_completely(hub: Hub):
     for port in range(1, 150):
         await hub.registry.configure("echo", f"10.0.0.1:{port}", set={"weight": 3})
     assert await hub.registry.forget("echo")
@@ -337,7 +339,7 @@ async def test_a_service_of_which_much_was_said_is_forgotten_whole(hub: Hub):
 def before_a_deletion(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]
 ) -> None:
-    """Act once, after the hub has looked at what it deletes and before it does so."""
+    """Act once, after the hub has read what it deletes and before it deletes it."""
     commit = hub.store.commit
 
     async def late(*writes: Any, **named: Any) -> Committed:
@@ -349,7 +351,7 @@ def before_a_deletion(
     monkeypatch.setattr(hub.store, "commit", late)
 
 
-async def test_one_that_leaves_as_its_successor_enters_leaves_it_alone(
+async def test_leaving_while_the_successor_enters_leaves_it_alone(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     older = (await hub.registry.enter(at(1, id="u"))).instance
@@ -358,7 +360,7 @@ async def test_one_that_leaves_as_its_successor_enters_leaves_it_alone(
     assert await ports(other.registry) == [1]
 
 
-async def test_a_registration_that_ends_as_its_successor_enters_leaves_it_alone(
+async def test_closing_a_registration_while_its_successor_enters_leaves_it_alone(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     async with hub.register(at(1, id="u")):
@@ -366,12 +368,12 @@ async def test_a_registration_that_ends_as_its_successor_enters_leaves_it_alone(
     assert await ports(other.registry) == [1]
 
 
-async def test_one_that_leaves_before_an_operator_deregisters_it_has_no_tombstone(
+async def test_an_instance_that_leaves_before_its_deregistration_has_no_tombstone(
     hub: Hub, other: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     one = (await other.registry.enter(at(1, id="u"))).instance
     leave = partial(other.registry.leave, "echo", one.id, one.incarnation)
     before_a_deletion(hub, monkeypatch, leave)
     assert not await hub.registry.deregister("echo", one.id)
-    there = (await hub.store.read(everything())).entries
-    assert [entry.key for entry in there if entry.lease] == []
+    entries = (await hub.store.read(everything())).entries
+    assert [entry.key for entry in entries if entry.lease] == []

@@ -1,4 +1,4 @@
-"""What every registry promises: on every store, in every layout, and on Redis."""
+"""The contract of every registry: on every store, in every layout, and on Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mooring.model import JSON
 from mooring.registry.contract import Registry
 from mooring.registry.kv import registry as on_store
 from tests.backends import BACKENDS
-from tests.contract.registries import Hands, places
+from tests.contract.registries import RawRecords, places
 from tests.contract.registry.conftest import named
 from tests.waiting import eventually
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.virtual_time
 once = pytest.mark.parametrize(
     "place", [("memory", "tree"), ("redis-7.0", "")], indirect=True, ids=named
 )
-"""Refused before anything is asked of a store or a Redis: no place can differ."""
+"""Refused before the store or Redis is asked, so that no place can differ."""
 
 
 @pytest.fixture(params=places(BACKENDS, ["6.2", "7.0", "cluster"]), ids=named)
@@ -43,19 +43,19 @@ async def ports(registry: Registry, service: str = "echo") -> list[int]:
     return sorted(instance.port for instance in (await registry.instances(service)).instances)
 
 
-async def test_a_registered_instance_is_listed_and_gone_when_it_leaves(hub: Hub, other: Hub):
+async def test_a_registered_instance_is_listed_until_it_leaves(hub: Hub, other: Hub):
     async with hub.register(at(1)), hub.register(at(2)):
         assert await ports(other.registry) == [1, 2]
     assert await ports(other.registry) == []
 
 
-async def test_services_are_listed_with_how_many_they_have(hub: Hub, other: Hub):
+async def test_services_are_listed_with_their_instance_counts(hub: Hub, other: Hub):
     assert await other.registry.services() == []
     async with hub.register(at(1)), hub.register(at(2)), hub.register(Instance("b", "h", 1)):
         assert [*await other.registry.services()] == [("b", 1), ("echo", 2)]
 
 
-async def test_a_follower_sees_who_comes_and_who_goes(hub: Hub, other: Hub):
+async def test_a_follower_sees_instances_come_and_go(hub: Hub, other: Hub):
     async with Mirror(other.registry.follow("echo")) as mirror:
         assert mirror.items == {}
         async with hub.register(at(1)):
@@ -65,7 +65,7 @@ async def test_a_follower_sees_who_comes_and_who_goes(hub: Hub, other: Hub):
         await eventually(lambda: not mirror.items)
 
 
-async def test_the_same_place_twice_in_one_hub_is_refused(hub: Hub):
+async def test_the_same_instance_twice_in_one_hub_is_refused(hub: Hub):
     one = at(1, id="u")
     async with hub.register(one):
         with pytest.raises(InUse, match="registered here already"):
@@ -75,8 +75,8 @@ async def test_the_same_place_twice_in_one_hub_is_refused(hub: Hub):
         assert again.state == "registered"
 
 
-async def test_the_newest_incarnation_counts_and_the_older_leaves_it_alone(
-    hub: Hub, other: Hub, hands: Hands
+async def test_the_newest_incarnation_wins_and_the_older_leaves_it_alone(
+    hub: Hub, other: Hub, raw_records: RawRecords
 ):
     one = at(1, id="u")
     async with hub.register(one) as older:
@@ -93,7 +93,7 @@ async def test_the_newest_incarnation_counts_and_the_older_leaves_it_alone(
     assert older.state == "superseded"
 
 
-async def test_what_an_operator_took_out_stays_out(hub: Hub, other: Hub):
+async def test_an_instance_evicted_by_an_operator_stays_out(hub: Hub, other: Hub):
     async with hub.register(at(1, id="u")) as one, hub.register(at(2, id="v")):
         assert await other.registry.deregister("echo", one.instance.id)
         await eventually(lambda: one.state == "removed")
@@ -104,13 +104,15 @@ async def test_what_an_operator_took_out_stays_out(hub: Hub, other: Hub):
 
 
 @pytest.mark.deadline
-async def test_a_process_that_starts_anew_is_let_in_again(hub: Hub, other: Hub, hands: Hands):
+async def test_a_restarted_process_can_register_again(
+    hub: Hub, other: Hub, raw_records: RawRecords
+):
     async with hub.register(at(1, id="u")) as one:
         await other.registry.deregister("echo", one.instance.id)
         await eventually(lambda: one.state == "removed")
     async with hub.register(at(1, id="u")) as again:
         assert again.state == "registered"
-        await hands.delete_all()
+        await raw_records.delete_all()
 
         async def back() -> bool:
             return await ports(other.registry) == [1]
@@ -119,9 +121,9 @@ async def test_a_process_that_starts_anew_is_let_in_again(hub: Hub, other: Hub, 
 
 
 @pytest.mark.deadline
-async def test_deleted_keys_come_back(hub: Hub, other: Hub, hands: Hands):
+async def test_deleted_keys_are_restored(hub: Hub, other: Hub, raw_records: RawRecords):
     async with hub.register(at(1)):
-        await hands.delete_all()
+        await raw_records.delete_all()
 
         async def back() -> bool:
             return await ports(other.registry) == [1]
@@ -130,13 +132,13 @@ async def test_deleted_keys_come_back(hub: Hub, other: Hub, hands: Hands):
 
 
 @pytest.mark.deadline
-async def test_an_overwritten_value_is_put_right(hub: Hub, other: Hub, hands: Hands):
+async def test_an_overwritten_value_is_repaired(hub: Hub, other: Hub, raw_records: RawRecords):
     async with hub.register(at(1, id="u")) as one:
         listed = (await other.registry.instances("echo")).instances
-        await hands.spoil(one.instance)
+        await raw_records.spoil(one.instance)
 
         async def right() -> bool:
-            return await hands.is_right(one.instance)
+            return await raw_records.is_right(one.instance)
 
         await eventually(right, within=2)
         again = (await other.registry.instances("echo")).instances
@@ -144,9 +146,11 @@ async def test_an_overwritten_value_is_put_right(hub: Hub, other: Hub, hands: Ha
         await eventually(lambda: one.state == "registered")
 
 
-async def test_foreign_and_bad_records_are_left_out_and_told(hub: Hub, other: Hub, hands: Hands):
+async def test_foreign_and_invalid_records_are_skipped_and_reported(
+    hub: Hub, other: Hub, raw_records: RawRecords
+):
     async with hub.register(at(1, id="u")) as one:
-        bad = await hands.leave_garbage("echo")
+        bad = await raw_records.leave_garbage("echo")
         listing = await other.registry.instances("echo")
         assert [instance.id for instance in listing.instances] == [one.instance.id]
         assert bad in {problem.key for problem in listing.problems}
@@ -159,14 +163,14 @@ async def test_foreign_and_bad_records_are_left_out_and_told(hub: Hub, other: Hu
 @once
 @pytest.mark.parametrize("service", ["", "a/b/c", "info", "a\n"])
 async def test_a_bad_name_is_refused_before_anything_is_written(
-    hub: Hub, hands: Hands, service: str
+    hub: Hub, raw_records: RawRecords, service: str
 ):
-    before = await hands.everything()
+    before = await raw_records.everything()
     with pytest.raises(InvalidName):
         await hub.registry.instances(service)
     with pytest.raises(InvalidName):
         hub.discover(service)
-    assert await hands.everything() == before
+    assert await raw_records.everything() == before
 
 
 @once
@@ -177,7 +181,7 @@ async def test_a_bad_ttl_is_refused(hub: Hub, ttl: float):
             pass
 
 
-async def test_the_operator_s_word_reaches_the_instance_and_its_consumers(hub: Hub, other: Hub):
+async def test_operator_overrides_reach_the_instance_and_its_consumers(hub: Hub, other: Hub):
     if not hub.registry.guarantees.describes:
         with pytest.raises(InvalidRequest, match="no configuration"):
             await hub.registry.configure("echo", set={"weight": 1})
@@ -203,18 +207,18 @@ async def test_a_description_is_never_overwritten_by_an_instance(hub: Hub):
     async with hub.register(instance):
         assert await hub.registry.info(group="Common") == mooring.Group("Common")
         await hub.registry.describe(group="Common", set={"department": "d"})
-        told = await hub.registry.describe(service="Common/echo", set={"displayName": "验证码"})
-        assert told == mooring.Service("Common/echo", "验证码")
+        service = await hub.registry.describe(service="Common/echo", set={"displayName": "验证码"})
+        assert service == mooring.Service("Common/echo", "验证码")
         assert await hub.registry.groups() == ["Common"]
     async with hub.register(instance):
         assert await hub.registry.info(group="Common") == mooring.Group("Common", department="d")
-        assert await hub.registry.info(service="Common/echo") == told
+        assert await hub.registry.info(service="Common/echo") == service
     with pytest.raises(InvalidRequest, match="'owner': choose one of description, displayName"):
         await hub.registry.describe(service="Common/echo", set={"owner": "me"})
 
 
 @pytest.mark.describes
-async def test_what_is_described_is_known_without_instances(hub: Hub):
+async def test_described_services_are_known_without_instances(hub: Hub):
     await hub.registry.describe(service="shop/orders", set={"displayName": "Orders"})
     await hub.registry.describe(group="Sales", set={"department": "d"})
     assert await hub.registry.services() == [("shop/orders", 0)]
@@ -225,7 +229,7 @@ async def test_what_is_described_is_known_without_instances(hub: Hub):
 
 @once
 @pytest.mark.describes
-async def test_what_an_operator_cannot_say_is_refused(hub: Hub):
+async def test_an_invalid_configuration_is_refused(hub: Hub):
     wrong: dict[str, JSON] = {"weight": "heavy", "enabled": 1, "zone": [], "metadata": 5}
     for field, value in wrong.items():
         with pytest.raises(InvalidRequest, match=f"config of echo .*{field}"):
@@ -238,7 +242,7 @@ async def test_what_an_operator_cannot_say_is_refused(hub: Hub):
     "value", [float("nan"), float("-inf"), object(), {1, 2}, {1: 2}, [{"a": {2: 3}}], "\ud800"]
 )
 @pytest.mark.describes
-async def test_what_no_json_can_hold_is_refused(hub: Hub, value: Any):
+async def test_values_that_json_cannot_represent_are_refused(hub: Hub, value: Any):
     for field in ("weight", "own"):
         with pytest.raises(InvalidRequest, match="config"):
             await hub.registry.configure("echo", set={field: value})
@@ -246,21 +250,21 @@ async def test_what_no_json_can_hold_is_refused(hub: Hub, value: Any):
 
 
 @pytest.mark.describes
-async def test_what_cannot_be_read_is_told_and_can_be_set_and_unset(
-    hub: Hub, hands: Hands, caplog: pytest.LogCaptureFixture
+async def test_an_unreadable_configuration_is_reported_and_can_be_replaced(
+    hub: Hub, raw_records: RawRecords, caplog: pytest.LogCaptureFixture
 ):
     await hub.registry.configure("echo", set={"enabled": False})
-    await hands.spoil_words("echo")
+    await raw_records.spoil_config("echo")
     with pytest.raises(InvalidRequest, match=r"echo.*config.* is not valid JSON"):
         await hub.registry.config("echo")
     with pytest.raises(InvalidRequest, match=r"info.* is not valid JSON"):
         await hub.registry.info(service="echo")
     assert await hub.registry.configure("echo", set={"weight": 1}) == {"weight": 1}
-    told = await hub.registry.describe(service="echo", set={"description": "d"})
+    service = await hub.registry.describe(service="echo", set={"description": "d"})
     assert await hub.registry.config("echo") == {"weight": 1}
-    assert await hub.registry.info(service="echo") == told
+    assert await hub.registry.info(service="echo") == service
     assert caplog.text.count("its 5 bytes are replaced") == 2
-    await hands.spoil_words("echo")
+    await raw_records.spoil_config("echo")
     assert await hub.registry.configure("echo", set={}, unset=("enabled",)) == {}
     assert await hub.registry.config("echo") == {}
 
@@ -268,24 +272,24 @@ async def test_what_cannot_be_read_is_told_and_can_be_set_and_unset(
 @once
 @pytest.mark.describes
 async def test_a_description_is_text(hub: Hub):
-    told = await hub.registry.describe(service="echo", set={"description": "d"})
+    service = await hub.registry.describe(service="echo", set={"description": "d"})
     for wrong in (5, None, "\ud800"):
         with pytest.raises(InvalidRequest, match="description"):
             await hub.registry.describe(service="echo", set={"description": wrong})  # type: ignore[dict-item]
-    assert await hub.registry.info(service="echo") == told
+    assert await hub.registry.info(service="echo") == service
 
 
-async def test_groups_are_found_however_large_they_are(
-    hub: Hub, hands: Hands, layout: str, monkeypatch: pytest.MonkeyPatch
+async def test_groups_of_any_size_are_listed(
+    hub: Hub, raw_records: RawRecords, layout: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """More than fits on a page, in groups and in the default one."""
+    """More services than fit on a page, in groups and in the default one."""
     monkeypatch.setattr(on_store, "_PAGE", 25)
     names = [f"{group}/s{n}" for group in ("a", "b", "z") for n in range(40)]
     names += [f"m{n}" for n in range(40)]
     grouped = layout != "hprose"
     if not grouped:
         names = [f"m{n}" for n in range(150)]
-    await hands.add_services(names)
+    await raw_records.add_services(names)
     assert sorted(await hub.registry.groups()) == (
         ["a", "b", "default", "z"] if grouped else ["default"]
     )
@@ -294,7 +298,7 @@ async def test_groups_are_found_however_large_they_are(
         assert len(await hub.registry.services("b")) == 40
 
 
-async def test_a_service_without_instances_is_forgotten_with_all_that_was_said_of_it(
+async def test_forgetting_a_service_without_instances_removes_its_configuration(
     hub: Hub, other: Hub
 ):
     registry, describes = other.registry, other.registry.guarantees.describes
@@ -313,12 +317,12 @@ async def test_a_service_without_instances_is_forgotten_with_all_that_was_said_o
             assert (await registry.info(service="echo")).display_name == ""
             assert await registry.config("echo") == {}
             assert await registry.config("echo", one.instance.id) == {}
-        assert await registry.forget("echo")  # nobody ever heard of it
+        assert await registry.forget("echo")  # a service that never existed
         async with hub.register(at(1)):
             assert [*await registry.services()] == [("echo", 1), ("echo2", 1)]
 
 
-async def test_who_was_taken_out_of_a_service_that_is_forgotten_stays_out(hub: Hub, other: Hub):
+async def test_an_instance_evicted_from_a_forgotten_service_stays_out(hub: Hub, other: Hub):
     entered = await hub.registry.enter(at(1))
     assert await other.registry.deregister("echo", entered.instance.id)
     assert await other.registry.forget("echo")
@@ -327,7 +331,7 @@ async def test_who_was_taken_out_of_a_service_that_is_forgotten_stays_out(hub: H
 
 
 @pytest.mark.describes
-async def test_two_operators_at_once_lose_nothing(hub: Hub, other: Hub):
+async def test_concurrent_configuration_changes_are_all_kept(hub: Hub, other: Hub):
     await asyncio.gather(
         *(
             (hub if n % 2 else other).registry.configure("echo", set={f"key{n}": n})

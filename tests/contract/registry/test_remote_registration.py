@@ -1,4 +1,4 @@
-"""Instances whose beats come from elsewhere: on every registry as good as those that are kept."""
+"""Instances whose heartbeats are sent on their behalf behave like others, on every registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mooring import Instance
 from mooring.errors import InvalidRequest, Removed, Superseded, TooLarge
 from mooring.hub import Hub
 from mooring.registry.contract import Registry, RemoteRegistration
-from tests.contract.registries import Hands
+from tests.contract.registries import RawRecords
 from tests.contract.registry.conftest import named
 from tests.waiting import eventually
 
@@ -36,13 +36,13 @@ async def ports(registry: Registry) -> list[int]:
     return sorted(instance.port for instance in (await registry.instances("echo")).instances)
 
 
-async def beat(registry: Registry, entered: RemoteRegistration, **said: object) -> bool:
-    who = entered.instance
-    return await registry.beat("echo", who.id, who.incarnation, **said)  # type: ignore[arg-type]
+async def beat(registry: Registry, entered: RemoteRegistration, **status: object) -> bool:
+    instance = entered.instance
+    return await registry.beat("echo", instance.id, instance.incarnation, **status)  # type: ignore[arg-type]
 
 
 async def back(registry: Registry, entered: RemoteRegistration) -> RemoteRegistration:
-    """Enter again as the same."""
+    """Enter again as the same incarnation."""
     return await registry.enter(entered.instance)
 
 
@@ -50,7 +50,7 @@ async def leave(registry: Registry, entered: RemoteRegistration) -> bool:
     return await registry.leave("echo", entered.instance.id, entered.instance.incarnation)
 
 
-async def test_one_enters_beats_through_any_process_and_leaves(hub: Hub, other: Hub):
+async def test_an_instance_enters_beats_through_any_process_and_leaves(hub: Hub, other: Hub):
     entered = await hub.registry.enter(at(1), ttl=30)
     assert entered.instance.incarnation
     assert 0 < entered.every < entered.ttl
@@ -63,7 +63,7 @@ async def test_one_enters_beats_through_any_process_and_leaves(hub: Hub, other: 
     assert not await leave(hub.registry, entered)
 
 
-async def test_a_beat_says_how_it_is(hub: Hub, other: Hub):
+async def test_a_heartbeat_reports_the_status(hub: Hub, other: Hub):
     if not hub.registry.guarantees.describes:
         entered = await hub.registry.enter(at(1))
         assert await beat(hub.registry, entered, healthy=False)
@@ -71,19 +71,19 @@ async def test_a_beat_says_how_it_is(hub: Hub, other: Hub):
     entered = await hub.registry.enter(at(1, metadata={"rack": "r1"}, version="1.2.0"))
     metrics = {"memory": {"usagePercent": 41.5}}
     assert await beat(other.registry, entered, healthy=False, state="draining", metrics=metrics)
-    (found,) = (await hub.registry.instances("echo")).instances
-    assert (found.status.healthy, found.status.state) == (False, "draining")
-    assert found.status.metrics == metrics
+    (instance,) = (await hub.registry.instances("echo")).instances
+    assert (instance.status.healthy, instance.status.state) == (False, "draining")
+    assert instance.status.metrics == metrics
     assert await beat(other.registry, entered)
     assert await beat(other.registry, entered, healthy=True)
-    (found,) = (await hub.registry.instances("echo")).instances
-    assert (found.status.healthy, found.status.state) == (True, "draining")
-    assert found.status.metrics == metrics
-    assert (found.metadata, found.version) == ({"rack": "r1"}, "1.2.0")
-    assert found.status.registered_at is not None
+    (instance,) = (await hub.registry.instances("echo")).instances
+    assert (instance.status.healthy, instance.status.state) == (True, "draining")
+    assert instance.status.metrics == metrics
+    assert (instance.metadata, instance.version) == ({"rack": "r1"}, "1.2.0")
+    assert instance.status.registered_at is not None
 
 
-async def test_the_next_to_enter_supersedes(hub: Hub, other: Hub):
+async def test_a_later_incarnation_supersedes(hub: Hub, other: Hub):
     first = await hub.registry.enter(at(1, id="u"))
     second = await other.registry.enter(at(1, id="u"))
     assert first.instance.incarnation != second.instance.incarnation
@@ -96,7 +96,7 @@ async def test_the_next_to_enter_supersedes(hub: Hub, other: Hub):
     assert await ports(hub.registry) == [1]
 
 
-async def test_one_that_left_by_itself_may_come_back(hub: Hub, other: Hub):
+async def test_an_instance_that_left_can_return(hub: Hub, other: Hub):
     entered = await hub.registry.enter(at(1))
     assert await leave(other.registry, entered)
     assert not await beat(hub.registry, entered)
@@ -108,7 +108,7 @@ async def test_one_that_left_by_itself_may_come_back(hub: Hub, other: Hub):
     assert await ports(other.registry) == []
 
 
-async def test_a_superseded_one_that_left_is_still_superseded(hub: Hub, other: Hub):
+async def test_a_superseded_instance_that_left_stays_superseded(hub: Hub, other: Hub):
     first = await hub.registry.enter(at(1, id="u"))
     second = await other.registry.enter(at(1, id="u"))
     assert not await leave(hub.registry, first)
@@ -117,7 +117,7 @@ async def test_a_superseded_one_that_left_is_still_superseded(hub: Hub, other: H
     assert await beat(hub.registry, second)
 
 
-async def test_a_removed_one_whose_successor_lives_is_superseded(hub: Hub):
+async def test_an_evicted_instance_with_a_live_successor_is_superseded(hub: Hub):
     first = await hub.registry.enter(at(1, id="u"))
     assert await hub.registry.deregister("echo", first.instance.id)
     with pytest.raises(Removed):
@@ -130,21 +130,21 @@ async def test_a_removed_one_whose_successor_lives_is_superseded(hub: Hub):
 
 
 @pytest.mark.describes
-async def test_one_that_comes_back_keeps_its_metrics(hub: Hub, other: Hub):
+async def test_an_instance_that_returns_keeps_its_metrics(hub: Hub, other: Hub):
     entered = await hub.registry.enter(at(1))
     metrics = {"memory": {"usagePercent": 41.5}}
     assert await beat(hub.registry, entered, metrics=metrics)
     (before,) = (await hub.registry.instances("echo")).instances
     await back(other.registry, entered)
-    (found,) = (await hub.registry.instances("echo")).instances
-    assert found.status.metrics == metrics
-    assert found.status.registered_at == before.status.registered_at
+    (instance,) = (await hub.registry.instances("echo")).instances
+    assert instance.status.metrics == metrics
+    assert instance.status.registered_at == before.status.registered_at
     await hub.registry.enter(at(1, id=entered.instance.id))
     (anew,) = (await hub.registry.instances("echo")).instances
     assert anew.status.metrics == {}
 
 
-async def test_a_process_supersedes_one_that_entered(hub: Hub, other: Hub):
+async def test_a_process_supersedes_a_remote_registration(hub: Hub, other: Hub):
     first = await hub.registry.enter(at(1, id="u"))
     async with other.register(at(1, id="u")) as registration:
         with pytest.raises(Superseded):
@@ -154,7 +154,7 @@ async def test_a_process_supersedes_one_that_entered(hub: Hub, other: Hub):
     assert not await beat(hub.registry, first)
 
 
-async def test_one_that_enters_supersedes_a_process(hub: Hub, other: Hub):
+async def test_a_remote_registration_supersedes_a_process(hub: Hub, other: Hub):
     async with other.register(at(1, id="u")) as registration:
         entered = await hub.registry.enter(at(1, id="u"))
         await eventually(lambda: registration.state == "superseded")
@@ -162,7 +162,7 @@ async def test_one_that_enters_supersedes_a_process(hub: Hub, other: Hub):
     assert await beat(hub.registry, entered)
 
 
-async def test_an_operator_takes_one_out_for_good(hub: Hub, other: Hub):
+async def test_an_operator_evicts_an_instance_for_good(hub: Hub, other: Hub):
     entered = await hub.registry.enter(at(1))
     assert await other.registry.deregister("echo", entered.instance.id)
     with pytest.raises(Removed):
@@ -170,40 +170,42 @@ async def test_an_operator_takes_one_out_for_good(hub: Hub, other: Hub):
     with pytest.raises(Removed):
         await back(hub.registry, entered)
     assert await ports(hub.registry) == []
-    anew = msgspec.structs.replace(entered.instance, incarnation="")
-    again = await hub.registry.enter(anew)  # its process was started anew
+    restarted = msgspec.structs.replace(entered.instance, incarnation="")
+    again = await hub.registry.enter(restarted)  # its process restarted
     assert await beat(other.registry, again)
     assert await ports(hub.registry) == [1]
 
 
-async def test_one_whose_record_was_deleted_comes_back_as_the_same(hub: Hub, hands: Hands):
+async def test_an_instance_whose_record_was_deleted_returns_unchanged(
+    hub: Hub, raw_records: RawRecords
+):
     entered = await hub.registry.enter(at(1))
-    await hands.delete_all()
+    await raw_records.delete_all()
     assert not await beat(hub.registry, entered)
     again = await back(hub.registry, entered)
     assert await beat(hub.registry, again)
     assert await ports(hub.registry) == [1]
 
 
-async def test_one_whose_record_was_overwritten_puts_it_right(hub: Hub, hands: Hands):
+async def test_an_instance_repairs_its_overwritten_record(hub: Hub, raw_records: RawRecords):
     entered = await hub.registry.enter(at(1))
-    await hands.spoil(entered.instance)
+    await raw_records.spoil(entered.instance)
     assert not await beat(hub.registry, entered)
     again = await back(hub.registry, entered)
     assert await beat(hub.registry, again)
-    assert await hands.is_right(again.instance)
+    assert await raw_records.is_right(again.instance)
 
 
-async def test_one_that_comes_back_though_it_never_was_away_is_the_same(hub: Hub, other: Hub):
+async def test_entering_again_without_having_left_changes_nothing(hub: Hub, other: Hub):
     entered = await hub.registry.enter(at(1))
     again = await back(other.registry, entered)
     assert await beat(hub.registry, again)
     assert await ports(hub.registry) == [1]
 
 
-async def test_without_beats_its_time_runs_out(hub: Hub):
+async def test_an_instance_without_heartbeats_expires(hub: Hub):
     if not hub.registry.guarantees.renews:
-        return  # on Redis it is cleanup's to say, as of all others
+        return  # on Redis, cleanup evicts it like every other instance
     entered = await hub.registry.enter(at(1), ttl=1)
     await eventually(lambda: _gone(hub))
     assert not await beat(hub.registry, entered)
@@ -213,7 +215,7 @@ async def _gone(hub: Hub) -> bool:
     return await ports(hub.registry) == []
 
 
-async def test_what_cannot_be_is_refused(hub: Hub):
+async def test_invalid_arguments_are_refused(hub: Hub):
     entered = await hub.registry.enter(at(1))
     with pytest.raises(InvalidRequest):
         await hub.registry.beat("echo", entered.instance.id, "")

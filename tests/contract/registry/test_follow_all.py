@@ -1,4 +1,4 @@
-"""Everything registered, seen at once, and since when each is silent: on every registry."""
+"""Following all services at once, and how long each instance has been silent, on every registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mooring import Instance
 from mooring.errors import InvalidRequest
 from mooring.hub import Hub
 from mooring.mirror import Mirror
-from tests.contract.registries import Hands
+from tests.contract.registries import RawRecords
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.virtual_time
@@ -23,10 +23,10 @@ def at(service: str, port: int) -> Instance:
 def seen(mirror: Mirror[Where, Instance]) -> list[tuple[str, int]]:
     for (service, id), instance in mirror.items.items():
         assert (instance.service, instance.id) == (service, id)
-    return sorted((service, each.port) for (service, _), each in mirror.items.items())
+    return sorted((service, instance.port) for (service, _), instance in mirror.items.items())
 
 
-async def test_whoever_comes_and_goes_in_any_service_is_seen(hub: Hub, other: Hub):
+async def test_instances_of_all_services_are_followed(hub: Hub, other: Hub):
     async with Mirror(other.registry.follow_all()) as mirror:
         assert mirror.items == {}
         async with hub.register(at("a", 1)), hub.register(at("a", 2)):
@@ -37,7 +37,7 @@ async def test_whoever_comes_and_goes_in_any_service_is_seen(hub: Hub, other: Hu
         await eventually(lambda: seen(mirror) == [])
 
 
-async def test_those_who_were_there_before_are_seen_at_once(hub: Hub, other: Hub):
+async def test_instances_that_are_already_registered_are_seen_at_once(hub: Hub, other: Hub):
     async with (
         hub.register(at("a", 1)),
         hub.register(at("b", 2)),
@@ -46,7 +46,7 @@ async def test_those_who_were_there_before_are_seen_at_once(hub: Hub, other: Hub
         assert seen(mirror) == [("a", 1), ("b", 2)]
 
 
-async def test_what_is_seen_is_what_each_service_lists(hub: Hub, other: Hub):
+async def test_all_services_show_the_same_as_each_listing(hub: Hub, other: Hub):
     async with hub.register(at("a", 1)), hub.register(at("b", 2)) as b:
         if hub.registry.guarantees.describes:
             await other.registry.configure("a", set={"weight": 7})
@@ -55,16 +55,16 @@ async def test_what_is_seen_is_what_each_service_lists(hub: Hub, other: Hub):
 
             async def equal() -> bool:
                 listings = [await other.registry.instances(name) for name in ("a", "b")]
-                listed = {(i.service, i.id): i for told in listings for i in told.instances}
+                listed = {(i.service, i.id): i for listing in listings for i in listing.instances}
                 return dict(mirror.items) == listed
 
             await eventually(equal)
         if hub.registry.guarantees.describes:
-            found = {service: each for (service, _), each in mirror.items.items()}
-            assert (found["a"].weight, found["b"].enabled) == (7, False)
+            by_service = {service: instance for (service, _), instance in mirror.items.items()}
+            assert (by_service["a"].weight, by_service["b"].enabled) == (7, False)
 
 
-async def test_a_word_of_the_operator_reaches_all_instances_of_its_service(hub: Hub, other: Hub):
+async def test_a_service_configuration_reaches_all_its_instances(hub: Hub, other: Hub):
     if not hub.registry.guarantees.describes:
         with pytest.raises(InvalidRequest, match="has no configuration"):
             await other.registry.configure("a", set={"weight": 3})
@@ -78,23 +78,23 @@ async def test_a_word_of_the_operator_reaches_all_instances_of_its_service(hub: 
         await other.registry.configure("a", set={"weight": 3})
 
         def weights() -> list[float]:
-            return [each.weight for _, each in sorted(mirror.items.items())]
+            return [instance.weight for _, instance in sorted(mirror.items.items())]
 
         await eventually(lambda: weights() == [3, 3, 1])
         await other.registry.configure("a", set={}, unset=("weight",))
         await eventually(lambda: weights() == [1, 1, 1])
 
 
-async def test_garbage_beside_them_hides_nobody(hub: Hub, other: Hub, hands: Hands):
+async def test_invalid_records_hide_no_instance(hub: Hub, other: Hub, raw_records: RawRecords):
     async with hub.register(at("a", 1)), hub.register(at("b", 1)):
-        await hands.leave_garbage("a")
+        await raw_records.leave_garbage("a")
         async with Mirror(other.registry.follow_all()) as mirror:
             await eventually(lambda: seen(mirror) == [("a", 1), ("b", 1)])
             async with hub.register(at("a", 2)):
                 await eventually(lambda: seen(mirror) == [("a", 1), ("a", 2), ("b", 1)])
 
 
-async def test_many_services_are_seen_as_one_picture(hub: Hub, other: Hub):
+async def test_many_services_are_followed_together(hub: Hub, other: Hub):
     names = [f"s{number:02}" for number in range(12)]
     registrations = [hub.register(at(name, 1), wait=20) for name in names]
     async with Mirror(other.registry.follow_all()) as mirror:
@@ -106,16 +106,16 @@ async def test_many_services_are_seen_as_one_picture(hub: Hub, other: Hub):
         await eventually(lambda: seen(mirror) == [("s00", 1)])
 
 
-async def test_who_lives_is_silent_for_less_than_its_time(hub: Hub, other: Hub):
+async def test_a_live_instance_is_silent_for_less_than_its_ttl(hub: Hub, other: Hub):
     assert await other.registry.silence("a") == {}
     async with hub.register(at("a", 1)) as one, hub.register(at("a", 2)) as two:
-        told = await other.registry.silence("a")
-        assert sorted(told) == sorted([one.instance.id, two.instance.id])
-        assert all(0 <= seconds < 20 for seconds in told.values())
+        silence = await other.registry.silence("a")
+        assert sorted(silence) == sorted([one.instance.id, two.instance.id])
+        assert all(0 <= seconds < 20 for seconds in silence.values())
     assert await other.registry.silence("a") == {}
 
 
-async def test_silence_grows_until_there_is_a_sign_of_life(hub: Hub, other: Hub):
+async def test_silence_grows_until_the_next_heartbeat(hub: Hub, other: Hub):
     async with hub.register(at("a", 1), ttl=5) as one:
         id = one.instance.id
         longest = 0.0
@@ -129,13 +129,13 @@ async def test_silence_grows_until_there_is_a_sign_of_life(hub: Hub, other: Hub)
         await eventually(fell)
 
 
-async def test_without_a_brake_there_is_none(hub: Hub):
+async def test_without_evictions_no_brake_holds(hub: Hub):
     async with hub.register(at("a", 1)):
         evictions = hub.registry.evictions
         assert evictions is None or await evictions.brakes() == {}
 
 
-async def test_a_service_that_is_forgotten_leaves_the_mirror_following(
+async def test_the_mirror_keeps_following_after_a_service_is_forgotten(
     hub: Hub, other: Hub, caplog: pytest.LogCaptureFixture
 ):
     """The last configuration of the instance and of its service are deleted in one commit."""
@@ -156,4 +156,4 @@ async def test_a_service_that_is_forgotten_leaves_the_mirror_following(
             await eventually(lambda: seen(mirror) == [("b", 1)])
         assert mirror.error is None
         assert mirror.resyncs == 0
-    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
