@@ -20,7 +20,7 @@ from typing import Any
 
 from playwright.async_api import Browser, async_playwright
 from tests.acceptance.console.chromium import FLAGS, find_chromium
-from tests.acceptance.console.visiting import Visitor
+from tests.acceptance.console.visitor import Visitor
 from tests.admin import Admin
 
 from mooring.locks.ordering import EXCLUSIVE, ContenderValue, encode_value

@@ -1,4 +1,4 @@
-"""Commands as a user types them, and their outcome."""
+"""Commands as users type them, and their results."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ Command = Callable[..., Done]
 def mooring_command(
     *arguments: str, stdin: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own, to its end."""
+    """Run a command in a separate process, to its end."""
     return _run_to_end(*arguments, stdin=stdin, **environment)
 
 
 def python_program(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, to its end. Warnings are errors."""
+    """Run Python in a separate process, to its end. Warnings are errors."""
     return _run_to_end(*arguments, program=_strict(text))
 
 
 def start_program(text: str, *arguments: str, stdout: IO[Any]) -> Forked:
-    """The same without waiting for its end."""
+    """Start Python in a separate process, without waiting for its end."""
     return Forked(
         *arguments,
         environment=os.environ,
@@ -73,7 +73,7 @@ def _run_to_end(
             program=program,
         )
         try:
-            code = process.wait(timeout=40)  # less than the test's own limit
+            code = process.wait(timeout=40)  # less than the time limit of the test itself
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)  # faulthandler prints where its threads are
             process.wait(timeout=10)
@@ -87,20 +87,20 @@ def _run_to_end(
 
 
 class Running(NamedTuple):
-    """A command under way in a process of its own, and the files of its output."""
+    """A running command in a separate process, and the files of its output."""
 
     process: Forked
     out: Path
     err: Path
 
     def lines(self) -> list[str]:
-        """Standard output so far, without a line that has not ended."""
+        """The standard output so far, without an incomplete last line."""
         return self.out.read_text().split("\n")[:-1]
 
 
 @contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[Running]:
-    """Start a command, with its output in files of a folder; it is killed in the end."""
+    """Start a command with its output in files of a folder, and kill it in the end."""
     name = uuid.uuid4().hex
     out, err = folder / f"{name}.out", folder / f"{name}.err"
     with out.open("w") as stdout, err.open("w") as stderr:
@@ -113,7 +113,7 @@ def running(folder: Path, *arguments: str) -> Iterator[Running]:
 
 
 def in_terminal(*arguments: str, typed: str = "", **environment: str) -> tuple[int, str]:
-    """Run a command in a terminal, with what is typed there: its exit code, and the screen."""
+    """Run a command in a terminal with this input: its exit code, and the screen."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "200", "TERM": "xterm", **environment}
     try:
@@ -123,7 +123,7 @@ def in_terminal(*arguments: str, typed: str = "", **environment: str) -> tuple[i
         os.close(theirs)
         os.write(ours, typed.encode())
         screen = b""
-        with suppress(OSError):  # the terminal goes with its last user
+        with suppress(OSError):  # the terminal ends with its last user
             while piece := os.read(ours, 4096):
                 screen += piece
     finally:

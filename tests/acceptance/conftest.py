@@ -1,4 +1,4 @@
-"""Fixtures of the tests that use Mooring as a person does."""
+"""Fixtures of the tests that use Mooring like a person."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mooring.cli.typer_extensions import LazyCommand
 from tests.acceptance.commands import Command, Done
 
 _load_once = functools.cache(LazyCommand.load)
-"""A process builds a command for its one call; that takes most of the time here."""
+"""Building a command takes most of the time of a test here, so each is built once per process."""
 
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run a command in this process, which is quicker than starting another. `given` is its
-    standard input, keywords are environment variables."""
+    """Run a command in this process, which is faster than starting another. `given` is its standard
+    input, keywords are environment variables."""
 
     def run(*arguments: str, given: str = "", **environment: str) -> Done:
         capfd.readouterr()  # what the test itself printed before
@@ -46,7 +46,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @contextlib.contextmanager
 def _loggers_kept() -> Iterator[None]:
-    """Restore the loggers that a command sets up for its process."""
+    """Restore the loggers that a command configures for its process."""
     before = {logger: _setup(logger) for logger in _loggers()}
     try:
         yield

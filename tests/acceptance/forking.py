@@ -1,8 +1,8 @@
-"""Commands and programs in processes of their own, forked from one that has imported everything
-already: the start of an interpreter and its imports are most of what a command costs.
+"""Commands and programs in separate processes, forked from a process that has already imported
+everything: starting an interpreter and importing are most of the cost of a command.
 
 A forked command is a process like any other: it has its own arguments, environment, folder and
-standard streams, and gets signals. Only what the interpreter does before it runs `mooring` is
+standard streams, and receives signals. Only what the interpreter does before it runs `mooring` is
 shared, such as reading `PYTHONIOENCODING`.
 """
 
@@ -42,11 +42,11 @@ _IMPORTED = (
 """What a command imports when it knows its store, or that it serves."""
 
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""What a process may ignore because its parent does."""
+"""Signals that a process may ignore because its parent does."""
 
 
 class Forked:
-    """A command that was started, with the interface of `subprocess.Popen`."""
+    """A running command, with the interface of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Forked:
         process_group: bool = False,
         program: str = "",
     ) -> None:
-        """`program` is Python to run in place of the command."""
+        """`program` is Python code to run instead of the command."""
         self.returncode: int | None = None
         self._status, status = os.pipe()
         request = {
@@ -68,12 +68,14 @@ class Forked:
             "folder": os.getcwd(),
             "session": start_new_session,
             "group": process_group,
-            "ignored": [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_IGN],
+            "ignored": [
+                number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN
+            ],
             "program": program,
         }
         with open(status, "wb"), open(os.devnull) as nothing:
             streams = (nothing if stdin is None else stdin, stdout, stderr)
-            numbers = [each if isinstance(each, int) else each.fileno() for each in streams]
+            numbers = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
             _server().send(request, [*numbers, status])
         self.pid = int(self._line())
 
@@ -114,13 +116,13 @@ class Forked:
 
 
 class _Server:
-    """The process from which commands are forked, as the tests see it."""
+    """The process from which commands are forked, as seen by the tests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for each in (self._socket, its):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST)
+        for end in (self._socket, its):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST)
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(its.fileno())],
@@ -143,7 +145,7 @@ _server = functools.cache(_Server)
 
 
 def _import_all() -> None:
-    """Everything that a command imports and builds on its way."""
+    """Import and build everything that commands use."""
     LazyCommand.load = functools.cache(LazyCommand.load)  # type: ignore[method-assign]
     app.load()
     for name in _IMPORTED:
@@ -160,8 +162,8 @@ def _import_all() -> None:
 
 
 def _serve(requests: socket.socket) -> str:
-    """Fork a command for each request. Returns in each child, ready to run it, the program that it
-    is if it is not a command. Ends with the tests."""
+    """Fork a command for each request. Returns in each child, ready to run it: the program, or an
+    empty text for a command. Ends with the tests."""
     running: dict[int, int] = {}
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -187,36 +189,36 @@ def _serve(requests: socket.socket) -> str:
                 os.close(descriptor)
             return _become(json.loads(message), streams)
         running[child] = status
-        _tell(status, child)
+        _report(status, child)
         for descriptor in streams:
             os.close(descriptor)
 
 
 def _reap(running: dict[int, int]) -> None:
-    """Tell the tests which commands have ended."""
+    """Report to the tests which commands have ended."""
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
         descriptor = running.pop(pid)
-        _tell(descriptor, os.waitstatus_to_exitcode(status))
+        _report(descriptor, os.waitstatus_to_exitcode(status))
         os.close(descriptor)
 
 
-def _tell(descriptor: int, number: int) -> None:
+def _report(descriptor: int, number: int) -> None:
     with contextlib.suppress(BrokenPipeError):  # the test is over
         os.write(descriptor, b"%d\n" % number)
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> str:
-    """What the interpreter does when it starts."""
+    """Do what the interpreter does when it starts."""
     if request["session"]:
         os.setsid()
     if request["group"]:
         os.setpgid(0, 0)
-    for each in _SIGNALS:
-        default = signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
-        signal.signal(each, signal.SIG_IGN if each in request["ignored"] else default)
+    for caught in _SIGNALS:
+        default = signal.default_int_handler if caught == signal.SIGINT else signal.SIG_DFL
+        signal.signal(caught, signal.SIG_IGN if caught in request["ignored"] else default)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -242,8 +244,8 @@ def _become(request: dict[str, Any], streams: list[int]) -> str:
 
 
 def _end(code: int) -> None:
-    """What the interpreter does at its end, except that it takes nothing apart, which would take
-    longer than most commands."""
+    """Do what the interpreter does at its end, except for the cleanup, which would take longer than
+    most commands."""
     threading._shutdown()  # type: ignore[attr-defined] # waits for the threads
     atexit._run_exitfuncs()
     sys.stdout.flush()

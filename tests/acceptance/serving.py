@@ -1,4 +1,4 @@
-"""`mooring serve` in a process of its own, on free ports."""
+"""`mooring serve` in a separate process, on free ports."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.acceptance.forking import Forked
 
 
 class Served:
-    """The server, started and ready; leaving it kills it. With `interpreter` it starts as a user
-    starts it, and otherwise in much less time."""
+    """The server, started and ready; leaving it kills it. With `interpreter` it starts like for a
+    user, otherwise much faster."""
 
     def __init__(
         self, store: str, *arguments: str, folder: Path | None = None, interpreter: bool = False
@@ -64,12 +64,12 @@ class Served:
 
     @property
     def data(self) -> Path:
-        """The server's data folder."""
+        """The data folder of the server."""
         return self.folder / "mooring"
 
     @property
     def login(self) -> str:
-        """The link that it printed."""
+        """The login link that it printed."""
         return next(line.split()[1] for line in self.lines if line.startswith("console "))
 
     @property
@@ -96,6 +96,6 @@ class Served:
         sys.stderr.write(logged)
 
     def logged(self) -> str:
-        """Standard error so far."""
+        """The standard error so far."""
         self._errors.seek(0)
         return self._errors.read()

@@ -1,4 +1,5 @@
-"""Nonsense on the wire of a real `mooring serve`: it is refused or cut off, the server goes on."""
+"""Malformed requests to a real `mooring serve`: they are refused or cut off, and the server
+survives."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ from tests.wording import PYTHONS
 PATIENCE = 60.0
 
 TABLE = all_endpoints()
-GUARDED = [each for each in TABLE if each.needs.roles is not None]
-TAKING = [each for each in TABLE if each.body is not None]
-"""Those that read a body."""
+GUARDED = [endpoint for endpoint in TABLE if endpoint.needs.roles is not None]
+WITH_BODY = [endpoint for endpoint in TABLE if endpoint.body is not None]
+"""The endpoints that read a body."""
 
 OWN = "Host: localhost\r\n"
 CLOSE = f"{OWN}Connection: close\r\n"
@@ -65,7 +66,7 @@ NO_HTTP = [
     b"*1\r\n$4\r\nPING\r\n",
     b"<policy-file-request/>\x00",
 ]
-"""What is no request at all."""
+"""Data that is not an HTTP request."""
 
 LENGTHS = [
     b"Content-Length: -1",
@@ -83,7 +84,7 @@ LENGTHS = [
     b"Transfer-Encoding:\x0bchunked",
     b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
 ]
-"""How long a body cannot be."""
+"""Invalid lengths of a body."""
 
 CHUNKS = [
     b"x\r\n",
@@ -158,17 +159,17 @@ Connection: authorization
 """
 
 
-class Said(NamedTuple):
+class Response(NamedTuple):
     status: int
     body: bytes
     headers: Message
 
 
 class Watched(Served):
-    """It is also looked at what it complains about."""
+    """A server whose standard error is checked."""
 
     def __init__(self, store: str, *arguments: str, folder: Path, files: int = 0) -> None:
-        """`files`: with so many that it may open, as long as it asks for no more."""
+        """`files`: limit the number of files that it may open."""
         super().__init__(store, *arguments, folder=folder, interpreter=True)
         self.complaints = folder / "complaints"
         few = f"ulimit -S -n {files}; " if files else ""
@@ -181,11 +182,12 @@ class Watched(Served):
         return host, int(port)
 
     def check(self) -> None:
-        """It lives, and has nothing to say: of what anybody can send, nobody can fill a disk."""
+        """Assert that it is alive and has logged nothing: requests must not be able to fill a
+        disk."""
         assert self.process.poll() is None
-        told = self.complaints.read_text()
-        assert told == "", told[-5000:]
-        answer = asked(self, "GET", "/healthz")
+        logged = self.complaints.read_text()
+        assert logged == "", logged[-5000:]
+        answer = request(self, "GET", "/healthz")
         assert (answer.status, answer.body) == (200, b"ok\n")
 
 
@@ -205,17 +207,17 @@ def it_lives(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("server").check()
 
 
-def asked(
+def request(
     server: Watched,
     method: str,
     path: str,
     body: bytes | None = None,
     headers: dict[str, str] | None = None,
-) -> Said:
+) -> Response:
     with contextlib.closing(http.client.HTTPConnection(*server.place, timeout=PATIENCE)) as to:
         to.request(method, path, body, headers or {})
         answer = to.getresponse()
-        said = Said(answer.status, answer.read(), answer.headers)
+        said = Response(answer.status, answer.read(), answer.headers)
     if said.status >= 400 and said.body.startswith(b"{"):
         message = json.loads(said.body)["error"]["message"]
         assert not PYTHONS.search(message), message
@@ -228,8 +230,8 @@ def line(server: Watched) -> Iterator[socket.socket]:
         yield connected
 
 
-def heard(connected: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
+def receive_all(connected: socket.socket) -> bytes:
+    """All data until the other side closes."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while data := connected.recv(65536):
@@ -238,22 +240,22 @@ def heard(connected: socket.socket) -> bytes:
 
 
 def statuses(received: bytes) -> list[int]:
-    return [int(each) for each in re.findall(rb"HTTP/1\.1 (\d{3})", received)]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", received)]
 
 
-def told(server: Watched, data: bytes, *, end: bool = True) -> list[int]:
-    """The statuses that something is answered with until the connection is closed; `end`: the
-    client says that no more is to come."""
+def send_raw(server: Watched, data: bytes, *, end: bool = True) -> list[int]:
+    """The statuses of the responses to this data, until the connection is closed. `end`: the client
+    closes its side."""
     with line(server) as connected:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             connected.sendall(data)
             if end:
                 connected.shutdown(socket.SHUT_WR)
-        return statuses(heard(connected))
+        return statuses(receive_all(connected))
 
 
-def refused(found: list[int]) -> bool:
-    return all(400 <= status < 500 for status in found)
+def refused(received: list[int]) -> bool:
+    return all(400 <= status < 500 for status in received)
 
 
 def bearer(server: Watched) -> str:
@@ -265,19 +267,19 @@ def path_of(endpoint: ApiEndpoint) -> str:
     return endpoint.path.format(**{name: values.get(name, "x") for name in endpoint.parameters})
 
 
-class TestWhatIsNoRequest:
+class TestMalformedRequests:
     @pytest.mark.parametrize("data", NO_HTTP, ids=lambda data: repr(data[:30]))
-    def test_it_is_refused_or_cut_off(self, server: Watched, data: bytes):
-        assert refused(told(server, data))
+    def test_malformed_data_is_refused_or_cut_off(self, server: Watched, data: bytes):
+        assert refused(send_raw(server, data))
 
-    def test_so_is_anything_at_random(self, server: Watched):
+    def test_random_data_is_refused_or_cut_off(self, server: Watched):
         chance = random.Random(1)
         begun = [b"", b"GET / HTTP/1.1\r\n", f"POST /admin/tokens HTTP/1.1\r\n{OWN}".encode()]
         for _ in range(100):
             junk = chance.randbytes(chance.randrange(1, 2000))
-            assert refused(told(server, chance.choice(begun) + junk)), junk
+            assert refused(send_raw(server, chance.choice(begun) + junk)), junk
 
-    def test_a_request_that_is_cut_short_anywhere_does_nothing(self, server: Watched):
+    def test_a_truncated_request_has_no_effect(self, server: Watched):
         body = b'{"name": "cut short", "role": "admin"}'
         head = (
             f"POST /admin/tokens HTTP/1.1\r\n{CLOSE}{bearer(server)}"
@@ -285,84 +287,84 @@ class TestWhatIsNoRequest:
         )
         whole = head.encode() + body
         for cut in range(1, len(whole), 7):
-            assert refused(told(server, whole[:cut]))
-        assert told(server, whole, end=False) == [201]
-        listed = asked(server, "GET", "/admin/tokens", headers=authorized(server)).body
+            assert refused(send_raw(server, whole[:cut]))
+        assert send_raw(server, whole, end=False) == [201]
+        listed = request(server, "GET", "/admin/tokens", headers=authorized(server)).body
         assert listed.count(b"cut short") == 1
 
-    def test_a_head_of_any_size_is_cut_off(self, server: Watched):
+    def test_an_oversized_head_is_cut_off(self, server: Watched):
         for filler in (b"X: " + b"x" * 20_000_000, b"X: y\r\n" * 2_000_000, b"a" * 5_000_000):
             data = b"GET /healthz HTTP/1.1\r\n" + OWN.encode() + filler
-            assert told(server, data) in ([], [431], [400])
+            assert send_raw(server, data) in ([], [431], [400])
         target = b"GET /" + b"a" * 5_000_000 + b" HTTP/1.1\r\n\r\n"
-        assert told(server, target) in ([], [431], [400])
+        assert send_raw(server, target) in ([], [431], [400])
 
-    def test_requests_after_one_another_are_answered_in_order(self, server: Watched):
+    def test_pipelined_requests_are_answered_in_order(self, server: Watched):
         one = f"GET /healthz HTTP/1.1\r\n{OWN}\r\n".encode()
         none = f"GET /nowhere HTTP/1.1\r\n{OWN}\r\n".encode()
         last = f"GET /admin/whoami HTTP/1.1\r\n{CLOSE}\r\n".encode()
-        assert told(server, one * 300 + none + last, end=False) == [200] * 300 + [404, 401]
+        assert send_raw(server, one * 300 + none + last, end=False) == [200] * 300 + [404, 401]
 
-    def test_what_follows_a_request_is_never_part_of_it(self, server: Watched):
+    def test_data_after_a_request_is_never_part_of_it(self, server: Watched):
         hidden = f"GET /admin/tokens HTTP/1.1\r\n{CLOSE}{bearer(server)}\r\n".encode()
         head = f"POST /login HTTP/1.1\r\n{CLOSE}Content-Length: {len(hidden)}\r\n\r\n".encode()
-        assert refused(told(server, head + hidden, end=False))
+        assert refused(send_raw(server, head + hidden, end=False))
         for length in LENGTHS:
             head = f"POST /login?code=x HTTP/1.1\r\n{OWN}".encode() + length
-            assert refused(told(server, head + b"\r\n\r\n0\r\n\r\n" + hidden)), length
+            assert refused(send_raw(server, head + b"\r\n\r\n0\r\n\r\n" + hidden)), length
 
 
 class TestBodies:
     @pytest.mark.parametrize("length", LENGTHS, ids=repr)
-    def test_one_of_no_honest_length_is_refused(self, server: Watched, length: bytes):
+    def test_a_body_with_an_invalid_length_is_refused(self, server: Watched, length: bytes):
         head = f"POST /admin/tokens HTTP/1.1\r\n{CLOSE}{bearer(server)}".encode()
-        assert refused(told(server, head + length + b"\r\n\r\nhello"))
+        assert refused(send_raw(server, head + length + b"\r\n\r\nhello"))
 
     @pytest.mark.parametrize("chunk", CHUNKS, ids=lambda chunk: repr(chunk[:20]))
-    def test_one_of_chunks_that_are_none_is_refused(self, server: Watched, chunk: bytes):
+    def test_an_invalid_chunk_is_refused(self, server: Watched, chunk: bytes):
         head = (
             f"POST /admin/tokens HTTP/1.1\r\n{CLOSE}{bearer(server)}"
             "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
-        assert refused(told(server, head.encode() + chunk))
+        assert refused(send_raw(server, head.encode() + chunk))
 
-    def test_none_that_makes_no_sense_is_taken_by_anybody(self, server: Watched):
+    def test_no_endpoint_accepts_an_invalid_body(self, server: Watched):
         connection = http.client.HTTPConnection(*server.place, timeout=PATIENCE)
         headers = {**authorized(server), "Content-Type": "application/json"}
-        for each in TAKING:
+        for endpoint in WITH_BODY:
             for body in BODIES:
-                connection.request(each.method, path_of(each), body, headers)
+                connection.request(endpoint.method, path_of(endpoint), body, headers)
                 answer = connection.getresponse()
-                found = json.loads(answer.read())
-                assert answer.status in (400, 401, 403, 404), (each.path, body[:50], found)
-                assert found["error"]["message"]
-                assert not PYTHONS.search(found["error"]["message"])
+                content = json.loads(answer.read())
+                assert answer.status in (400, 401, 403, 404), (endpoint.path, body[:50], content)
+                assert content["error"]["message"]
+                assert not PYTHONS.search(content["error"]["message"])
         connection.close()
 
-    def test_garbage_in_a_path_is_answered_in_words(self, server: Watched):
+    def test_garbage_in_a_path_is_answered_in_plain_words(self, server: Watched):
         garbage = "x%1B%5B31m%27%22%E2%80%AE%C2%9B"
         headers = {**authorized(server), "Content-Type": "application/json"}
-        for each in TABLE:
-            for text in (garbage, f"{garbage}%FF", f"{garbage}%00") if each.parameters else ():
-                path = each.path.format(**dict.fromkeys(each.parameters, text))
-                body = b"{}" if each in TAKING else None
-                assert asked(server, each.method, path, body, headers).status < 500, path
+        for endpoint in TABLE:
+            for text in (garbage, f"{garbage}%FF", f"{garbage}%00") if endpoint.parameters else ():
+                path = endpoint.path.format(**dict.fromkeys(endpoint.parameters, text))
+                body = b"{}" if endpoint in WITH_BODY else None
+                assert request(server, endpoint.method, path, body, headers).status < 500, path
 
-    def test_what_calls_itself_something_else_is_not_looked_at(self, server: Watched):
+    def test_other_media_types_are_refused(self, server: Watched):
         body = b'{"name": "a form", "role": "admin"}'
         for media in (
             *("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"),
             *("", "application/jsonx", "text/json", "application/xml", "json", "*/*", "\xe4"),
         ):
             headers = {**authorized(server), "Content-Type": media}
-            assert asked(server, "POST", "/admin/tokens", body, headers).status == 415
+            assert request(server, "POST", "/admin/tokens", body, headers).status == 415
         packed = {**authorized(server), "Content-Encoding": "gzip"}
         packed["Content-Type"] = "application/json"
-        answer = asked(server, "POST", "/admin/tokens", gzip.compress(body), packed)
+        answer = request(server, "POST", "/admin/tokens", gzip.compress(body), packed)
         assert answer.status == 400
 
     @pytest.mark.parametrize("chunked", [False, True])
-    def test_one_of_ten_megabytes_is_too_large(self, server: Watched, chunked: bool):
+    def test_a_body_of_ten_megabytes_is_too_large(self, server: Watched, chunked: bool):
         block = b"[" * 1024 * 1024
         length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {10 * len(block)}"
         head = (
@@ -375,69 +377,75 @@ class TestBodies:
                 for _ in range(10):
                     size = f"{len(block):x}\r\n".encode() if chunked else b""
                     connected.sendall(size + block + (b"\r\n" if chunked else b""))
-            assert statuses(heard(connected)) in ([413], [])
+            assert statuses(receive_all(connected)) in ([413], [])
 
-    def test_one_that_does_not_belong_there_is_refused(self, server: Watched):
-        for each in TABLE:
-            if each.body is None and each.method not in SAFE and each.needs.roles is not None:
-                answer = asked(server, each.method, path_of(each), b'{"a": 1}', authorized(server))
-                assert answer.status == 400, each.path
+    def test_an_unexpected_body_is_refused(self, server: Watched):
+        for endpoint in TABLE:
+            if (
+                endpoint.body is None
+                and endpoint.method not in SAFE
+                and endpoint.needs.roles is not None
+            ):
+                answer = request(
+                    server, endpoint.method, path_of(endpoint), b'{"a": 1}', authorized(server)
+                )
+                assert answer.status == 400, endpoint.path
 
 
 class TestPathsAndMethods:
-    def test_no_other_way_of_writing_a_path_is_that_path(self, server: Watched):
+    def test_no_other_spelling_of_a_path_matches(self, server: Watched):
         connection = http.client.HTTPConnection(*server.place, timeout=PATIENCE)
-        for each in GUARDED:
-            path = path_of(each)
+        for endpoint in GUARDED:
+            path = path_of(endpoint)
             for other in set(variants(path)) - {path}:
-                connection.putrequest(each.method, other, skip_host=True)
+                connection.putrequest(endpoint.method, other, skip_host=True)
                 connection.putheader("Host", "localhost")
                 connection.putheader("Authorization", f"Bearer {server.admin_token}")
                 connection.putheader("Content-Length", "0")
                 connection.endheaders()
                 answer = connection.getresponse()
                 answer.read()
-                assert answer.status in (400, 404, 405, 415), (each.method, other)
+                assert answer.status in (400, 404, 405, 415), (endpoint.method, other)
         connection.close()
 
-    def test_no_other_method_does_anything(self, server: Watched):
+    def test_no_other_method_has_an_effect(self, server: Watched):
         connection = http.client.HTTPConnection(*server.place, timeout=PATIENCE)
-        there: dict[str, set[str]] = {}
-        for each in TABLE:
-            there.setdefault(path_of(each), set()).add(each.method)
-        for path, methods in there.items():
+        methods_by_path: dict[str, set[str]] = {}
+        for endpoint in TABLE:
+            methods_by_path.setdefault(path_of(endpoint), set()).add(endpoint.method)
+        for path, methods in methods_by_path.items():
             for method in ("OPTIONS", "TRACE", "PROPFIND", "MKCOL", "LINK", "PURGE", "SEARCH"):
                 connection.request(method, path, headers=authorized(server))
                 answer = connection.getresponse()
                 body = answer.read()
                 assert answer.status == 405
-                assert server.admin_token.encode() not in body  # as TRACE would
+                assert server.admin_token.encode() not in body  # as TRACE would return it
                 assert methods <= set(answer.headers["Allow"].split(", "))
         connection.close()
-        assert refused(told(server, f"CONNECT localhost:80 HTTP/1.1\r\n{CLOSE}\r\n".encode()))
+        assert refused(send_raw(server, f"CONNECT localhost:80 HTTP/1.1\r\n{CLOSE}\r\n".encode()))
 
-    def test_to_ask_for_the_head_alone_asks_for_the_same(self, server: Watched):
-        for each in TABLE:
-            if each.method != "GET":
+    def test_head_requests_are_authorized_like_get(self, server: Watched):
+        for endpoint in TABLE:
+            if endpoint.method != "GET":
                 continue
-            path = path_of(each) + ("?q=x" if each.path == "/admin/search" else "")
-            assert each.needs.roles is None or asked(server, "HEAD", path).status == 401
-            if each.path == "/admin/events":
+            path = path_of(endpoint) + ("?q=x" if endpoint.path == "/admin/search" else "")
+            assert endpoint.needs.roles is None or request(server, "HEAD", path).status == 401
+            if endpoint.path == "/admin/events":
                 continue
-            head = asked(server, "HEAD", path, headers=authorized(server))
-            whole = asked(server, "GET", path, headers=authorized(server))
+            head = request(server, "HEAD", path, headers=authorized(server))
+            whole = request(server, "GET", path, headers=authorized(server))
             assert (head.status, head.body) == (whole.status, b""), path
             assert head.headers["Content-Type"] == whole.headers["Content-Type"]
 
-    def test_no_header_of_a_proxy_is_believed(self, server: Watched):
+    def test_headers_of_proxies_are_ignored(self, server: Watched):
         headers = dict(row.split(": ", 1) for row in PROXIES.strip().splitlines())
-        for each in GUARDED:
-            answer = asked(server, each.method, path_of(each), headers=headers)
-            assert answer.status == 401, each.path
+        for endpoint in GUARDED:
+            answer = request(server, endpoint.method, path_of(endpoint), headers=headers)
+            assert answer.status == 401, endpoint.path
         headers["Host"] = "evil.example"
-        assert asked(server, "GET", "/healthz", headers=headers).status == 421
+        assert request(server, "GET", "/healthz", headers=headers).status == 421
 
-    def test_a_target_with_a_scheme_and_a_host_is_the_same_target(self, server: Watched):
+    def test_an_absolute_target_is_equal_to_its_path(self, server: Watched):
         for target, host, status in (
             ("http://localhost/admin/whoami", "localhost", 401),
             ("http://localhost/healthz", "localhost", 200),
@@ -447,11 +455,11 @@ class TestPathsAndMethods:
             ("//localhost/healthz", "localhost", 404),
         ):
             data = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-            assert told(server, data.encode(), end=False) in ([status], [400]), target
+            assert send_raw(server, data.encode(), end=False) in ([status], [400]), target
 
 
 def variants(path: str) -> list[str]:
-    """Other ways of writing a path, which somebody in front of us may take for the same."""
+    """Other spellings of a path, which a proxy in front of the server may treat as equal."""
     first = path[1]
     return [
         f"{path}/",
@@ -477,7 +485,7 @@ def variants(path: str) -> list[str]:
         f"/%2f{path[1:]}",
         urllib.parse.quote(path, safe=""),
         f"/{urllib.parse.quote(path, safe='')}",
-        path.replace("s", "%C5%BF"),  # which is an S to who folds case
+        path.replace("s", "%C5%BF"),  # an S after case folding
         path.replace("/", "/%c0%af"),
     ]
 
@@ -486,7 +494,7 @@ def authorized(server: Watched) -> dict[str, str]:
     return {"Authorization": f"Bearer {server.admin_token}"}
 
 
-class TestWhoSaysNothing:
+class TestSilentConnections:
     @pytest.fixture
     def many_files(self) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -496,7 +504,7 @@ class TestWhoSaysNothing:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     @pytest.mark.usefixtures("many_files")
-    def test_two_thousand_of_them_keep_nobody_out(self, tmp_path: Path):
+    def test_two_thousand_silent_connections_block_no_other(self, tmp_path: Path):
         with Watched("memory://", "--etcd=off", folder=tmp_path, files=1024) as server:
             with contextlib.ExitStack() as opened:
                 for number in range(2000):
@@ -504,11 +512,13 @@ class TestWhoSaysNothing:
                     if number % 2:
                         silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: local")
                 server.check()
-                answer = asked(server, "GET", "/admin/whoami", headers=authorized(server))
+                answer = request(server, "GET", "/admin/whoami", headers=authorized(server))
                 assert answer.status == 200
             server.check()
 
-    async def test_they_are_cut_off(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def test_silent_connections_are_closed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         monkeypatch.setattr(listening, "HEAD_TIMEOUT", 0.5)
         async with Admin("memory://", folder=tmp_path) as admin:
             host, port = admin.url.removeprefix("http://").split(":")
@@ -519,7 +529,7 @@ class TestWhoSaysNothing:
                     assert statuses(await reader.read()) == [408]
                 writer.close()
 
-    async def test_so_are_those_who_say_it_letter_by_letter(
+    async def test_slow_connections_are_closed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(listening, "HEAD_TIMEOUT", 0.5)

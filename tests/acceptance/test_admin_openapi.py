@@ -1,5 +1,5 @@
-"""The API does what its description says: schemathesis asks for everything that is described, with
-what should be taken and with what should not, and looks whether each answer is a described one."""
+"""The API does what its description says: schemathesis sends valid and invalid requests to every
+described operation, and checks that each response is a described one."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ TENANTS = (7, 8)
 SEMANTIC = (
     "DELETE /registry/services/{service}/instances/{id}",  # the id must be an address on a store
     "GET /admin/registry/services/{service}/instances/{id}/config",
-    "GET /prometheus/targets",  # the port is a name, or a number of a port
-    "PATCH /admin/registry/services/{service}/config",  # something must be changed
+    "GET /prometheus/targets",  # the port is a name or a number
+    "PATCH /admin/registry/services/{service}/config",  # at least one change is required
     "PATCH /admin/registry/services/{service}/info",
     "PATCH /admin/registry/services/{service}/instances/{id}/config",
     "POST /admin/shared/{area}/rollback",
-    "POST /admin/shared/{area}/values/{key}/diff",  # some settings have rules of their own
-    "POST /admin/tenants/{tenant}/diff",  # a document has rules of its own
-    "POST /admin/tenants/{tenant}/rollback",  # a whole number is written without a point
+    "POST /admin/shared/{area}/values/{key}/diff",  # some settings have additional rules
+    "POST /admin/tenants/{tenant}/diff",  # a document has additional rules
+    "POST /admin/tenants/{tenant}/rollback",  # whole numbers are written without a decimal point
     "POST /admin/tokens",  # a duration, names of groups
-    "POST /registry/services/{service}/instances",  # the host must be one
+    "POST /registry/services/{service}/instances",  # the host must be valid
     "PUT /admin/shared/{area}/values/{key}",
     "PUT /admin/tenants/{tenant}",
     "PUT /registry/services/{service}/instances/{id}/beat",
 )
-"""What is said here may be refused (400) although it is of the described shape."""
+"""Operations that may refuse a request (400) although it has the described shape."""
 
 WRONG = ("kind=nothing", "kind=services,", "service=a/b/c", "service=%00", "what=ever", "kind", "=")
-"""Queries that the stream does not understand."""
+"""Invalid queries of the stream."""
 
 SETTINGS = """
 workers = 1
@@ -117,7 +117,7 @@ checks = {{ positive_data_acceptance = {{ expected-statuses = ["2xx", 400, 404, 
 
 @contextlib.asynccontextmanager
 async def populated(url: str, folder: Path) -> AsyncIterator[Admin]:
-    """A server that has something of everything."""
+    """A server with at least one record of every kind."""
     anything = {"reads": 0, "writes": 0, "failures": 0}
     async with Admin(url, folder=folder, rates=anything) as admin:
         for service in SERVICES:
@@ -139,8 +139,8 @@ async def populated(url: str, folder: Path) -> AsyncIterator[Admin]:
 
 
 async def schemathesis(admin: Admin, folder: Path, *, examples: int, below: str = "/") -> None:
-    """Ask for everything below a path, with so many random examples of each operation; fails with
-    what schemathesis has to say."""
+    """Test all operations below a path, with this number of random examples each. Fails with the
+    report of schemathesis."""
     body = {"name": "spare", "role": "viewer"}
     spare = (await admin.post("/admin/tokens", body, as_="admin")).json()["id"]
     settings = SETTINGS.format(
@@ -175,27 +175,29 @@ async def schemathesis(admin: Admin, folder: Path, *, examples: int, below: str 
 
 
 async def answers(admin: Admin) -> Mapping[str, Mapping[int, int]]:
-    """How often each operation was answered with which status, in this process."""
+    """How often each operation returned which status, in this process."""
     text = (await admin.get("/metrics")).text
-    found: dict[str, dict[int, int]] = defaultdict(dict)
+    counts: dict[str, dict[int, int]] = defaultdict(dict)
     line = r'mooring_http_requests_total\{method="(\w+)",route="([^"]+)",status="(\d+)"\} (\S+)'
     for method, route, status, count in re.findall(line, text):
-        found[f"{method} {route}"][int(status)] = int(float(count))
-    return found
+        counts[f"{method} {route}"][int(status)] = int(float(count))
+    return counts
 
 
 @pytest.mark.parametrize(
     "examples",
     [1, pytest.param(10, marks=pytest.mark.extended("one example of each asks for all"))],
 )
-async def test_everything_is_as_it_is_described(tmp_path: Path, examples: int):
+async def test_every_operation_is_as_described(tmp_path: Path, examples: int):
     async with populated("memory://", tmp_path) as admin:
         before = await answers(admin)
         await schemathesis(admin, tmp_path, examples=examples)
         after = await answers(admin)
-    table = {f"{each.method} {each.path}" for each in all_endpoints()} - {"GET /admin/events"}
+    table = {f"{endpoint.method} {endpoint.path}" for endpoint in all_endpoints()} - {
+        "GET /admin/events"
+    }
     done = {name for name in table if succeeded(after, name) > succeeded(before, name)}
-    # Else what is here would no longer be what is asked for.
+    # Otherwise the data here no longer matches the requests.
     assert len(done) > 0.7 * len(table), sorted(table - done)
 
 
@@ -206,18 +208,20 @@ async def test_everything_is_as_it_is_described(tmp_path: Path, examples: int):
         pytest.param("/", marks=pytest.mark.extended("features run the rest on Redis")),
     ],
 )
-async def test_also_on_redis_alone(tmp_path: Path, redis: Callable[[str], RedisServer], below: str):
+async def test_every_operation_is_as_described_on_redis(
+    tmp_path: Path, redis: Callable[[str], RedisServer], below: str
+):
     url = f"{redis('6.2').url}?namespace={uuid.uuid4().hex}"
     async with populated(url, tmp_path) as admin:
         await schemathesis(admin, tmp_path, examples=0, below=below)
 
 
-def succeeded(told: Mapping[str, Mapping[int, int]], name: str) -> int:
-    return sum(count for status, count in told.get(name, {}).items() if status < 400)
+def succeeded(counts: Mapping[str, Mapping[int, int]], name: str) -> int:
+    return sum(count for status, count in counts.get(name, {}).items() if status < 400)
 
 
-async def test_the_stream_is_as_it_is_described(tmp_path: Path):
-    """It is left out above, since it has no end."""
+async def test_the_stream_is_as_described(tmp_path: Path):
+    """It is excluded above, since it does not end."""
     async with populated("memory://", tmp_path) as admin, admin.client("viewer") as client:
         description = (await client.get("/admin/openapi.json")).json()
         described = description["paths"]["/admin/events"]["get"]["responses"]

@@ -1,4 +1,4 @@
-"""The command as a user types it."""
+"""The command as users type it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.acceptance.commands import Command, mooring_command
 
 @pytest.mark.parametrize("how", [["-m", "mooring.cli"], [f"{Path(sys.executable).parent}/mooring"]])
 def test_version(how: list[str]):
-    """In an interpreter of its own, as the other commands of these tests are not."""
+    """In a new interpreter, unlike the other commands of these tests."""
     done = subprocess.run(
         [sys.executable, *how, "version"], capture_output=True, text=True, timeout=60, check=True
     )
@@ -64,7 +64,7 @@ def test_doctor_on_a_healthy_etcd(etcd: Callable[[str], EtcdServer]):
     assert left.strip() == "", "its scratch key is removed"
 
 
-def test_doctor_takes_the_store_from_the_environment_and_speaks_json(
+def test_doctor_takes_the_store_from_the_environment_and_prints_json(
     etcd: Callable[[str], EtcdServer],
 ):
     done = mooring_command("doctor", "--json", MOORING_STORE=etcd("3.5").url)
@@ -73,7 +73,7 @@ def test_doctor_takes_the_store_from_the_environment_and_speaks_json(
     assert {finding["about"] for finding in findings} >= {"read", "write", "watch", "lease"}
 
 
-def test_doctor_on_a_dead_store_says_so_and_fails():
+def test_doctor_reports_an_unavailable_store_and_fails():
     done = mooring_command("doctor", "etcd://app:hunter2@127.0.0.1:1")
     assert done.returncode == 1
     assert "nothing listens at 127.0.0.1:1" in done.stdout
@@ -81,7 +81,7 @@ def test_doctor_on_a_dead_store_says_so_and_fails():
 
 
 @pytest.mark.parametrize("url", ["foo://x", "etcd://h?tmeout=1s", "nonsense"])
-def test_a_bad_url_is_one_line_and_exit_2(url: str):
+def test_a_bad_url_is_one_line_and_exit_code_2(url: str):
     done = mooring_command("doctor", url)
     assert done.returncode == 2
     assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""`mooring demo` brings a fleet to life, and leaves nothing behind."""
+"""`mooring demo` registers a fleet, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVICES = sorted({spec.service for spec in INSTANCES})
 
 
 async def counted(hub: Hub) -> list[ServiceCount]:
-    return [each for each in await hub.registry.services() if each.instances]
+    return [service for service in await hub.registry.services() if service.instances]
 
 
 async def left(hub: Hub) -> list[bytes]:
@@ -37,13 +37,13 @@ async def left(hub: Hub) -> list[bytes]:
 
 
 @pytest.mark.parametrize("backend", ["served", "etcd-3.5"], indirect=True)
-async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_path: Path):
+async def test_the_demo_shows_everything_until_it_is_interrupted(store_url: str, tmp_path: Path):
     async with connect(store_url) as hub:
         with running(tmp_path, "demo", "--store", store_url) as (process, shown, errors):
             await eventually(lambda: "Ctrl-C stops the demo" in shown.read_text(), within=60)
-            there = await counted(hub)
-            assert [each.name for each in there] == SERVICES
-            assert sum(each.instances for each in there) == len(INSTANCES)
+            services = await counted(hub)
+            assert [service.name for service in services] == SERVICES
+            assert sum(service.instances for service in services) == len(INSTANCES)
             (instance, *_) = (await hub.registry.instances("shop/orders")).instances
             assert "processCpuLoad" in instance.status.metrics["cpu"]  # type: ignore[operator]
 
@@ -62,70 +62,70 @@ async def test_everything_is_there_until_it_is_interrupted(store_url: str, tmp_p
 
 
 @pytest.mark.parametrize("backend", ["redis-7.0"], indirect=True)
-def test_on_redis_alone_there_are_instances_alone(store_url: str, command: Command):
+def test_on_redis_the_demo_has_only_instances(store_url: str, command: Command):
     done = command("demo", "--registry", store_url, "--for", "2s")
     assert done.code == 0, done.stderr
     assert "12 instances of 5 services are registered" in done.stdout
     assert "no lock and no tenants" in done.stdout
     with mooring.sync.connect(store_url) as hub:
-        assert not [each for each in hub.registry.services() if each.instances]
+        assert not [service for service in hub.registry.services() if service.instances]
 
 
-def test_who_has_no_server_is_told_how_to_start_one(command: Command):
+def test_the_error_without_a_server_explains_how_to_start_one(command: Command):
     done = command("demo", "--store", "etcd://127.0.0.1:9?timeout=1s")
     assert done.code == 1
     assert "127.0.0.1:9" in done.stderr
 
 
-async def test_a_whole_round_ends_as_it_began():
-    said: list[str] = []
+async def test_a_round_of_the_demo_ends_as_it_began():
+    printed: list[str] = []
     async with connect("memory://", settings=parse(SETTINGS)) as hub:
-        async with DemoFleet(hub, said.append, acceleration=ROUND) as fleet:
+        async with DemoFleet(hub, printed.append, acceleration=ROUND) as fleet:
             await hub.registry.deregister("gateway", (await ids(hub, "gateway"))[0])
             await fleet.play(rounds=1)
-            assert sum(each.instances for each in await counted(hub)) == len(INSTANCES)
+            assert sum(service.instances for service in await counted(hub)) == len(INSTANCES)
             versions = {i.version for i in (await hub.registry.instances("shop/cart")).instances}
             assert versions == {"1.9.0", "1.9.1"}
         assert await left(hub) == [] or all(b"tombstone" in key for key in await left(hub))
     for step in SCRIPT:
-        assert any(step.text in line for line in said), step
-    assert any("it was deregistered" in line for line in said)
+        assert any(step.text in line for line in printed), step
+    assert any("it was deregistered" in line for line in printed)
 
 
 async def ids(hub: Hub, service: str) -> list[str]:
-    return [each.id for each in (await hub.registry.instances(service)).instances]
+    return [instance.id for instance in (await hub.registry.instances(service)).instances]
 
 
-async def test_a_tenant_of_somebody_else_is_left_alone():
+async def test_a_tenant_of_another_user_is_not_touched():
     async with connect("memory://") as hub:
         await hub.publisher().put(9001, "meta", {"code": "theirs", "name": "Theirs"})
         before = await hub.publisher().read(9001)
-        said: list[str] = []
-        async with DemoFleet(hub, said.append):
-            assert "published tenants: 9002" in said
+        printed: list[str] = []
+        async with DemoFleet(hub, printed.append):
+            assert "published tenants: 9002" in printed
         assert await hub.publisher().read(9001) == before
         assert not await hub.publisher().read(9002)
 
 
-def test_the_play_brings_everybody_back():
+def test_the_script_restores_all_instances():
     assert [step.at for step in SCRIPT] == sorted(step.at for step in SCRIPT)
     assert SCRIPT[-1].at < ROUND
     away: set[tuple[str, int]] = set()
     for step in SCRIPT:
-        who = (step.service, step.number)
+        instance = (step.service, step.number)
         if step.action in ("fail", "drain", "stop"):
-            assert who not in away
-            away.add(who)
+            assert instance not in away
+            away.add(instance)
         else:
-            away.remove(who)
+            away.remove(instance)
     assert away == set()
     assert next_version("1.9.0") == "1.9.1"
 
 
-def test_metrics_look_alive_and_make_sense():
+def test_metrics_look_realistic():
     gauges = DemoMetrics(1)
     seen = [gauges.collect() for _ in range(200)]
-    loads = [each["cpu"]["processCpuLoad"] for each in seen]  # type: ignore[call-overload,index]
+    loads = [metrics["cpu"]["processCpuLoad"] for metrics in seen]  # type: ignore[call-overload,index]
     assert len(set(map(str, loads))) > 50
     assert all(0 <= float(load) <= 100 for load in loads)  # type: ignore[arg-type]
     assert DemoMetrics(1).collect() == DemoMetrics(1).collect()

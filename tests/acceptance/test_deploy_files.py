@@ -1,4 +1,4 @@
-"""What lies under deploy/ for Prometheus and Grafana fits what the server really exposes."""
+"""The files below deploy/ for Prometheus and Grafana match what the server exposes."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _METRIC = re.compile(r"\b(?:mooring|process|python)_\w+")
 _SELECTOR = re.compile(r"\b((?:mooring|process)_\w+)\{([^}]*)\}")
 _BY = re.compile(r"\b(?:by|on|without) \(([^)]*)\)")
 _OF_PROMETHEUS = {"job", "instance", "le"}
-"""Labels that Prometheus adds, and that of a histogram."""
+"""Labels that Prometheus adds, and the label of a histogram."""
 
 
 def rules() -> list[dict[str, Any]]:
-    told = yaml.safe_load((DEPLOY / "prometheus-alerts.yaml").read_text())
-    return [rule for group in told["groups"] for rule in group["rules"]]
+    document = yaml.safe_load((DEPLOY / "prometheus-alerts.yaml").read_text())
+    return [rule for group in document["groups"] for rule in group["rules"]]
 
 
 def dashboard() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
-    return told
+    document: dict[str, Any] = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    return document
 
 
 def expressions() -> Iterator[str]:
@@ -54,19 +54,21 @@ def expressions() -> Iterator[str]:
 
 
 async def exposed(admin: Admin) -> dict[str, set[str]]:
-    """The names of all samples, and the labels of each."""
+    """The names of all samples, and their labels."""
     text = (await admin.get("/metrics")).text
-    found: dict[str, set[str]] = {}
+    samples: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
-        if family.type == "counter":  # those with labels have no samples before they are counted
-            found.setdefault(f"{family.name}_total", set())
+        if (
+            family.type == "counter"
+        ):  # counters with labels have no samples before the first increment
+            samples.setdefault(f"{family.name}_total", set())
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            samples.setdefault(sample.name, set()).update(sample.labels)
+    return samples
 
 
 @pytest.mark.parametrize("backend", ["memory"], indirect=True)
-async def test_every_metric_that_is_asked_for_is_there(admin: Admin):
+async def test_every_queried_metric_exists(admin: Admin):
     async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)) as one:
         await admin.get("/admin/overview")
         one.update(healthy=False)
@@ -90,23 +92,23 @@ async def test_every_metric_that_is_asked_for_is_there(admin: Admin):
             assert expression.count("(") == expression.count(")"), expression
 
 
-def test_states_that_are_asked_for_exist():
+def test_queried_states_exist():
     for expression in expressions():
-        for told in re.findall(r'state[=!]~?"([^"]*)"', expression):
-            assert set(told.split("|")) <= set(STATES), expression
+        for states in re.findall(r'state[=!]~?"([^"]*)"', expression):
+            assert set(states.split("|")) <= set(STATES), expression
 
 
-def test_problems_that_are_asked_for_exist():
+def test_queried_problems_exist():
     for expression in expressions():
-        for told in re.findall(r'kind[=!]~?"([^"]*)"', expression):
-            assert set(told.split("|")) <= set(KINDS), expression
-        for told in re.findall(r'severity[=!]~?"([^"]*)"', expression):
-            assert set(told.split("|")) <= set(SEVERITIES), expression
+        for kinds in re.findall(r'kind[=!]~?"([^"]*)"', expression):
+            assert set(kinds.split("|")) <= set(KINDS), expression
+        for severities in re.findall(r'severity[=!]~?"([^"]*)"', expression):
+            assert set(severities.split("|")) <= set(SEVERITIES), expression
 
 
 def firing(name: str, text: str) -> set[str]:
-    """The services for which the samples of a scrape fulfil an alert on problems."""
-    (rule,) = [each for each in rules() if each["alert"] == name]
+    """The services for which an alert on problems fires, given a scrape."""
+    (rule,) = [rule for rule in rules() if rule["alert"] == name]
     shape = (
         r'max by \(service\)\s*\(mooring_service_problem\{kind=~?"(.*)",severity="(.*)"\}\) == 1'
     )
@@ -123,7 +125,7 @@ def firing(name: str, text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("backend", ["memory"], indirect=True)
-async def test_an_alarm_rings_for_a_service_that_was_lost_and_for_no_retired_one(admin: Admin):
+async def test_an_alert_fires_for_a_lost_service_but_not_for_a_retired_one(admin: Admin):
     for name, ttl in (("lost", 1.0), ("retired", 30.0)):
         wanted = {"host": "10.0.0.1", "port": 80, "ttl": ttl}
         answer = await admin.post(f"/registry/services/{name}/instances", wanted, as_="service")
@@ -133,7 +135,7 @@ async def test_an_alarm_rings_for_a_service_that_was_lost_and_for_no_retired_one
     left = "/registry/services/retired/instances/10.0.0.1:80"
     assert (await admin.delete(left, as_="service", query=mine)).status_code == 204
     known = [admin.fleet.service(name) for name in ("lost", "retired")]
-    await eventually(lambda: all(each and each.emptied for each in known))
+    await eventually(lambda: all(service and service.emptied for service in known))
 
     async def rings() -> bool:
         text = (await admin.get("/metrics")).text
@@ -159,9 +161,9 @@ async def test_an_alarm_rings_for_a_service_that_was_lost_and_for_no_retired_one
 
 
 def test_every_alert_says_what_to_do():
-    told = rules()
-    assert len({rule["alert"] for rule in told}) == len(told)
-    for rule in told:
+    all_rules = rules()
+    assert len({rule["alert"] for rule in all_rules}) == len(all_rules)
+    for rule in all_rules:
         assert rule["alert"].startswith("Mooring")
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert set(rule["annotations"]) == {"summary", "description", "runbook"}, rule["alert"]
@@ -171,25 +173,25 @@ def test_every_alert_says_what_to_do():
             assert label in rule["expr"] or label == "instance" or label == "service", rule["alert"]
 
 
-def test_labels_that_an_alert_names_outlive_its_expression():
-    """A sum keeps only the labels that it is by."""
+def test_labels_in_the_text_of_an_alert_are_kept_by_its_expression():
+    """A sum keeps only the labels that it groups by."""
     for rule in rules():
         used = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
         if kept := re.match(r"(?:sum|max) by \(([^)]*)\)", rule["expr"]):
             assert used <= set(kept[1].split(", ")), rule["alert"]
 
 
-def test_what_several_servers_see_of_one_registry_is_not_added_up():
+def test_values_that_several_servers_report_of_one_registry_are_not_summed():
     added_up = re.compile(r"sum(?: by \(([^)]*)\))?\s*\(mooring_(?:instances|brake|services)\b")
     for expression in expressions():
         for kept in added_up.findall(expression):
             assert "instance" in kept.split(", "), expression
 
 
-def test_the_dashboard_is_one():
-    told = dashboard()
-    panels = told["panels"]
-    assert told["title"] == "Mooring"
+def test_the_dashboard_is_valid():
+    board = dashboard()
+    panels = board["panels"]
+    assert board["title"] == "Mooring"
     assert len({panel["id"] for panel in panels}) == len(panels)
     spots: set[tuple[int, int]] = set()
     for panel in panels:
@@ -210,13 +212,13 @@ def test_the_dashboard_is_one():
 def find_prometheus(program: str) -> str:
     """Debian's 2.42, below `.tools` or on PATH."""
     unpacked = Path.cwd() / ".tools/prometheus/usr/bin" / program
-    found = str(unpacked) if unpacked.exists() else shutil.which(program)
-    assert found, f"{program} is not installed: make tools (or: apt-get install prometheus)"
-    return found
+    path = str(unpacked) if unpacked.exists() else shutil.which(program)
+    assert path, f"{program} is not installed: make tools (or: apt-get install prometheus)"
+    return path
 
 
 @pytest.mark.parametrize("backend", ["memory"], indirect=True)
-async def test_debians_prometheus_scrapes_and_discovers_with_the_file(admin: Admin, tmp_path: Path):
+async def test_prometheus_scrapes_and_discovers_with_the_file(admin: Admin, tmp_path: Path):
     (tmp_path / "token").write_text(admin.tokens["viewer"])
     settings = (DEPLOY / "prometheus.yaml").read_text()
     address = admin.url.removeprefix("http://")
@@ -245,20 +247,20 @@ async def test_debians_prometheus_scrapes_and_discovers_with_the_file(admin: Adm
                 with contextlib.suppress(httpx.TransportError):
                     answer = await client.get(f"http://127.0.0.1:{port}/api/v1/targets")
                     if answer.status_code == 200:
-                        found = answer.json()["data"]["activeTargets"]
-                        return {each["labels"]["job"]: each for each in found}
+                        active = answer.json()["data"]["activeTargets"]
+                        return {target["labels"]["job"]: target for target in active}
                 return {}
 
             async def works() -> bool:
-                found = await targets()
-                return found.get("mooring", {}).get("health") == "up" and "services" in found
+                active = await targets()
+                return active.get("mooring", {}).get("health") == "up" and "services" in active
 
             await eventually(works, what="the server is scraped and its services are found")
             assert (await targets())["services"]["labels"]["service"] == "shop/orders"
 
 
 @pytest.mark.parametrize("backend", ["memory"], indirect=True)
-async def test_promtool_finds_nothing_wrong_with_the_metrics(admin: Admin):
+async def test_promtool_accepts_the_metrics(admin: Admin):
     async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
 
         async def sampled() -> bool:
@@ -273,13 +275,13 @@ async def test_promtool_finds_nothing_wrong_with_the_metrics(admin: Admin):
     assert (check.returncode, output.decode()) == (0, "")
 
 
-def test_prometheus_finds_its_rules_and_relabels_what_there_is():
-    told = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
-    assert all((DEPLOY / name).exists() for name in told["rule_files"])
-    (services,) = [job for job in told["scrape_configs"] if "http_sd_configs" in job]
+def test_the_configuration_of_prometheus_uses_existing_files_and_labels():
+    document = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
+    assert all((DEPLOY / name).exists() for name in document["rule_files"])
+    (services,) = [job for job in document["scrape_configs"] if "http_sd_configs" in job]
     known = labels(Instance("x", "h", 1))
-    for each in services["relabel_configs"]:
-        assert set(each["source_labels"]) <= set(known)
-    jobs = {job["job_name"] for job in told["scrape_configs"]}
+    for relabeling in services["relabel_configs"]:
+        assert set(relabeling["source_labels"]) <= set(known)
+    jobs = {job["job_name"] for job in document["scrape_configs"]}
     used = set(re.findall(r'job="(\w+)"', " ".join(expressions())))
     assert used <= jobs

@@ -48,17 +48,17 @@ TRANSLATED = {ROOT / "README.zh-CN.md", *CHINESE.glob("**/*.md")}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = {"text", "json", "toml", "yaml"}
 NAMED = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
-"""How a block begins that is a file, which the commands below it read."""
+"""The beginning of a block that is a file, which later commands read."""
 OWN_PORTS = re.compile(r"\b(?:800\d|12379|17480|50051)\b")
-"""The ports of the servers that a page starts: each is a free one here."""
+"""The ports of servers that a page starts, which are replaced by free ones."""
 PROGRAMS = {"cp", "etcdctl", "mv", "openssl", "python", "redis-cli"}
-"""What runs in the foreground as it is written."""
+"""Programs that run in the foreground as written."""
 OF_THE_PROCESS = ("os.kill", "os.environ")
-"""Python code with these changes its process, so it gets one of its own."""
+"""Python code that changes its process, so that it needs a separate one."""
 
 
 def name(page: Path) -> str:
-    """A page's name for people, such as `locks.md` or `guides/grpc.md`."""
+    """The name of a page, such as `locks.md` or `guides/grpc.md`."""
     return str(page.relative_to(ROOT)).removeprefix("docs/")
 
 
@@ -69,7 +69,7 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 
 class Servers:
-    """The servers of all pages, each started when a page first needs it."""
+    """The servers of all pages, each started when a page first uses it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,7 +102,7 @@ class Servers:
         return self._serving
 
     def clear(self) -> None:
-        """Delete all keys, so that the next page finds the servers empty."""
+        """Delete all keys, so that the next page starts with empty servers."""
         for server in (self._etcd, self._serving):
             if server is not None:
                 with mooring.sync.connect(server.url) as hub:
@@ -115,8 +115,8 @@ class Servers:
 
 
 class Reader:
-    """Does what a page says, from top to bottom, in a folder of its own. A command and a block of
-    Python run in this process, unless they go on in the background."""
+    """Follows a page from top to bottom, in a separate folder. Commands and blocks of Python run in
+    this process, unless they continue in the background."""
 
     def __init__(
         self, servers: Servers, etcd: Callable[[], EtcdServer], command: Command, folder: Path
@@ -159,7 +159,7 @@ class Reader:
         if line == "make run" or (arguments[:1] == ["serve"] and arguments[-1] != "&"):
             self.serve()
         elif program == "make" or line == ". .venv/bin/activate":
-            pass  # where the tests run it is done
+            pass  # already the case where the tests run
         elif program == "export":
             name = arguments[0].partition("=")[0]
             self._store_is_exported |= name == "MOORING_STORE"
@@ -193,11 +193,11 @@ class Reader:
         self._set.setenv("MOORING_DATA", str(self._servers.serving().data))
 
     def store(self) -> str:
-        """The address of the page's server, or of an etcd."""
+        """The address of the server of the page, or of an etcd."""
         return self._servers.serving().etcd if self._serves else self._etcd().address
 
     def here(self, text: str) -> str:
-        """A text of the page with the addresses that are real here."""
+        """A text of the page with the addresses of the test."""
         addresses: dict[str, Callable[[], str]] = {
             "127.0.0.1:2379": self.store,
             "127.0.0.1:6379": lambda: self._servers.redis().address,
@@ -211,11 +211,11 @@ class Reader:
         return OWN_PORTS.sub(lambda port: str(self.port(port[0])), text)
 
     def port(self, written: str) -> int:
-        """The free port that a page's own server listens at here."""
+        """The free port of a server that the page starts."""
         return self._ports.setdefault(written, free_port())
 
     def run_python(self, code: str) -> None:
-        """As a program of its own; or on top of the block above, if it imports nothing."""
+        """Run it as a program, or after the block above, if it imports nothing."""
         if "import " in code:
             assert not (missing := not_imported(code)), f"{missing} are not imported by\n{code}"
             self._python = {"__name__": "__main__"}
@@ -229,7 +229,7 @@ class Reader:
     def run_mooring(self, arguments: list[str]) -> None:
         arguments, into = redirected(arguments)
         if "bootstrap" in arguments and "--server" not in arguments:
-            arguments += ["--server", "127.0.0.1:18000"]  # as it is by default
+            arguments += ["--server", "127.0.0.1:18000"]  # this is the default address
         words = [self.here(word) for word in arguments]
         with pytest.MonkeyPatch.context() as patch:
             if self.asks_the_store(arguments):
@@ -242,12 +242,12 @@ class Reader:
             (self.folder / into).write_text(done.stdout)
 
     def asks_the_store(self, arguments: Sequence[str]) -> bool:
-        """Whether a command goes to the store of the page: it names no other."""
+        """Whether a command uses the store of the page, since it names no other."""
         named = {"--store", "--registry", "--config"} & set(arguments)
         return not (self._store_is_exported or named)
 
     def run(self, *command: str) -> str:
-        """A program in the foreground; what it prints."""
+        """Run a program in the foreground, and return its output."""
         done = subprocess.run(
             self.prepared(*command),
             cwd=self.folder,
@@ -260,7 +260,8 @@ class Reader:
         return done.stdout
 
     def begin(self, *command: str) -> Path:
-        """In the background, to the end of the page; the file that its output goes to."""
+        """Start a program in the background until the end of the page; returns the file of its
+        output."""
         program, *words = self.prepared(*command)
         self._begun += 1
         output = self.folder / f"{command[0]}-{self._begun}.log"
@@ -268,7 +269,7 @@ class Reader:
             process: Forked | subprocess.Popen[bytes]
             if program == "mooring":
                 environment = dict(os.environ)
-                if "serve" in words:  # the variables would win over its settings
+                if "serve" in words:  # the variables would override its settings
                     environment.pop("MOORING_STORE", None)
                     environment.pop("MOORING_DATA", None)
                 process = Forked(*words, environment=environment, stdout=shown, stderr=shown)
@@ -283,7 +284,7 @@ class Reader:
         elif "demo" in command:
             until(
                 lambda: "Ctrl-C stops the demo" in output.read_text(), within=60
-            )  # all is registered
+            )  # all instances are registered
             if self._serves:
                 until(self.shows_the_demo, within=60)
         elif "serve" in command:
@@ -293,14 +294,14 @@ class Reader:
         return output
 
     def stop(self, job: int) -> None:
-        """The command that was started in the background as the first, the second, …"""
+        """Stop the command that was started in the background as the first, the second, …"""
         process = self._jobs[job - 1]
         process.terminate()
         code = process.wait(timeout=40)
         assert code in (0, -signal.SIGTERM), f"job {job} ended with {code}"
 
     def shows_the_demo(self) -> bool:
-        """Whether the server has heard of all instances."""
+        """Whether the server knows all instances."""
         server = self._servers.serving()
         token = (server.data / "admin-token").read_text().strip()
         answer = httpx.get(
@@ -311,7 +312,7 @@ class Reader:
         return bool(answer.json()["totalInstances"] >= 12)
 
     def wait_for_instances(self, service: str, number: int) -> None:
-        """Until that many are registered and accept connections."""
+        """Wait until this number of instances is registered and accepts connections."""
 
         def answer() -> bool:
             instances = hub.registry.instances(service).instances
@@ -326,7 +327,7 @@ class Reader:
             until(answer, within=60)
 
     def prepared(self, program: str, *arguments: str) -> list[str]:
-        """A command with the programs and addresses that are real here."""
+        """A command with the programs and addresses of the test."""
         command = [self.here(word) for word in arguments]
         if program == "mooring" and self.asks_the_store(arguments):
             self._set.setenv("MOORING_STORE", f"etcd://{self.store()}")
@@ -339,14 +340,14 @@ class Reader:
             command = [*before, "-p", str(self._servers.redis().port), *command]
         elif program == "envoy":
             program = str(find_envoy())
-            # Without hot restart several run beside one another.
+            # Without hot restart, several can run at the same time.
             command = [*command, "--disable-hot-restart", "--concurrency", "1"]
         return [program, *command]
 
     def try_out(self, action: Callable[[], object]) -> None:
-        """Run it once. The first action after Envoy or a bridge was started is polled: Envoy may
-        not be up yet, and what a bridge writes comes a moment later. An error of Mooring fails at
-        once."""
+        """Run an action. The first one after Envoy or a bridge was started is repeated until it
+        succeeds: Envoy may not be ready yet, and a bridge writes with a delay. An error of Mooring
+        fails at once."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -362,7 +363,7 @@ class Reader:
             time.sleep(0.2)
 
     def listen(self, line: str) -> None:
-        """To a stream that has no end, until it has said hello."""
+        """Read a stream that does not end, until its hello."""
         command = self.prepared("sh", "-c", f"exec {line} -sS -m 60")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as curl:
             assert curl.stdout is not None
@@ -371,7 +372,7 @@ class Reader:
         assert heard, line
 
     def watch(self, *command: str) -> None:
-        """In a terminal of its own, to the end of the page: it shows what is written."""
+        """Run it in the background until the end of the page: it shows writes."""
         terminal = self.begin(*command)
         position = command.index("watch")
         key = command[position + 1]
@@ -383,8 +384,8 @@ class Reader:
         until(shown, within=40)
 
     def follow_service(self, *command: str) -> None:
-        """In a terminal of its own, to the end of the page, which is to show an instance come and
-        go there."""
+        """Run it in the background until the end of the page, which must show an instance register
+        and leave."""
         terminal = self.begin(*command)
         self.started.callback(until, lambda: shows_both(terminal.read_text()))
         until(lambda: "no instances yet" in terminal.read_text(), within=40)
@@ -392,7 +393,7 @@ class Reader:
 
 def not_imported(code: str) -> set[str]:
     """The modules of ours that a block uses without importing them. In this process another block
-    may have imported them; a user's would fail."""
+    may have imported them; for a user the block would fail."""
     nodes = list(ast.walk(ast.parse(code)))
     imported = {
         alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
@@ -413,12 +414,12 @@ def not_imported(code: str) -> set[str]:
 
 
 def shows_both(text: str) -> bool:
-    """Whether `mooring watch` showed that an instance came, and that it went."""
+    """Whether `mooring watch` showed that an instance registered and left."""
     return re.search(r"^\+ .*\n(?:~ .*\n)*- ", text, re.MULTILINE) is not None
 
 
 def redirected(arguments: list[str]) -> tuple[list[str], str]:
-    """Arguments without the file that the output goes to, and that file."""
+    """Arguments without the redirection of the output, and its file."""
     if ">" not in arguments:
         return arguments, ""
     position = arguments.index(">")
@@ -439,7 +440,7 @@ def servers(all_servers: Servers) -> Iterator[Servers]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in TRANSLATED], ids=name)
-def test_its_code_runs(
+def test_the_code_of_a_page_runs(
     page: Path,
     servers: Servers,
     fresh_etcd: Callable[..., EtcdServer],
@@ -460,7 +461,7 @@ def test_its_code_runs(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_blocks_that_are_not_run_hold_no_python(page: Path):
+def test_blocks_that_are_not_run_contain_no_python(page: Path):
     for language, code in BLOCK.findall(page.read_text()):
         if language in NOT_RUN:
             with contextlib.suppress(SyntaxError):
@@ -470,7 +471,7 @@ def test_blocks_that_are_not_run_hold_no_python(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_its_blocks_of_data_are_valid(page: Path):
+def test_the_data_blocks_of_a_page_are_valid(page: Path):
     parsers: dict[str, Callable[[str], object]] = {
         "json": json.loads,
         "toml": tomllib.loads,
@@ -482,18 +483,18 @@ def test_its_blocks_of_data_are_valid(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_its_links_lead_somewhere(page: Path):
+def test_the_links_of_a_page_are_valid(page: Path):
     for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
-        there = page.parent / target if target else page
-        assert there.exists(), target
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
         if heading:
-            assert heading in anchors(there), f"{target}#{heading}"
+            assert heading in anchors(linked), f"{target}#{heading}"
 
 
 def anchors(page: Path) -> set[str]:
-    """What can stand behind the # of a link to a page."""
+    """The anchors of a page, which can follow the # of a link."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 SETTINGS = [
@@ -503,7 +504,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("page", SETTINGS, ids=lambda page: page.name)
-def test_its_settings_of_serve_are_taken(page: Path, tmp_path: Path):
+def test_the_settings_of_serve_in_a_page_are_valid(page: Path, tmp_path: Path):
     files = [code for language, code in BLOCK.findall(page.read_text()) if language == "yaml"]
     assert files
     for code in files:
@@ -511,10 +512,10 @@ def test_its_settings_of_serve_are_taken(page: Path, tmp_path: Path):
         load(tmp_path / "mooring.yaml")
 
 
-def test_what_can_be_uncommented_of_the_settings_under_deploy_is_taken(tmp_path: Path):
-    told = (ROOT / "deploy" / "mooring.yaml").read_text()
+def test_the_commented_settings_below_deploy_are_valid(tmp_path: Path):
+    text = (ROOT / "deploy" / "mooring.yaml").read_text()
     file = tmp_path / "mooring.yaml"
-    file.write_text(re.sub(r"^# ( *[\w-]+:(?: .*)?)$", r"\1", told, flags=re.MULTILINE))
+    file.write_text(re.sub(r"^# ( *[\w-]+:(?: .*)?)$", r"\1", text, flags=re.MULTILINE))
     settings = load(file)
     assert settings.checks.enabled
     assert settings.alerts.webhook

@@ -1,7 +1,8 @@
-"""`etcdctl` prints the same on the embedded engine's server as on a real etcd, identifiers aside.
+"""`etcdctl` prints the same for the embedded engine's server as for a real etcd, except
+identifiers.
 
-Both start empty and are given the same commands, one after the other, so that even revisions are
-compared. A command may be given a text to read, or be ended after so many lines of its output.
+Both start empty and get the same commands, one after the other, so that even revisions are
+compared. A command can get a text as input, or be ended after a number of lines of its output.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Command(NamedTuple):
 
 
 def commands(script: str, *, whole: bool) -> Iterator[Command]:
-    """One a line; `N| …` is interrupted after N lines, `+ …` is part of the whole only."""
+    """One per line; `N| …` is interrupted after N lines, `+ …` is part of the complete script
+    only."""
     for written in filter(None, map(str.strip, script.splitlines())):
         line = written.removeprefix("+ ")
         if line != written and not whole:
@@ -270,8 +272,8 @@ CLUSTER = """
 
 
 def script(*, whole: bool) -> list[Command]:
-    """The whole script, or only the commands whose answers no other command shows: etcdctl itself
-    formats what it prints, and checks its arguments."""
+    """The complete script, or only the commands whose behaviour no other command shows: etcdctl
+    itself formats its output, and checks its arguments."""
     return [
         *commands(WRITING, whole=whole),
         *commands(READING, whole=whole),
@@ -286,7 +288,7 @@ def script(*, whole: bool) -> list[Command]:
 
 
 class Terminal:
-    """Runs etcdctl against one server, and forgets what is that server's alone."""
+    """Runs etcdctl with one server, and removes what is specific to that server."""
 
     def __init__(self, program: Path, address: str) -> None:
         self._program, self._address = program, address
@@ -359,7 +361,7 @@ _ALIKE = [
     (r"(?i)(raft_?(applied_?)?index\"?|db_?size(_?in_?use)?\"?) ?: ?\d+", r"\1: <n>"),
     (r"(?i)(\"hash\"?|hash\"?) ?: ?\d+", r"\1: <n>"),
     (r"(\"version\" ?: ?\"|\"Version\" : \")3\.5\.\d+", r"\1<version>"),
-    (r"\b5\d\d(?=s?\b)", "600"),  # what is left of ten minutes
+    (r"\b5\d\d(?=s?\b)", "600"),  # the remainder of ten minutes
     (r"https?://127\.0\.0\.1:\d+|127\.0\.0\.1:\d+", "<address>"),
     (r"took(\" ?: ?\"| = )[\d.]+[mµn]?s", "took <time>"),
     (r"(?<=\"ID\":)\d{12,}|(?<=\"ID\" : )\d{12,}", "<n>"),

@@ -1,4 +1,4 @@
-"""`mooring lock`, `elect` and `locks` as a user types them, beside the real `etcdctl`."""
+"""`mooring lock`, `elect` and `locks` as users type them, beside the real `etcdctl`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(backend: str, etcd: Callable[[str], EtcdServer], served: Callable[[], str]) -> str:
-    """Below no namespace: etcdctl knows of none."""
+    """Without a namespace, which etcdctl does not know."""
     return served() if backend == "served" else etcd(backend.removeprefix("etcd-")).url
 
 
@@ -52,7 +52,7 @@ def name() -> str:
 
 
 class Running:
-    """A command under way, and what it printed so far."""
+    """A running command, and its output so far."""
 
     def __init__(
         self, folder: Path, start: Callable[[IO[bytes]], subprocess.Popen[bytes] | Forked]
@@ -105,16 +105,16 @@ def run(url: str, backend: str, tmp_path: Path) -> Iterator[Callable[..., Runnin
         return started[-1]
 
     yield start
-    for each in started:
-        each.close()
+    for process in started:
+        process.close()
 
 
 def waits(hub: mooring.sync.Hub, name: str, count: int) -> None:
-    """Until so many wait for a lock that is held."""
+    """Wait until this number of contenders waits for a lock that is held."""
 
     def so() -> bool:
-        found = hub.locks(name)
-        return bool(found) and len(found[0].holders) == 1 and len(found[0].waiting) == count
+        queues = hub.locks(name)
+        return bool(queues) and len(queues[0].holders) == 1 and len(queues[0].waiting) == count
 
     until(so, within=40, what=f"{count} wait for {name}")
 
@@ -135,7 +135,7 @@ def waits(hub: mooring.sync.Hub, name: str, count: int) -> None:
         ),
     ],
 )
-def test_etcdctl_holds_it_and_ours_waits(
+def test_etcdctl_holds_the_lock_and_mooring_waits(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str, end: signal.Signals
 ):
     theirs = run("etcdctl", "lock", "--ttl=6", name)
@@ -168,7 +168,7 @@ def test_etcdctl_holds_it_and_ours_waits(
         ),
     ],
 )
-def test_ours_holds_it_and_etcdctl_waits(
+def test_mooring_holds_the_lock_and_etcdctl_waits(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str, end: str
 ):
     ours = run("mooring", "lock", "--ttl", "6s", name, "--", "sh", "-c", "echo here; sleep 60")
@@ -186,7 +186,7 @@ def test_ours_holds_it_and_etcdctl_waits(
     until(lambda: hub.locks(name) == [])
 
 
-def test_etcdctl_and_ours_take_turns(
+def test_etcdctl_and_mooring_take_turns(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str, tmp_path: Path
 ):
     log = tmp_path / "turns"
@@ -200,12 +200,14 @@ def test_etcdctl_and_ours_take_turns(
         else run("mooring", "lock", name, "--", script)
         for number in range(6)
     ]
-    assert [each.ends() for each in started] == [0] * 6
+    assert [process.ends() for process in started] == [0] * 6
     assert log.read_text().split() == ["in", "out"] * 6
     assert hub.locks(name) == []
 
 
-def test_both_stand_in_one_election(hub: mooring.sync.Hub, run: Callable[..., Running], name: str):
+def test_etcdctl_and_mooring_take_part_in_one_election(
+    hub: mooring.sync.Hub, run: Callable[..., Running], name: str
+):
     listening = run("etcdctl", "elect", "--listen", name)
     ours_listening = run("mooring", "elect", "--listen", name)
     theirs = run("etcdctl", "elect", name, "from etcdctl")
@@ -244,7 +246,9 @@ def test_the_command_is_stopped_when_the_lock_is_lost(
 
 
 @pytest.mark.parametrize("backend", ["served"])
-def test_its_exit_code_is_passed_on(url: str, name: str, hub: mooring.sync.Hub, command: Command):
+def test_the_exit_code_of_the_command_is_passed_on(
+    url: str, name: str, hub: mooring.sync.Hub, command: Command
+):
     done = command("lock", name, "--", "sh", "-c", "exit 7", MOORING_STORE=url)
     assert done.code == 7
     done = command("lock", name, "--", "no-such-program", MOORING_STORE=url)
@@ -254,22 +258,22 @@ def test_its_exit_code_is_passed_on(url: str, name: str, hub: mooring.sync.Hub, 
 
 
 @pytest.mark.parametrize(("file", "code"), [("there", 126), ("elsewhere", 127)])
-def test_a_folder_of_the_path_that_may_not_be_searched_is_passed_over(
+def test_an_unreadable_folder_in_the_path_is_skipped(
     file: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The system refuses both alike. As in a shell, only a file that is there is refused."""
+    """The system reports both in the same way. As in a shell, only an existing file is an error."""
     (tmp_path / file).touch(mode=0o600)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert report_not_started("there", PermissionError(errno.EACCES, "Permission denied")) == code
 
 
-@pytest.mark.timeout(30)  # and not the grace
-async def test_a_program_that_is_not_there_is_reported_without_its_grace(tmp_path: Path):
+@pytest.mark.timeout(30)  # shorter than the grace
+async def test_a_missing_program_is_reported_without_the_grace(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         Job([str(tmp_path / "no-such-program")], {}, grace=600, wanted=lambda: True)
 
 
-def test_a_timeout_tells_who_has_it(url: str, name: str, hub: mooring.sync.Hub, command: Command):
+def test_a_timeout_names_the_holder(url: str, name: str, hub: mooring.sync.Hub, command: Command):
     with hub.lock(name) as held:
         # 5 s suffice on a busy machine to read the queue, which names the holder.
         for timeout in ("0s", "5s"):
@@ -280,7 +284,7 @@ def test_a_timeout_tells_who_has_it(url: str, name: str, hub: mooring.sync.Hub, 
         assert len(hub.locks(name)[0].waiting) == 0
 
 
-def test_without_a_command_it_holds_it_until_it_is_stopped(
+def test_without_a_command_the_lock_is_held_until_it_is_stopped(
     hub: mooring.sync.Hub, run: Callable[..., Running], name: str
 ):
     ours = run("mooring", "lock", name)
@@ -301,7 +305,7 @@ def test_without_a_command_it_holds_it_until_it_is_stopped(
         (["elect", "a/", "--", "true"], "ends with a slash"),
     ],
 )
-def test_bad_input_is_told_in_words(command: Command, arguments: list[str], complaint: str):
+def test_invalid_arguments_are_explained(command: Command, arguments: list[str], complaint: str):
     done = command(*arguments, MOORING_STORE="memory://")
     assert done.code == 2
     assert complaint in done.stderr
@@ -349,10 +353,8 @@ def test_locks_are_listed(
         ),
     ],
 )
-def test_a_command_runs_where_standard_descriptors_are_closed(
-    tmp_path: Path, command: str, closed: str
-):
-    """As some supervisors start what they run. What is opened next must not take their place."""
+def test_a_command_runs_with_closed_standard_descriptors(tmp_path: Path, command: str, closed: str):
+    """As some supervisors start processes. Files opened later must not take their place."""
     ran = tmp_path / "ran"
     body = f"cat; echo out; echo err >&2; echo ran > {ran}"
     ours = [*MOORING, command, "it", "--store", "memory://", "--", "sh", "-c", body]

@@ -1,4 +1,4 @@
-"""`mooring lock` and its command: nobody stops one of them and leaves the other at work."""
+"""Signals to `mooring lock` and its command: neither is stopped without the other."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def hub(url: str) -> Iterator[mooring.sync.Hub]:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
+def stderr_file(tmp_path: Path) -> Path:
     """The file with the standard error of `mooring lock`."""
-    return tmp_path / "told"
+    return tmp_path / "stderr"
 
 
 @pytest.fixture
-def start(url: str, told: Path) -> Iterator[Start]:
-    """`mooring lock` on a shell's script, as a shell with job control starts it."""
+def start(url: str, stderr_file: Path) -> Iterator[Start]:
+    """`mooring lock` with a shell script, started like by a shell with job control."""
     started: list[Forked] = []
 
     def lock(script: str, *options: str) -> Forked:
-        with told.open("w") as stderr, open(os.devnull, "r+") as nothing:
+        with stderr_file.open("w") as stderr, open(os.devnull, "r+") as nothing:
             started.append(
                 Forked(
                     *("lock", NAME, *options, "--", "sh", "-c", script),
@@ -70,7 +70,7 @@ def start(url: str, told: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """The file in which a script says its process."""
+    """The file to which a script writes its process id."""
     return tmp_path / "here"
 
 
@@ -80,12 +80,12 @@ def number(here: Path) -> int:
 
 
 def state(process: int) -> str:
-    """As the system sees it; empty where there is none."""
+    """The state of a process; empty if it does not exist."""
     try:
-        found: str = psutil.Process(process).status()
+        status: str = psutil.Process(process).status()
     except psutil.NoSuchProcess:
         return ""
-    return "" if found == psutil.STATUS_ZOMBIE else found
+    return "" if status == psutil.STATUS_ZOMBIE else status
 
 
 def gone(process: int) -> None:
@@ -94,7 +94,7 @@ def gone(process: int) -> None:
 
 def stopped(*processes: int) -> None:
     until(
-        lambda: all(state(each) == psutil.STATUS_STOPPED for each in processes),
+        lambda: all(state(process) == psutil.STATUS_STOPPED for process in processes),
         what=f"{processes} are stopped",
     )
 
@@ -110,7 +110,7 @@ FORWARDED = [
 
 
 @pytest.mark.parametrize("sent", FORWARDED, ids=lambda sent: sent.name)
-def test_the_command_gets_the_signal_and_says_how_it_ends(
+def test_the_command_gets_the_signal_and_determines_the_exit_code(
     start: Start, hub: mooring.sync.Hub, here: Path, sent: signal.Signals
 ):
     name = sent.name.removeprefix("SIG")
@@ -122,7 +122,7 @@ def test_the_command_gets_the_signal_and_says_how_it_ends(
     assert hub.locks(NAME) == []
 
 
-def test_a_command_that_a_signal_ends_is_not_outlived(start: Start, here: Path):
+def test_a_command_that_a_signal_kills_is_not_outlived(start: Start, here: Path):
     ours = start(f"echo $$ > {here}; exec sleep 60")
     command = number(here)
     ours.send_signal(signal.SIGQUIT)
@@ -130,7 +130,7 @@ def test_a_command_that_a_signal_ends_is_not_outlived(start: Start, here: Path):
     assert not state(command)
 
 
-def test_who_waits_leaves_the_line(start: Start, hub: mooring.sync.Hub):
+def test_a_signal_ends_a_waiter(start: Start, hub: mooring.sync.Hub):
     with hub.lock(NAME):
         ours = start("true", "--ttl", "600s")
         until(lambda: len(hub.locks(NAME)[0].waiting) == 1, within=40)
@@ -139,10 +139,10 @@ def test_who_waits_leaves_the_line(start: Start, hub: mooring.sync.Hub):
         assert len(hub.locks(NAME)[0].waiting) == 0
 
 
-def test_they_are_stopped_and_continued_together(
+def test_lock_and_command_are_stopped_and_continued_together(
     start: Start, hub: mooring.sync.Hub, here: Path, tmp_path: Path
 ):
-    """Also those whom the command has started, and who do not listen."""
+    """Also the children of the command that ignore the signal."""
     deaf = tmp_path / "deaf"
     ours = start(
         f"sh -c 'trap \"\" TSTP; echo $$ > {deaf}; exec sleep 60' & "
@@ -158,7 +158,7 @@ def test_they_are_stopped_and_continued_together(
     assert ours.wait(30) == 5
 
 
-def test_continued_without_the_lock_the_command_does_nothing_more(
+def test_a_command_continued_without_its_lock_does_nothing_more(
     start: Start, hub: mooring.sync.Hub, here: Path, tmp_path: Path
 ):
     lines = tmp_path / "lines"
@@ -174,8 +174,8 @@ def test_continued_without_the_lock_the_command_does_nothing_more(
     assert lines.read_text() == before
 
 
-def test_killed_it_takes_the_command_with_it(start: Start, here: Path, tmp_path: Path):
-    """And those whom the command has started."""
+def test_killing_the_lock_kills_the_command(start: Start, here: Path, tmp_path: Path):
+    """And the children of the command."""
     child, heard = tmp_path / "child", tmp_path / "heard"
     ours = start(
         f"sh -c 'echo $$ > {child}; exec sleep 60' & "
@@ -189,25 +189,26 @@ def test_killed_it_takes_the_command_with_it(start: Start, here: Path, tmp_path:
     gone(other)
 
 
-def test_when_the_lock_is_lost_nobody_of_the_command_stays(
-    start: Start, hub: mooring.sync.Hub, here: Path, told: Path
+def test_no_process_of_the_command_survives_the_loss_of_the_lock(
+    start: Start, hub: mooring.sync.Hub, here: Path, stderr_file: Path
 ):
-    """Also who does not listen, though the command itself ends at once."""
+    """Not even one that ignores the signal, although the command itself ends at once."""
     ours = start(f"sh -c 'trap \"\" TERM; echo $$ > {here}; exec sleep 60' & wait")
     deaf = number(here)
     hub.store.revoke(hub.locks(NAME)[0].holders[0].lease)
     assert ours.wait(40) == 1
     assert not state(deaf)
-    assert "it is killed" in told.read_text()
+    assert "it is killed" in stderr_file.read_text()
 
 
 WAITS = "while :; do wait $!; done"
-"""For who is to be stopped. A shell that starts one program after another may be caught between
-`vfork` and `exec`: the child stops, and the shell hangs in the kernel until it goes on."""
+"""For processes that are stopped. A shell that starts one program after another may be stopped
+between `vfork` and `exec`: the child stops, and the shell hangs in the kernel until it
+continues."""
 
 
 class Screen:
-    """A terminal, what was typed into it and what it shows, with a program in it."""
+    """A terminal with a program in it, its input and its output."""
 
     def __init__(self, program: list[str], **environment: str) -> None:
         self.shown = ""
@@ -216,7 +217,7 @@ class Screen:
             os.execvpe(program[0], program, {**os.environ, **environment})
 
         modes = termios.tcgetattr(self._terminal)
-        modes[3] &= ~termios.ECHO  # what is shown was not typed
+        modes[3] &= ~termios.ECHO  # input is not shown as output
         termios.tcsetattr(self._terminal, termios.TCSANOW, modes)
 
     def belongs_to(self, group: int) -> None:
@@ -226,11 +227,11 @@ class Screen:
         os.write(self._terminal, text.encode())
 
     def shows(self, text: str, *, within: float = 40.0) -> None:
-        """What comes from now on, up to this text."""
+        """Wait for this text in the output from now on."""
 
         def so() -> bool:
             if select.select([self._terminal], [], [], 0)[0]:
-                with contextlib.suppress(OSError):  # Linux says so at the end of a terminal
+                with contextlib.suppress(OSError):  # Linux reports this at the end of a terminal
                     self.shown += os.read(self._terminal, 65536).decode()
             return text in self.shown
 
@@ -238,9 +239,9 @@ class Screen:
         self.shown = self.shown.partition(text)[2]
 
     def close(self) -> None:
-        for each in psutil.Process(self.process).children(recursive=True):
+        for child in psutil.Process(self.process).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                child.kill()
         os.kill(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
         os.close(self._terminal)
@@ -258,8 +259,8 @@ def screen(url: str) -> Iterator[Screen]:
 
 
 @pytest.mark.parametrize("source", ["", "< /dev/tty"])
-def test_a_command_may_ask_at_the_terminal(screen: Screen, source: str):
-    """And who comes after it may, too."""
+def test_a_command_can_read_from_the_terminal(screen: Screen, source: str):
+    """And so can the next command."""
     screen.type(f"lock sh -c 'echo name\\?; read name {source}; echo hello $name'; read x\n")
     screen.shows("name?")
     screen.type("world\n")
@@ -269,8 +270,8 @@ def test_a_command_may_ask_at_the_terminal(screen: Screen, source: str):
     screen.shows("it was and then")
 
 
-def test_a_command_that_does_not_ask_leaves_the_terminal_to_others(screen: Screen):
-    """As a pager at the end of a pipe, which reads its keys from there."""
+def test_a_command_that_does_not_read_leaves_the_terminal_to_others(screen: Screen):
+    """Such as a pager at the end of a pipe, which reads its keys from there."""
     screen.type(
         "lock sh -c 'echo from it; sleep 60' | sh -c 'read a; read b < /dev/tty; echo $a and $b'\n"
     )
@@ -279,7 +280,7 @@ def test_a_command_that_does_not_ask_leaves_the_terminal_to_others(screen: Scree
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_at_the_terminal_it_is_a_job_like_any_other(screen: Screen, here: Path, asks: bool):
+def test_at_the_terminal_the_command_is_an_ordinary_job(screen: Screen, here: Path, asks: bool):
     wait = "read x" if asks else WAITS
     script = f"sleep 60 & trap 'echo int; kill $!; exit 7' INT; echo $$ > {here}; {wait}"
     screen.type(f"lock sh -c {shlex.quote(script)}\n")
@@ -298,7 +299,7 @@ def test_at_the_terminal_it_is_a_job_like_any_other(screen: Screen, here: Path, 
     screen.shows("it was 7")
 
 
-def test_in_the_background_it_stops_until_it_is_given_the_terminal(screen: Screen, here: Path):
+def test_in_the_background_the_command_stops_until_it_gets_the_terminal(screen: Screen, here: Path):
     script = f"echo $$ > {here}; read name < /dev/tty; echo hello $name"
     screen.type(f"lock sh -c {shlex.quote(script)} &\n")
     command = number(here)
@@ -309,7 +310,7 @@ def test_in_the_background_it_stops_until_it_is_given_the_terminal(screen: Scree
     screen.shows("hello world")
 
 
-def test_quit_at_the_terminal_ends_the_command_too(screen: Screen, here: Path):
+def test_quit_at_the_terminal_ends_the_command(screen: Screen, here: Path):
     screen.type(f"lock sh -c 'echo $$ > {here}; echo here; exec sleep 60'\n")
     screen.shows("here")
     screen.type("\x1c")

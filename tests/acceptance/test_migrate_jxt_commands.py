@@ -1,4 +1,4 @@
-"""`mooring migrate jxt`, as a user types it, and killed at random."""
+"""`mooring migrate jxt`, as users type it, and killed at random."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_from_plan_to_delete(place: Place):
     assert old == ["jxt//hosts/nowhere.example.com"]
 
 
-def test_a_cut_over_that_is_taken_back(place: Place):
+def test_a_cut_over_can_be_undone(place: Place):
     place.put(**{"jxt//tenants/1/meta": META})
     assert "(missing)" in place.run("cutover").stderr
     assert place.run("copy").code == 0
@@ -134,7 +134,7 @@ def test_a_cut_over_that_is_taken_back(place: Place):
     assert "nothing to write" in place.run("copy").stderr
 
 
-def test_a_copy_says_what_it_left(place: Place):
+def test_a_copy_reports_what_it_skipped(place: Place):
     place.put(
         **{
             "jxt//tenants/1/meta": META,
@@ -152,7 +152,7 @@ def test_a_copy_says_what_it_left(place: Place):
     assert (strict.code, place.verified.exists()) == (1, False)
 
 
-def test_a_migration_that_begins_again(place: Place):
+def test_a_migration_can_start_again(place: Place):
     place.put(**{"jxt//tenants/1/meta": META})
     for step in ("copy", "cutover", "delete"):
         assert place.run(step).code == 0, step
@@ -164,7 +164,7 @@ def test_a_migration_that_begins_again(place: Place):
     assert "jxt/tenants/2/storage" in place.dump()
 
 
-def test_a_copy_that_is_interrupted_says_what_is_done(place: Place):
+def test_an_interrupted_copy_reports_its_progress(place: Place):
     async def write() -> None:
         async with place.store() as store:
             await made(4, 600).write(store)
@@ -182,13 +182,13 @@ def test_a_copy_that_is_interrupted_says_what_is_done(place: Place):
         asyncio.run(begun())
         copy.process.send_signal(signal.SIGINT)
         code = copy.process.wait(60)
-    told = copy.err.read_text()
-    assert code == 130, told
+    logged = copy.err.read_text()
+    assert code == 130, logged
     assert "to new" in copy.out.read_text()
-    assert "stopped before the end: run `copy` again" in told
+    assert "stopped before the end: run `copy` again" in logged
 
 
-def test_a_list_is_named_after_its_namespace(
+def test_the_verified_file_is_named_after_its_namespace(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -205,7 +205,7 @@ def test_a_store_without_old_keys(place: Place):
     assert "is --namespace right?" in place.run("plan").stderr
 
 
-def test_a_bridge_runs_until_it_is_told_to_stop(place: Place):
+def test_a_bridge_runs_until_it_is_stopped(place: Place):
     with place.running("bridge", "--json") as bridge:
         place.put(**{"jxt//tenants/1/meta": META})
         moved = {"part": "meta", "move": "to new", "conflict": False}
@@ -215,24 +215,24 @@ def test_a_bridge_runs_until_it_is_told_to_stop(place: Place):
         assert "jxt/tenants/1/meta" in place.dump()
         bridge.process.send_signal(signal.SIGTERM)
         code = bridge.process.wait(20)
-    told = bridge.err.read_text()
-    assert code == 0, told
-    assert told.splitlines()[-1] == "mooring: stopped"
-    assert "mooring: tenant 1: meta to new" in told
+    logged = bridge.err.read_text()
+    assert code == 0, logged
+    assert logged.splitlines()[-1] == "mooring: stopped"
+    assert "mooring: tenant 1: meta to new" in logged
 
 
 @pytest.mark.parametrize(
     ("rounds", "tenants"),
     [(1, 10), pytest.param(3, 29, marks=pytest.mark.extended("the same once, with fewer tenants"))],
 )
-async def test_a_bridge_that_is_killed_again_and_again_loses_nothing(
+async def test_a_bridge_that_is_killed_repeatedly_loses_nothing(
     place: Place, rounds: int, tenants: int
 ):
     async with place.store() as store:
         publisher = Publisher(store, ring=Keyring())
 
         async def write(value: int) -> None:
-            """On both sides."""
+            """Write on both sides."""
             for unit in range(1, tenants + 1):
                 root = f"jxt//tenants/{unit}"
                 quota = encoded({"uploadQuotaGb": value})
@@ -293,7 +293,7 @@ def test_no_secret_is_shown(place: Place):
 
 
 class Killed:
-    """The commands, each killed again and again on the way."""
+    """The commands, each killed repeatedly on the way."""
 
     def __init__(self, place: Place, store: Store, patience: float) -> None:
         self.place, self.store, self.patience = place, store, patience
@@ -308,7 +308,7 @@ class Killed:
                 started = time.monotonic()
                 if command.process.poll() is not None or await far():
                     return True
-                # To count a hundred thousand keys all the time would leave nobody else a chance.
+                # Counting a hundred thousand keys all the time would starve the command.
                 await asyncio.sleep(0.05 + 5 * (time.monotonic() - started))
                 return False
 
@@ -339,7 +339,7 @@ class Killed:
 async def migrate_killed(
     killed: Killed, old: OldStore, chance: random.Random, *, copies: int = 4, deletions: int = 3
 ) -> None:
-    """From the first step to the last, with so many copies and deletions killed."""
+    """From the first step to the last, with this number of killed copies and deletions."""
     store, place = killed.store, killed.place
     await old.write(store)
     before = await dump(store)
@@ -347,7 +347,7 @@ async def migrate_killed(
     for share in sorted(chance.uniform(0.02, 0.9) for _ in range(copies)):
         await killed.copy_until(share * len(old.expected))
     done = await killed.finish("copy")
-    assert "warning: tenant" in done.stderr, "what is taken is told"
+    assert "warning: tenant" in done.stderr, "taken names are reported"
     there = await dump(store)
     old.check_new(there)
     assert all(there[key] == value for key, value in before.items()), "nothing old was touched"
@@ -369,7 +369,7 @@ async def migrate_killed(
     assert {key for key in there if key.startswith("jxt//")} <= old.stays.keys()
 
 
-async def test_a_migration_is_killed_on_the_way(place: Place):
+async def test_a_migration_that_is_killed_repeatedly(place: Place):
     async with place.store() as store:
         await migrate_killed(
             Killed(place, store, 120), made(11, 60), random.Random(11), copies=1, deletions=1
@@ -378,14 +378,14 @@ async def test_a_migration_is_killed_on_the_way(place: Place):
 
 @pytest.mark.extended("a migration of sixty tenants is killed twice")
 @pytest.mark.timeout(400)
-async def test_five_hundred_tenants_killed_on_the_way(place: Place):
+async def test_five_hundred_tenants_with_killed_commands(place: Place):
     async with place.store() as store:
         await migrate_killed(Killed(place, store, 120), made(11, 500), random.Random(11))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-async def test_ten_thousand_tenants_killed_on_the_way(
+async def test_ten_thousand_tenants_with_killed_commands(
     command: Command, fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ):
     seed = random.randrange(1 << 30)

@@ -1,4 +1,4 @@
-"""Other people's etcd clients, in Python processes of their own, against `mooring serve`."""
+"""Other etcd clients, in separate Python processes, with `mooring serve`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def port() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("name", "script"), [("aetcd", AETCD), ("etcetra", ETCETRA)])
-def test_it_works_against_mooring_serve(port: str, name: str, script: str):
+def test_another_client_works_with_mooring_serve(port: str, name: str, script: str):
     folder = Path(".tools", name).resolve()
     assert folder.is_dir(), f"{name} is missing: make tools"
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""The commands on Redis, as a user types them."""
+"""The commands on Redis, as users type them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.acceptance.test_serve import get
 from tests.waiting import eventually, until
 
 QUICK = {"MOORING_REGISTRY_HEARTBEAT_HEARTBEAT_INTERVAL": "1ms"}
-"""Whoever is to be swept soon must be thought to beat that often."""
+"""Instances that are to expire soon must be expected to beat this often."""
 
 QUIET = parse({"registry": {"metrics": {"enabled-metrics": []}}}, {})
 
@@ -45,7 +45,7 @@ async def hub(url: str) -> AsyncIterator[Hub]:
 
 @pytest.fixture
 def run(url: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A command on the registry of the test, to its end."""
+    """Run a command on the registry of the test, to its end."""
 
     def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return mooring_command(
@@ -60,7 +60,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def start(url: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """A command on the registry of the test, which goes on."""
+    """Start a command on the registry of the test."""
     started: list[Running] = []
 
     def command(*arguments: str) -> Running:
@@ -78,22 +78,23 @@ Start = Callable[..., Running]
 
 
 async def swept(run: Run, what: str) -> dict[str, Any]:
-    """What cleanup did once it did something of a kind: all must have been silent for a while."""
-    await asyncio.sleep(0.7)  # longer than that for all of them, and not for some alone
-    told: dict[str, Any] = {}
+    """The report of the first cleanup that did this: all instances must have been silent for a
+    while."""
+    await asyncio.sleep(0.7)  # longer than that for all of them, not only for some
+    report: dict[str, Any] = {}
 
     def done() -> bool:
-        nonlocal told
+        nonlocal report
         command = ("cleanup", "--once", "--json", "--timeout=500ms", "--interval=1s")
-        told = json.loads(run(*command, **QUICK).stdout)
-        return bool(told[what])
+        report = json.loads(run(*command, **QUICK).stdout)
+        return bool(report[what])
 
     await eventually(done, within=60, what=what)
-    return told
+    return report
 
 
 async def left_behind(hub: Hub, *ids: str, service: str = "orders", **fields: object) -> None:
-    """Instances whose processes were killed: nobody beats for them any more."""
+    """Instances whose processes were killed: they send no more heartbeats."""
     for id in ids:
         name = Instance(service, "10.0.0.1", 80, id=id, **fields)  # type: ignore[arg-type]
         instance, _ = hub.registry.prepare(name)
@@ -103,8 +104,8 @@ async def left_behind(hub: Hub, *ids: str, service: str = "orders", **fields: ob
         await record.aclose(within=1)
 
 
-class TestTheRegistry:
-    async def test_a_command_is_registered_and_found_while_it_runs(
+class TestRegistry:
+    async def test_a_command_is_registered_while_it_runs(
         self, run: Run, start: Start, tmp_path: Path
     ):
         go = tmp_path / "go"
@@ -112,14 +113,14 @@ class TestTheRegistry:
             *("register", "shop/orders", "10.0.0.7:80", "--version=1.4", "--"),
             *("sh", "-c", f"until test -e {go}; do sleep 0.05; done"),
         )
-        await eventually(lambda: register.said("registered (was registering)"), within=40)
+        await eventually(lambda: register.logged("registered (was registering)"), within=40)
         (row,) = rows(run("instances", "shop/orders"))
         assert row[:7] == ["10.0.0.7:80", "up", "yes", "yes", "1", "-", "1.4"]
         go.touch()
         assert await register.end() == 0
         assert rows(run("services")) == []
 
-    async def test_what_there_is_and_whom_to_call(self, hub: Hub, run: Run):
+    async def test_services_and_instances_are_listed_and_resolved(self, hub: Hub, run: Run):
         async with hub.register(Instance("shop/orders", "10.0.0.7", 80)):
             assert rows(run("services", "shop")) == [["shop/orders", "1"]]
             assert rows(run("groups")) == [["shop"]]
@@ -127,7 +128,7 @@ class TestTheRegistry:
             assert ok(run("wait", "shop/orders", "--timeout=40s")) == "10.0.0.7:80\n"
             assert rows(run("explain", "shop/orders")) == [["10.0.0.7:80", "yes", "in rotation"]]
 
-    async def test_redis_is_named_as_the_store_or_beside_one(self, hub: Hub, url: str):
+    async def test_redis_can_be_the_store_or_beside_one(self, hub: Hub, url: str):
         async with hub.register(Instance("orders", "10.0.0.7", 80)):
             for arguments in (
                 [f"--registry={url}"],
@@ -139,12 +140,12 @@ class TestTheRegistry:
                 )
                 assert rows(done) == [["orders", "1"]]
 
-    async def test_a_store_that_is_another_process_s_is_left_alone(self, run: Run, tmp_path: Path):
+    async def test_a_store_of_another_process_is_not_opened(self, run: Run, tmp_path: Path):
         store = f"sqlite://{tmp_path}/store"
         async with mooring.connect(store):
             assert rows(run("services", f"--store={store}")) == []
 
-    async def test_a_registry_may_be_in_another_store(self, served: Callable[[], str]):
+    async def test_the_registry_can_be_in_another_store(self, served: Callable[[], str]):
         where = f"{served()}?namespace=/{uuid.uuid4().hex}"
         async with (
             mooring.connect(where) as hub,
@@ -153,7 +154,7 @@ class TestTheRegistry:
             done = mooring_command("services", f"--registry={where}", MOORING_STORE="memory://")
             assert rows(done) == [["orders", "1"]]
 
-    async def test_the_operators_word(self, hub: Hub, run: Run):
+    async def test_the_operator_override(self, hub: Hub, run: Run):
         async with (
             hub.register(Instance("orders", "10.0.0.7", 80)),
             hub.discover("orders") as view,
@@ -165,7 +166,7 @@ class TestTheRegistry:
             ok(run("info", "set", "orders", "displayName=Orders"))
             assert objects(run("info", "get", "orders", "--json"))[0]["displayName"] == "Orders"
 
-    def test_what_an_operator_spoke_of_is_known_before_it_has_instances(self, run: Run):
+    def test_a_described_service_is_known_before_it_has_instances(self, run: Run):
         ok(run("info", "set", "orders", "displayName=Orders"))
         assert objects(run("info", "get", "orders", "--json"))[0]["displayName"] == "Orders"
         assert rows(run("services")) == [["orders", "0"]]
@@ -178,7 +179,7 @@ class TestTheRegistry:
             assert f"{service} has no instances" in done.stderr
         assert "did you mean 'orders'?" in refused(run("instances", "oders"))
 
-    async def test_one_that_cannot_be_read_hides_no_other(self, hub: Hub, run: Run):
+    async def test_an_unreadable_service_hides_no_other(self, hub: Hub, run: Run):
         assert isinstance(hub.registry, RedisRegistry)
         call, keys = hub.registry.connection.call, hub.registry.keys
         await call("SADD", keys.services, "bad", what="the test")
@@ -204,42 +205,42 @@ class TestTheRegistry:
 
     async def test_watch(self, hub: Hub, start: Start):
         watching = start("watch", "orders")
-        await eventually(lambda: watching.said("no instances yet"), within=40)
+        await eventually(lambda: watching.logged("no instances yet"), within=40)
         async with hub.register(Instance("orders", "10.0.0.7", 80)):
             await eventually(lambda: "+ 10.0.0.7:80 state up" in "".join(watching.out))
         await eventually(lambda: "- 10.0.0.7:80" in watching.out)
 
-    def test_what_does_not_answer_is_told_once_and_without_the_password(self):
+    def test_an_unavailable_registry_is_reported_once_and_without_the_password(self):
         where = "redis://app:hunter2@127.0.0.1:1?timeout=1s"
         done = mooring_command("services", f"--registry={where}", MOORING_STORE="")
         assert refused(done).count("nothing listens at 127.0.0.1:1") == 1
         assert "hunter2" not in done.stderr
 
-    def test_settings_of_the_registry_are_not_its_url(self, run: Run):
+    def test_the_settings_of_the_registry_do_not_contain_its_url(self, run: Run):
         done = run("services", MOORING_REGISTRY_CLEANUP_INTERVAL="nonsense")
         assert "registry.cleanup.interval" in refused(done)
         assert rows(run("services", MOORING_REGISTRY_CLEANUP_INTERVAL="10s")) == []
 
-    def test_the_store_of_two_is_not_redis(self, url: str):
+    def test_the_store_beside_a_registry_is_not_redis(self, url: str):
         done = mooring_command("services", f"--store={url}", MOORING_REGISTRY=url)
         assert "contains only a registry" in refused(done)
 
-    def test_a_store_command_says_what_redis_has_not(self, url: str):
+    def test_a_store_command_explains_what_redis_lacks(self, url: str):
         done = mooring_command("store", "export", f"--store={url}")
         assert "contains only a registry" in refused(done)
 
 
 class TestCleanup:
-    async def test_once_takes_out_the_dead_and_says_so(self, hub: Hub, run: Run):
+    async def test_cleanup_once_evicts_silent_instances_and_reports_them(self, hub: Hub, run: Run):
         await left_behind(hub, "a", "b")
         assert ok(run("cleanup", "--once")) == "1 service checked; 0 instances evicted\n"
-        told = await swept(run, "removed")
-        assert [each["id"] for each in told["removed"]] == ["a", "b"]
-        assert (told["services"], told["brakes"], told["problems"]) == (1, [], [])
+        report = await swept(run, "removed")
+        assert [evicted["id"] for evicted in report["removed"]] == ["a", "b"]
+        assert (report["services"], report["brakes"], report["problems"]) == (1, [], [])
         assert ok(run("cleanup", "--once")) == "0 services checked; 0 instances evicted\n"
 
-    async def test_once_reports_heartbeats_that_lay_ahead_of_the_clock(self, hub: Hub, run: Run):
-        """As after a step of Redis' clock back by an hour."""
+    async def test_cleanup_once_reports_heartbeats_ahead_of_the_clock(self, hub: Hub, run: Run):
+        """As after the clock of Redis stepped back by an hour."""
         await left_behind(hub, "a", "b")
         redis = hub.registry
         assert isinstance(redis, RedisRegistry)
@@ -251,20 +252,20 @@ class TestCleanup:
             )
             done = ok(run("cleanup", "--once", *command))
             if command:
-                told = json.loads(done)
-                assert [each["id"] for each in told["lowered"]] == ["a", "b"]
+                report = json.loads(done)
+                assert [lowered["id"] for lowered in report["lowered"]] == ["a", "b"]
             else:
                 assert done.endswith("; 2 heartbeats ahead of Redis' clock lowered\n")
 
-    async def test_it_runs_until_it_is_told_to_stop(self, hub: Hub, start: Start, tmp_path: Path):
+    async def test_cleanup_runs_until_it_is_stopped(self, hub: Hub, start: Start, tmp_path: Path):
         (tmp_path / "settings.yaml").write_text(
             "registry:\n  heartbeat: {heartbeat-interval: 10ms}\n"
             "  cleanup: {global-timeout: 2s, interval: 200ms}\n"
         )
         await left_behind(hub, "a")
         sweeping = start("cleanup", f"--config={tmp_path}/settings.yaml", "--json")
-        await eventually(lambda: sweeping.said("orders a: evicted"), within=40)
-        assert sweeping.said("every 200ms, evicts")
+        await eventually(lambda: sweeping.logged("orders a: evicted"), within=40)
+        assert sweeping.logged("every 200ms, evicts")
         await eventually(lambda: '"id": "a"' in "".join(sweeping.out))
         sweeping.process.send_signal(signal.SIGTERM)
         assert await sweeping.end() == 0
@@ -276,54 +277,54 @@ class TestCleanup:
 
     async def test_a_persistent_instance_stays_and_is_unhealthy(self, run: Run, start: Start):
         holding = start("register", "orders", "h:1", "--persistent")
-        await eventually(lambda: holding.said("registered (was"), within=40)
+        await eventually(lambda: holding.logged("registered (was"), within=40)
         holding.process.kill()
         await holding.end()
-        told = await swept(run, "unhealthy")
-        assert told["unhealthy"] == [{"service": "orders", "id": "h:1"}]
+        report = await swept(run, "unhealthy")
+        assert report["unhealthy"] == [{"service": "orders", "id": "h:1"}]
         (instance,) = objects(run("instances", "orders", "--json"))
         assert (instance["healthy"], instance["ephemeral"]) == (False, False)
 
-    def test_on_a_store_persistence_is_told_to_be_lost(self):
+    def test_on_a_store_persistence_is_reported_as_lost(self):
         done = mooring_command(
             *("register", "orders", "h:1", "--persistent", "--store=memory://", "--", "true"),
             MOORING_REGISTRY="",
         )
         assert "--persistent has no effect here" in done.stderr
 
-    def test_on_a_store_there_is_nothing_to_sweep_and_no_brake(self):
-        for arguments, says in (
+    def test_on_a_store_there_is_no_cleanup_and_no_brake(self):
+        for arguments, message in (
             (["cleanup"], "nothing to clean up"),
             (["cleanup", "--once"], "nothing to clean up"),
             (["brake", "list"], "no brakes"),
             (["brake", "release", "orders"], "no brakes"),
         ):
             done = mooring_command(*arguments, "--store=memory://", MOORING_REGISTRY="")
-            assert says in done.stderr
+            assert message in done.stderr
             assert ok(done) == ""
 
-    def test_a_timeout_that_cannot_be_is_refused(self, run: Run):
+    def test_an_invalid_timeout_is_refused(self, run: Run):
         assert "longer than" in refused(run("cleanup", "--timeout=5s"))
         assert run("cleanup", "--interval=soon").returncode == 2
 
 
-class TestTheBrake:
+class TestBrake:
     @pytest.fixture
     async def braked(self, hub: Hub, run: Run) -> None:
-        """Four instances of which nobody beats, and a sweeper that found that odd."""
+        """Four silent instances, and a sweeper that engaged the brake."""
         await left_behind(hub, "a", "b", "c", "d")
         assert (await swept(run, "brakes"))["brakes"] == ["orders"]
 
     @pytest.mark.usefixtures("braked")
-    async def test_it_is_listed_flagged_and_released(self, run: Run):
+    async def test_a_brake_is_listed_and_released(self, run: Run):
         (row,) = rows(run("brake", "list"))
         assert row[:2] == ["orders", "4 of 4"]
         assert row[2].endswith(" ago")
         assert row[3].startswith("in 9m") or row[3].startswith("in 10m")
         assert "silent at once" in row[4]
-        (told,) = objects(run("brake", "list", "--json"))
-        assert (told["service"], told["silent"], told["total"]) == ("orders", 4, 4)
-        assert told["until"] > told["since"]
+        (brake,) = objects(run("brake", "list", "--json"))
+        assert (brake["service"], brake["silent"], brake["total"]) == ("orders", 4, 4)
+        assert brake["until"] > brake["since"]
         for command in ("instances", "resolve", "explain"):
             done = run(command, "orders")
             assert "warning" in done.stderr, command
@@ -335,7 +336,7 @@ class TestTheBrake:
         assert "no brake is engaged" in run("brake", "list").stderr
         assert len((await swept(run, "removed"))["removed"]) == 4
 
-    async def test_where_none_holds_it_is_said(self, hub: Hub, run: Run):
+    async def test_releasing_a_brake_that_is_not_engaged_is_reported(self, hub: Hub, run: Run):
         assert "service 'nobody' not found" in refused(run("brake", "release", "nobody"))
         async with hub.register(Instance("orders", "10.0.0.7", 80)):
             done = run("brake", "release", "orders", "--json")
@@ -370,13 +371,13 @@ class TestServe:
             assert not any(line.startswith("cleanup") for line in served.lines)
             assert get(f"http://{served.http}/readyz") == (200, "ok\n")
 
-    def test_the_settings_of_its_cleanup_stand_in_its_file(self, url: str, tmp_path: Path):
+    def test_the_settings_of_cleanup_are_in_the_configuration_file(self, url: str, tmp_path: Path):
         (tmp_path / "config").write_text("registry:\n  cleanup: {interval: 7s}\n")
         flags = (f"--registry={url}", f"--config={tmp_path}/config", "--etcd=off")
         with Served("memory://", *flags) as served:
             assert "cleanup  every 7s, after 2m without a heartbeat" in served.lines
 
-    def test_it_is_not_ready_without_its_registry(self, fresh_redis: Callable[..., RedisServer]):
+    def test_serve_is_not_ready_without_its_registry(self, fresh_redis: Callable[..., RedisServer]):
         server = fresh_redis()
         with Served("memory://", "--etcd=off", f"--registry={server.url}") as served:
             assert get(f"http://{served.http}/readyz")[0] == 200
@@ -392,8 +393,8 @@ class TestServe:
         assert "no keys for etcd's API" in refused(done)
 
 
-class TestTheDoctor:
-    def test_a_redis_that_is_well(self, url: str, redis: Callable[[str], RedisServer]):
+class TestDoctor:
+    def test_a_healthy_redis(self, url: str, redis: Callable[[str], RedisServer]):
         done = mooring_command("doctor", url)
         for words in (
             "Redis 7.0.15, master",
@@ -409,34 +410,34 @@ class TestTheDoctor:
         namespace = url.partition("=")[2]
         left = redis("7.0").command("KEYS", f"{namespace}:registry*")
         assert isinstance(left, list)
-        for key in left:  # that it left is remembered for a while
+        for key in left:  # the departure is remembered for a while
             assert isinstance(key, str)
             assert key.endswith(":mooring-doctor:removed")
             assert redis("7.0").command("TTL", key) != -1
 
     def test_valkey_and_json(self, redis: Callable[[str], RedisServer]):
-        found = objects(mooring_command("doctor", redis("valkey-9").url, "--json"))
-        assert "Valkey 9" in found[0]["text"]
+        findings = objects(mooring_command("doctor", redis("valkey-9").url, "--json"))
+        assert "Valkey 9" in findings[0]["text"]
 
     def test_a_cluster(self, redis_cluster: RedisCluster):
-        told = ok(mooring_command("doctor", redis_cluster.url))
-        assert "all slots are covered, by 3 masters" in told
-        assert told.count("Redis 7.0.15, master") == 3
-        assert "changes: allowed" in told
+        printed = ok(mooring_command("doctor", redis_cluster.url))
+        assert "all slots are covered, by 3 masters" in printed
+        assert printed.count("Redis 7.0.15, master") == 3
+        assert "changes: allowed" in printed
 
     def test_sentinels(self, redis_sentinel: SentinelGroup):
-        told = ok(mooring_command("doctor", redis_sentinel.url))
-        assert "3 of the 3 named answer; the master is 127.0.0.1:" in told
-        assert "enough agree for a failover" in told
-        assert "1 replica" in told
+        printed = ok(mooring_command("doctor", redis_sentinel.url))
+        assert "3 of the 3 named answer; the master is 127.0.0.1:" in printed
+        assert "enough agree for a failover" in printed
+        assert "1 replica" in printed
 
     def test_a_replica_and_evictions(self, fresh_redis: Callable[..., RedisServer]):
         master = fresh_redis(
             flags=["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"], persistent=True
         )
-        told = ok(mooring_command("doctor", master.url))
-        assert "it drops registrations" in told
-        assert "each write goes to the append-only file" in told
+        printed = ok(mooring_command("doctor", master.url))
+        assert "it drops registrations" in printed
+        assert "each write goes to the append-only file" in printed
         replica = fresh_redis(flags=["--replicaof", "127.0.0.1", str(master.port)])
         done = mooring_command("doctor", f"{replica.url}?timeout=1s")
         assert done.returncode == 1
@@ -444,7 +445,7 @@ class TestTheDoctor:
         assert "because registering failed" in done.stdout
         assert "! cleanup: not tried" in done.stdout
 
-    def test_a_sentinel_is_told_from_a_server(
+    def test_a_sentinel_is_distinguished_from_a_server(
         self, redis: Callable[[str], RedisServer], redis_sentinel: SentinelGroup
     ):
         sentinel = redis_sentinel.url.removeprefix("redis+sentinel://").partition(",")[0]
@@ -457,9 +458,7 @@ class TestTheDoctor:
         done = mooring_command("doctor", f"redis+sentinel://{server}/main")
         assert f"{server} is not a sentinel" in done.stdout
 
-    def test_what_a_user_may_not_do_is_found_by_doing_it(
-        self, fresh_redis: Callable[..., RedisServer]
-    ):
+    def test_missing_permissions_are_found_by_trying(self, fresh_redis: Callable[..., RedisServer]):
         server = fresh_redis()
         server.command(
             *("ACL", "SETUSER", "app", "on", ">word", "~registry:*", "+@all"),
@@ -473,15 +472,15 @@ class TestTheDoctor:
         assert "word" not in done.stdout.replace("password", "")
 
     @pytest.mark.parametrize(
-        ("url", "says"),
+        ("url", "message"),
         [
             ("redis://127.0.0.1:1?timeout=1s", "nothing listens at 127.0.0.1:1"),
             ("redis+sentinel://127.0.0.1:1/main?timeout=1s", "0 of the 1 named answer"),
             ("redis+cluster://127.0.0.1:1?timeout=1s", "nothing listens at 127.0.0.1:1"),
         ],
     )
-    def test_who_does_not_answer(self, url: str, says: str):
+    def test_a_server_that_does_not_answer(self, url: str, message: str):
         done = mooring_command("doctor", url)
         assert done.returncode == 1
-        assert says in done.stdout
+        assert message in done.stdout
         assert "Traceback" not in done.stderr

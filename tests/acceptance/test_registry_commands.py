@@ -1,4 +1,4 @@
-"""The registry's commands as a user types them: in a pipe, in a terminal, with --json."""
+"""The commands of the registry as users type them: in a pipe, in a terminal, with --json."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ async def hub(url: str) -> AsyncIterator[Hub]:
 
 @pytest.fixture
 async def shop(hub: Hub) -> AsyncIterator[Hub]:
-    """Two instances of one service, and a service of a group with a name in Chinese.
+    """Two instances of one service, and a service of a group with a Chinese name.
 
-    Nobody beats for them while a test waits for a command: they live for longer than any test.
+    They get no heartbeats while a test waits for a command: their TTL exceeds any test.
     """
     blue = Instance(
         "orders",
@@ -76,7 +76,7 @@ async def shop(hub: Hub) -> AsyncIterator[Hub]:
 
 @pytest.fixture
 def run(url: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A command on the store of the test, to its end."""
+    """Run a command on the store of the test, to its end."""
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         return mooring_command(*arguments, MOORING_STORE=url)
@@ -101,7 +101,7 @@ def objects(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that an error is."""
+    """The one line of an error."""
     assert (done.returncode in (1, 2), done.stdout) == (True, ""), done.stdout + done.stderr
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("mooring: ")
@@ -109,7 +109,7 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def terminal(url: str, *arguments: str, columns: int = 100) -> str:
-    """What a command shows in a terminal so wide, without its colours."""
+    """What a command shows in a terminal of this width, without its colours."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
@@ -135,12 +135,12 @@ def terminal(url: str, *arguments: str, columns: int = 100) -> str:
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
-    except OSError:  # Linux says so at the end of a terminal
+    except OSError:  # Linux reports this at the end of a terminal
         return b""
 
 
 class Running:
-    """A command that goes on, its output in files that can be read meanwhile."""
+    """A running command, with its output in files that can be read meanwhile."""
 
     def __init__(self, folder: Path, url: str, *arguments: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class Running:
     def err(self) -> list[str]:
         return self._files[1].read_text().splitlines()
 
-    def said(self, words: str) -> bool:
+    def logged(self, words: str) -> bool:
         return any(words in line for line in self.err)
 
     async def end(self, within: float = 40.0) -> int:
@@ -174,7 +174,7 @@ class Running:
 
 @pytest.fixture
 def start(url: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """A command on the store of the test, which goes on."""
+    """Start a command on the store of the test."""
     started: list[Running] = []
 
     def command(*arguments: str, url: str = url) -> Running:
@@ -196,7 +196,7 @@ async def ids(hub: Hub, service: str) -> list[str]:
 
 
 class TestListing:
-    def test_services_with_how_many_instances_they_have(self, shop: Hub, run: Run, url: str):
+    def test_services_are_listed_with_their_instance_counts(self, shop: Hub, run: Run, url: str):
         assert rows(run("services")) == [["orders", "2"], ["商店/支付", "1"]]
         assert rows(run("services", "商店")) == [["商店/支付", "1"]]
         assert objects(run("services", "default", "--json")) == [
@@ -210,7 +210,7 @@ class TestListing:
         assert rows(run("groups")) == [["default"], ["商店"]]
         assert objects(run("groups", "--json")) == [{"group": "default"}, {"group": "商店"}]
 
-    def test_a_group_that_is_not_there(self, shop: Hub, run: Run):
+    def test_an_unknown_group(self, shop: Hub, run: Run):
         assert "group 'defalt' not found: did you mean 'default'?" in refused(
             run("services", "defalt")
         )
@@ -223,7 +223,7 @@ class TestListing:
     def test_instances_in_a_pipe(self, shop: Hub, run: Run):
         blue, green = rows(run("instances", "orders"))
         age = blue.pop(8), green.pop(8)
-        assert all(re.fullmatch(r"\d+s", each) for each in age)
+        assert all(re.fullmatch(r"\d+s", text) for text in age)
         assert blue == [
             *(BLUE, "up", "yes", "yes", "1", "a", "1.0", "tcp"),
             *("http=8081", "colour=blue"),
@@ -252,12 +252,12 @@ class TestListing:
         assert "zone" not in without_zones
         assert "地区=北京" in without_zones
 
-    def test_a_service_that_is_not_there(self, shop: Hub, run: Run):
+    def test_an_unknown_service(self, shop: Hub, run: Run):
         for command in ("instances", "resolve", "explain"):
             words = refused(run(command, "order"))
             assert "service 'order' not found: did you mean 'orders'?" in words
 
-    async def test_a_service_that_has_nobody_at_present(self, hub: Hub, run: Run):
+    async def test_a_service_without_instances(self, hub: Hub, run: Run):
         async with hub.register(Instance("gone", "h", 1)):
             pass
         done = await asyncio.to_thread(run, "instances", "gone")
@@ -265,7 +265,9 @@ class TestListing:
         assert done.stderr == "mooring: gone has no instances\n"
         assert rows(await asyncio.to_thread(run, "services")) == [["gone", "0"]]
 
-    async def test_garbage_is_told_and_the_rest_is_shown(self, shop: Hub, run: Run, start: Start):
+    async def test_invalid_records_are_reported_and_the_rest_is_shown(
+        self, shop: Hub, run: Run, start: Start
+    ):
         await shop.store.commit(
             Put(b"/registry/default/orders/10.0.0.9:1/data", b"{"),
             Put(b"/registry/default/orders/what/is/this", b"\xff"),
@@ -286,7 +288,7 @@ class TestListing:
         assert sorted(ok(done).splitlines()) == [BLUE, GREEN]
         watch = start("watch", "orders")
         await eventually(lambda: len(watch.out) == 2, within=40)
-        await eventually(lambda: watch.said("10.0.0.9:1/data: is not valid JSON"))
+        await eventually(lambda: watch.logged("10.0.0.9:1/data: is not valid JSON"))
 
     def test_a_name_that_the_terminal_cannot_show(self, shop: Hub, url: str):
         done = subprocess.run(
@@ -298,7 +300,7 @@ class TestListing:
         )
         assert ok(done).splitlines() == ["default", r"\u5546\u5e97"]
 
-    async def test_what_somebody_wrote_cannot_drive_the_terminal(self, hub: Hub, run: Run):
+    async def test_registered_text_cannot_control_the_terminal(self, hub: Hub, run: Run):
         evil = Instance("orders", "h", 1, metadata={"a": "\x1b[2J\t\nb"}, zone="\x07")
         async with hub.register(evil):
             (row,) = rows(await asyncio.to_thread(run, "instances", "orders"))
@@ -307,26 +309,28 @@ class TestListing:
 
 
 class TestCalling:
-    def test_resolve_prints_whom_to_call(self, shop: Hub, run: Run, url: str):
+    def test_resolve_prints_callable_instances(self, shop: Hub, run: Run, url: str):
         assert ok(run("resolve", "orders")).strip() in (BLUE, GREEN)
         assert ok(run("resolve", "orders", "--version=2.0")) == f"{GREEN}\n"
         assert ok(run("resolve", "orders", "--zone=a", "--protocol=http")) == "10.0.0.1:8081\n"
         assert ok(run("resolve", "orders", "--tag=colour=blue")) == f"{BLUE}\n"
         assert terminal(url, "resolve", "商店/支付") == "pay.internal:9000\r\n"
-        (found,) = objects(run("resolve", "orders", "--version=1.0", "--protocol=http", "--json"))
-        assert (found["address"], found["id"]) == ("10.0.0.1:8081", BLUE)
+        (instance,) = objects(
+            run("resolve", "orders", "--version=1.0", "--protocol=http", "--json")
+        )
+        assert (instance["address"], instance["id"]) == ("10.0.0.1:8081", BLUE)
 
-    def test_resolve_gives_different_ones(self, shop: Hub, run: Run):
+    def test_resolve_returns_different_instances(self, shop: Hub, run: Run):
         for policy in ("round_robin", "consistent_hash"):
             done = run("resolve", "orders", "--count=3", f"--policy={policy}")
             assert sorted(ok(done).splitlines()) == [BLUE, GREEN]
             assert "orders has 2 of 3 callable instances" in done.stderr
 
-    def test_the_same_key_goes_to_the_same(self, shop: Hub, run: Run):
+    def test_the_same_key_resolves_to_the_same_instance(self, shop: Hub, run: Run):
         ask = ("resolve", "orders", "--policy=consistent_hash", "--key=cart 7")
         assert len({ok(run(*ask)) for _ in range(3)}) == 1
 
-    async def test_nobody_to_call(self, shop: Hub, run: Run):
+    async def test_resolve_without_a_callable_instance(self, shop: Hub, run: Run):
         await shop.registry.configure("orders", set={"enabled": False})
         words = refused(await asyncio.to_thread(run, "resolve", "orders"))
         assert "orders: none of 2 instances may be called: 2 × disabled by an operator" in words
@@ -340,8 +344,8 @@ class TestCalling:
         assert blue == [BLUE, "yes", "in rotation"]
         assert green[:2] == [GREEN, "no"]
         assert "its weight is 0" in green[2]
-        _, found = objects(await asyncio.to_thread(run, "explain", "orders", "--json"))
-        assert found == {
+        _, explanation = objects(await asyncio.to_thread(run, "explain", "orders", "--json"))
+        assert explanation == {
             "service": "orders",
             "id": GREEN,
             "called": False,
@@ -350,7 +354,7 @@ class TestCalling:
         shown = (await asyncio.to_thread(terminal, url, "explain", "orders")).splitlines()
         assert shown[0].split() == ["id", "called", "why"]
 
-    async def test_wait_until_enough_may_be_called(self, hub: Hub, start: Start):
+    async def test_wait_returns_once_enough_instances_are_callable(self, hub: Hub, start: Start):
         wait = start("wait", "orders", "--count=2")
         as_json = start("wait", "orders", "--version=2.0", "--json")
         async with (
@@ -369,7 +373,7 @@ class TestCalling:
         assert "orders has 2 of 3 callable instances after 1s" in words
         assert ok(await asyncio.to_thread(run, "wait", "orders", "--timeout=0s"))
 
-    async def test_wait_until_the_store_is_up_too(self, start: Start):
+    async def test_wait_also_waits_for_the_store(self, start: Start):
         server = Served("memory://")
         wait = start("wait", "orders", url=server.url)
         with server:
@@ -382,7 +386,7 @@ class TestCalling:
 
 
 class TestWatching:
-    async def test_changes_come_one_a_line_as_they_happen(self, hub: Hub, start: Start, shop: Hub):
+    async def test_watch_prints_each_change_on_a_line(self, hub: Hub, start: Start, shop: Hub):
         watch, as_json = start("watch", "orders"), start("watch", "orders", "--json")
         await eventually(lambda: len(watch.out) == len(as_json.out) == 2, within=40)
         assert watch.out[0].startswith(f"+ {BLUE} state up, zone a, version 1.0, ports.http 8081")
@@ -423,30 +427,30 @@ class TestWatching:
             await eventually(lambda: len(watch.out) == len(as_json.out) == 1, within=40)
             await hub.registry.configure("orders", set={"password": "s3cret"})
             await eventually(lambda: len(watch.out) == len(as_json.out) == 2)
-        for told in (watch.out, as_json.out):
-            assert "apiToken" in told[0]
-            assert "password" in told[1]
-            assert "s3cret" not in "".join(told)
+        for lines in (watch.out, as_json.out):
+            assert "apiToken" in lines[0]
+            assert "password" in lines[1]
+            assert "s3cret" not in "".join(lines)
 
-    async def test_ctrl_c_ends_it_without_a_word(self, hub: Hub, start: Start):
+    async def test_ctrl_c_ends_watch_silently(self, hub: Hub, start: Start):
         watch = start("watch", "orders")
-        await eventually(lambda: watch.said("orders has no instances yet"), within=40)
+        await eventually(lambda: watch.logged("orders has no instances yet"), within=40)
         watch.process.send_signal(signal.SIGINT)
         assert await watch.end() == 130
         assert len(watch.err) == 1
 
-    async def test_a_silent_store_is_marked_and_so_is_its_return(self, start: Start):
+    async def test_watch_reports_a_silent_store_and_its_return(self, start: Start):
         with Served("memory://") as server:
             watch = start("watch", "orders", url=server.url)
-            await eventually(lambda: watch.said("no instances yet"), within=40)
+            await eventually(lambda: watch.logged("no instances yet"), within=40)
             server.signal(signal.SIGSTOP)
-            await eventually(lambda: watch.said("orders: stale"))
+            await eventually(lambda: watch.logged("orders: stale"))
             server.signal(signal.SIGCONT)
-            await eventually(lambda: watch.said("orders: live again"))
+            await eventually(lambda: watch.logged("orders: live again"))
 
 
 class TestConfiguring:
-    async def test_values_are_typed(self, shop: Hub, run: Run, url: str):
+    async def test_values_have_types(self, shop: Hub, run: Run, url: str):
         command = ("config", "set", "orders", "limit=5", "motd=早上好", 'text="5"', "tags=[1, 2]")
         shown = [["limit", "5"], ["motd", "早上好"], ["text", "5"], ["tags", "[1, 2]"]]
         assert rows(await asyncio.to_thread(run, *command)) == shown
@@ -461,14 +465,14 @@ class TestConfiguring:
         assert ok(await asyncio.to_thread(run, "config", "get", "orders", "text", "--json")) == (
             '"5"\n'
         )
-        (found,) = objects(
+        (config,) = objects(
             await asyncio.to_thread(run, "config", "unset", "orders", "motd", "text", "--json")
         )
-        assert found == {"limit": 5, "tags": [1, 2]}
+        assert config == {"limit": 5, "tags": [1, 2]}
         in_terminal = await asyncio.to_thread(terminal, url, "config", "get", "orders")
         assert in_terminal.splitlines()[0].split() == ["key", "value"]
 
-    async def test_secrets_are_masked_unless_they_are_asked_for(self, hub: Hub, run: Run):
+    async def test_secrets_are_masked_unless_requested(self, hub: Hub, run: Run):
         pem = "-----BEGIN PRIVATE KEY-----\nMIIEvQ\n-----END PRIVATE KEY-----"
         lines: list[JSON] = [*pem.split("\n")]
         secrets: dict[str, JSON] = {"password": "s3cret", "tls": {"cert": [pem]}, "lines": lines}
@@ -483,9 +487,9 @@ class TestConfiguring:
             assert ok(one) == "s3cret\n"
             for command in ("instances", "resolve"):
                 listed = await asyncio.to_thread(run, command, "orders", "--json", "--reveal")
-                (found,) = objects(listed)
-                assert found["metadata"] == {"apiToken": "s3cret"}
-                assert found["config"] == secrets
+                (instance_,) = objects(listed)
+                assert instance_["metadata"] == {"apiToken": "s3cret"}
+                assert instance_["config"] == secrets
                 assert "in clear text" in listed.stderr
             for name, text in (("password", MASK), ("cert", MASK), ("lines", f'["{MASK}"]')):
                 masked = await asyncio.to_thread(run, "config", "set", "orders", f"{name}={text}")
@@ -508,7 +512,7 @@ class TestConfiguring:
                 assert "s3cret" not in shown
                 assert "MIIEvQ" not in shown
 
-    async def test_one_instance(self, shop: Hub, run: Run):
+    async def test_the_configuration_of_one_instance(self, shop: Hub, run: Run):
         done = await asyncio.to_thread(
             run, "config", "set", "orders", "enabled=false", "zone=c", f"--instance={GREEN}"
         )
@@ -520,17 +524,17 @@ class TestConfiguring:
         assert rows(done)[0] == ["enabled", "false"]
 
     @pytest.mark.parametrize("value", ["weight=heavy", "weight=-1", "enabled=maybe", "zone=5"])
-    def test_what_steers_the_calls_is_checked(self, run: Run, value: str):
+    def test_fields_that_affect_calls_are_validated(self, run: Run, value: str):
         assert value.partition("=")[0] in refused(run("config", "set", "orders", value))
 
-    def test_a_key_that_was_not_set(self, shop: Hub, run: Run):
+    def test_an_unknown_key(self, shop: Hub, run: Run):
         assert "'limit' is not set on orders" in refused(run("config", "get", "orders", "limit"))
         done = run("config", "unset", "orders", "limit")
         assert (done.returncode, done.stdout) == (0, "")
         assert "'limit' was not set on orders" in done.stderr
         assert "service 'order' not found" in refused(run("config", "get", "order"))
 
-    def test_it_may_be_set_before_anybody_is_there_and_says_so(self, run: Run):
+    def test_a_service_can_be_configured_before_it_is_registered(self, run: Run):
         done = run("config", "set", "later", "weight=2", "--", "-odd=1")
         assert rows(done) == [["weight", "2"], ["-odd", "1"]]
         assert "later is not registered" in done.stderr
@@ -566,7 +570,7 @@ class TestDescribing:
         ]
         assert rows(run("info", "get", "--group=商店"))[2] == ["department", "零售"]
 
-    def test_what_is_not_there_or_cannot_be(self, shop: Hub, run: Run):
+    def test_unknown_names_and_invalid_descriptions(self, shop: Hub, run: Run):
         assert "service 'order' not found" in refused(run("info", "get", "order"))
         assert "group 'shop' not found" in refused(run("info", "get", "--group=shop"))
         assert "unknown description field 'colour'" in refused(
@@ -583,7 +587,7 @@ class TestDescribing:
 
 
 class TestDeregistering:
-    async def test_an_instance_is_taken_out_for_good(self, hub: Hub, run: Run):
+    async def test_an_instance_is_evicted_for_good(self, hub: Hub, run: Run):
         async with (
             hub.register(Instance("orders", "h", 1)) as one,
             hub.register(Instance("orders", "::1", 2)) as two,
@@ -597,7 +601,7 @@ class TestDeregistering:
             words = refused(await asyncio.to_thread(run, "deregister", "orders", "h:1"))
             assert "orders has no instance 'h:1'" in words
 
-    def test_one_that_is_not_there(self, shop: Hub, run: Run):
+    def test_an_unknown_instance(self, shop: Hub, run: Run):
         words = refused(run("deregister", "orders", "10.0.0.1:8081"))
         assert f"orders has no instance '10.0.0.1:8081': did you mean '{BLUE}'?" in words
 
@@ -613,12 +617,12 @@ while :; do sleep 0.05; done
 class TestRegistering:
     @pytest.fixture
     def script(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """A command that tells which signal it got, in the file `signals`."""
+        """A command that writes the signals that it receives to the file `signals`."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         return ["sh", "-c", STUBBORN]
 
-    async def test_it_is_registered_while_the_command_runs(
+    async def test_an_instance_is_registered_while_the_command_runs(
         self, hub: Hub, start: Start, tmp_path: Path
     ):
         go = tmp_path / "go"
@@ -627,7 +631,7 @@ class TestRegistering:
             *("--protocol=grpc", "--port=http=9001", "--meta=地区=北京", "--meta=a=b=c"),
             *("--", "sh", "-c", f"until test -e {go}; do sleep 0.05; done; exit 3"),
         )
-        await eventually(lambda: register.said("registered (was registering)"), within=40)
+        await eventually(lambda: register.logged("registered (was registering)"), within=40)
         (one,) = (await hub.registry.instances("商店/支付")).instances
         assert (one.id, one.version, one.weight, one.zone) == ("[::1]:9000", "1.2", 0.5, "a")
         assert (one.protocol, one.ports) == ("grpc", {"http": 9001})
@@ -637,7 +641,7 @@ class TestRegistering:
         assert await register.end() == 3
         assert await ids(hub, "商店/支付") == []
 
-    def test_it_exits_as_the_command_does(self, run: Run, tmp_path: Path):
+    def test_register_exits_like_the_command(self, run: Run, tmp_path: Path):
         assert run("register", "a", "h:1", "--", "sh", "-c", "exit 3").returncode == 3
         assert run("register", "a", "h:1", "--", "sh", "-c", "kill -9 $$").returncode == 137
         done = run("register", "a", "h:1", "--", "no-such-command")
@@ -647,7 +651,7 @@ class TestRegistering:
         (tmp_path / "text").chmod(0o755)
         assert run("register", "a", "h:1", "--", str(tmp_path / "text")).returncode == 126
 
-    def test_the_command_is_told_its_port(self, run: Run):
+    def test_the_command_gets_its_port(self, run: Run):
         show = ("--", "sh", "-c", "echo port $PORT; echo $1", "sh", "--version")
         assert ok(run("register", "a", ":8080", *show)) == "port 8080\n--version\n"
         done = run("register", "a", "--json", *show)
@@ -656,13 +660,13 @@ class TestRegistering:
         assert [state["state"] for state in states] == ["registering", "registered", "closed"]
         assert all(state["id"].endswith(f":{port}") for state in states)
 
-    def test_a_host_that_is_found_is_told(self, run: Run):
+    def test_a_determined_host_is_reported(self, run: Run):
         done = run("register", "a", ":8080", "--", "true")
         # Without a network there is no other address.
-        found = r"this machine is advertised as|no route leads out: 127\.0\.0\.1 is advertised"
-        assert re.search(found, done.stderr)
+        message = r"this machine is advertised as|no route leads out: 127\.0\.0\.1 is advertised"
+        assert re.search(message, done.stderr)
 
-    async def test_a_signal_drains_it_before_the_command_gets_it(
+    async def test_a_signal_drains_the_instance_before_the_command_gets_it(
         self, hub: Hub, start: Start, script: list[str], tmp_path: Path
     ):
         register = start("register", "orders", "h:1", "--", *script)
@@ -682,26 +686,26 @@ class TestRegistering:
             assert await register.end() == 8
             await eventually(lambda: seen == ["draining", "gone"])
         assert (tmp_path / "signals").read_text() == "int\n"
-        assert register.said("draining (was registered)")
+        assert register.logged("draining (was registered)")
 
-    async def test_asked_twice_it_does_not_linger(
+    async def test_a_second_signal_ends_the_linger_time(
         self, hub: Hub, start: Start, script: list[str], tmp_path: Path
     ):
         register = start("register", "orders", "h:1", "--", *script)
         await eventually((tmp_path / "started").exists, within=40)
-        await eventually(lambda: register.said("registered (was registering)"))
+        await eventually(lambda: register.logged("registered (was registering)"))
         register.process.send_signal(signal.SIGTERM)
-        await eventually(lambda: register.said("draining"))
+        await eventually(lambda: register.logged("draining"))
         register.process.send_signal(signal.SIGTERM)
         assert await register.end() == 7
         assert await ids(hub, "orders") == []
 
     @pytest.mark.deadline
-    async def test_killed_it_vanishes_with_its_ttl(
+    async def test_a_killed_register_expires_with_its_ttl(
         self, hub: Hub, start: Start, script: list[str], tmp_path: Path
     ):
         register = start("register", "orders", "h:1", "--ttl=2s", "--", *script)
-        await eventually(lambda: register.said("registered (was registering)"), within=40)
+        await eventually(lambda: register.logged("registered (was registering)"), within=40)
         await eventually((tmp_path / "started").exists)
         register.process.kill()
 
@@ -713,39 +717,43 @@ class TestRegistering:
         finally:
             os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)
 
-    async def test_without_a_command_it_stays_until_it_is_stopped(self, hub: Hub, start: Start):
+    async def test_register_without_a_command_runs_until_it_is_stopped(
+        self, hub: Hub, start: Start
+    ):
         register = start("register", "orders", "h:1")
-        await eventually(lambda: register.said("registered (was registering)"), within=40)
+        await eventually(lambda: register.logged("registered (was registering)"), within=40)
         assert await ids(hub, "orders") == ["h:1"]
         register.process.send_signal(signal.SIGTERM)
         assert await register.end() == 0
         assert await ids(hub, "orders") == []
 
-    async def test_without_a_command_it_ends_when_it_is_taken_out(self, hub: Hub, start: Start):
+    async def test_register_without_a_command_ends_when_the_instance_is_evicted(
+        self, hub: Hub, start: Start
+    ):
         register = start("register", "orders", "h:1")
-        await eventually(lambda: register.said("registered (was registering)"), within=40)
+        await eventually(lambda: register.logged("registered (was registering)"), within=40)
         assert await hub.registry.deregister("orders", "h:1")
         assert await register.end() == 1
-        assert register.said("was deregistered by an operator")
+        assert register.logged("was deregistered by an operator")
 
-    async def test_a_store_that_is_away_keeps_no_command_from_starting(
+    async def test_an_unavailable_store_does_not_keep_the_command_from_starting(
         self, start: Start, script: list[str], tmp_path: Path
     ):
         server = Served("memory://")
         register = start("register", "orders", "h:1", "--", *script, url=server.url)
         await eventually((tmp_path / "started").exists, within=40)
-        await eventually(lambda: register.said("not registered yet"))
+        await eventually(lambda: register.logged("not registered yet"))
         with server:
             async with mooring.connect(server.url) as hub, hub.discover("orders") as view:
                 await view.wait(timeout=40)
             register.process.send_signal(signal.SIGTERM)
             assert await register.end() == 7
 
-    async def test_in_a_layout_that_others_read(self, hub: Hub, start: Start, run: Run):
+    async def test_register_in_another_layout(self, hub: Hub, start: Start, run: Run):
         layout = "--layout=plain:/services/"
         register = start("register", "orders", "h:1", "--zone=a", layout)
-        await eventually(lambda: register.said("registered (was registering)"), within=40)
-        await eventually(lambda: register.said("the registry cannot store its zone"))
+        await eventually(lambda: register.logged("registered (was registering)"), within=40)
+        await eventually(lambda: register.logged("the registry cannot store its zone"))
         (entry,) = (await hub.store.read(prefix(b"/services/"))).entries
         assert (entry.key, entry.value) == (b"/services/orders/h:1", b"h:1")
         assert ok(await asyncio.to_thread(run, "resolve", "orders", layout)) == "h:1\n"
@@ -790,17 +798,19 @@ class TestRegistering:
         start("register", domain, "10.0.0.1:80", "--layout=hprose", *flags)
 
         async def registered() -> bool:
-            found = await hub.store.read(prefix(f"hprose-service/{domain}/".encode()))
-            return [json.loads(each.value)["ServerUrl"] for each in found.entries] == [expected]
+            snapshot = await hub.store.read(prefix(f"hprose-service/{domain}/".encode()))
+            return [json.loads(entry.value)["ServerUrl"] for entry in snapshot.entries] == [
+                expected
+            ]
 
         await eventually(registered, within=40)
 
 
-class TestTheStore:
+class TestStore:
     @pytest.fixture
     def local(self, command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
-        """A command that names no store. The default address is moved: something may be listening
-        there."""
+        """A command without a store. The default address is replaced, since something may be
+        listening there."""
         monkeypatch.setattr(connecting, "LOCAL", "127.0.0.1:1")
         monkeypatch.setenv("MOORING_STORE", "")
         return command
@@ -808,7 +818,7 @@ class TestTheStore:
     @pytest.mark.parametrize(
         "typed", ["services", "instances a", "watch a", "config get a", "store export"]
     )
-    def test_who_names_no_store_and_runs_none_is_told_what_to_do(self, local: Command, typed: str):
+    def test_the_error_without_a_store_says_what_to_do(self, local: Command, typed: str):
         assert local(*typed.split()) == (
             1,
             "",
@@ -817,33 +827,35 @@ class TestTheStore:
             "MOORING_REGISTRY\n",
         )
 
-    def test_the_doctor_looks_at_the_local_server_where_none_is_named(self, local: Command):
+    def test_the_doctor_checks_the_local_server_by_default(self, local: Command):
         done = local("doctor")
         assert done.code == 1
         assert "nothing listens at 127.0.0.1:1" in done.stdout
 
-    def test_a_registration_goes_on_trying_and_tells_the_same(self, local: Command):
+    def test_a_registration_retries_and_reports_the_same(self, local: Command):
         done = local("register", "a", "h:1", "--", "echo", "runs")
         assert (done.code, done.stdout) == (0, "runs\n")
         assert "a h:1: not registered yet, retrying" in done.stderr
         assert "start `mooring serve`" in done.stderr
 
-    def test_a_store_that_was_named_and_does_not_answer(self):
+    def test_an_unavailable_named_store(self):
         done = mooring_command("services", "--store=etcd://u:secret@127.0.0.1:1?timeout=5s")
         assert "nothing listens at 127.0.0.1:1" in refused(done)
         assert "secret" not in done.stderr
 
-    def test_the_layout_comes_from_the_environment_too(self, url: str):
+    def test_the_layout_can_come_from_the_environment(self, url: str):
         done = mooring_command("services", MOORING_STORE=url, MOORING_LAYOUT="nonsense")
         assert "unknown layout 'nonsense'" in refused(done)
 
 
-def test_every_command_of_the_registry_takes_a_store_a_registry_a_layout_and_json():
+def test_every_command_of_the_registry_has_the_common_options():
     nouns = app.load()
     alone = ("register", "groups", "services", "instances", "watch", "resolve", "wait", "explain")
     commands = {name: nouns[name] for name in (*alone, "deregister")}
     for noun in ("config", "info"):
-        commands |= {f"{noun} {name}": each for name, each in nouns[noun].commands.items()}
+        commands |= {
+            f"{noun} {name}": subcommand for name, subcommand in nouns[noun].commands.items()
+        }
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
         assert {"--store", "--registry", "--layout", "--json"} <= options, name

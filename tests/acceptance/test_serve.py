@@ -1,4 +1,4 @@
-"""`mooring serve` as a user starts, uses and stops it."""
+"""`mooring serve` as users start, use and stop it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def get(url: str, trust: ssl.SSLContext | None = None) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-async def test_it_says_where_it_listens_and_keeps_what_it_is_told(tmp_path: Path):
+async def test_serve_prints_its_addresses_and_keeps_its_data(tmp_path: Path):
     with Served("", folder=tmp_path) as served:
         assert served.lines[0] == f"store    sqlite://{tmp_path}/mooring/store"
         assert served.lines[1] == f"etcd     {served.etcd}"
@@ -62,7 +62,7 @@ async def test_it_says_where_it_listens_and_keeps_what_it_is_told(tmp_path: Path
             assert (await store.read(key(b"/a"))).first is not None
 
 
-async def test_it_sweeps_the_histories_of_tenants_that_were_deleted_long_ago(tmp_path: Path):
+async def test_serve_deletes_old_histories_of_deleted_tenants(tmp_path: Path):
     keys = TenantKeys("jxt")
     (tmp_path / "mooring").mkdir(mode=0o700)
     async with open_store(f"sqlite://{tmp_path}/mooring/store") as store:
@@ -72,8 +72,8 @@ async def test_it_sweeps_the_histories_of_tenants_that_were_deleted_long_ago(tmp
             await publisher.delete(tenant)
         for entry in (await store.read(keys.histories)).entries:
             if keys.history_number(entry.key):
-                told = json.loads(entry.value) | {"at": "2020-01-01T00:00:00.000Z"}
-                await store.commit(Put(entry.key, json.dumps(told).encode()))
+                aged = json.loads(entry.value) | {"at": "2020-01-01T00:00:00.000Z"}
+                await store.commit(Put(entry.key, json.dumps(aged).encode()))
     with Served("", folder=tmp_path) as served:
         async with open_store(served.url) as store:
 
@@ -84,19 +84,19 @@ async def test_it_sweeps_the_histories_of_tenants_that_were_deleted_long_ago(tmp
 
 
 @pytest.mark.deadline
-def test_it_is_ready_in_under_two_seconds(tmp_path: Path):
-    """Not counting the time for which other processes had the cores."""
+def test_serve_is_ready_in_under_two_seconds(tmp_path: Path):
+    """Excluding the time for which other processes used the cores."""
     with Served(f"sqlite://{tmp_path}/store", interpreter=True) as served:
         assert served.ready_after - waited_for_a_core(served.process.pid) < 2
 
 
 def waited_for_a_core(pid: int) -> float:
-    """The seconds for which a process could have run, but no core was free."""
+    """The seconds for which a process was runnable, but no core was free."""
     _ran, waited, _slices = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(waited) / 1e9
 
 
-async def test_sigterm_lets_writes_under_way_finish(tmp_path: Path):
+async def test_sigterm_lets_writes_in_progress_finish(tmp_path: Path):
     with Served(f"sqlite://{tmp_path}/store") as served:
         async with open_store(served.url) as store:
             acknowledged: list[int] = []
@@ -120,21 +120,22 @@ async def test_sigterm_lets_writes_under_way_finish(tmp_path: Path):
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Another process has SQLite's write lock: a write to the store waits for it, up to 5 s."""
+    """Another process holds the write lock of SQLite: a write to the store waits for it, up to 5
+    s."""
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as database:
         database.execute("BEGIN IMMEDIATE")
         yield
         database.execute("ROLLBACK")
 
 
-async def test_probes_are_answered_until_the_end(tmp_path: Path):
-    """A call under way keeps it from ending: not ready, alive, and new calls told that it stops."""
+async def test_probes_are_answered_during_the_stop(tmp_path: Path):
+    """A call in progress delays the end: not ready, alive, and new calls are refused."""
     with Served(f"sqlite://{tmp_path}/store") as served:
         async with grpc.aio.insecure_channel(served.etcd) as channel:
             wire = Methods(channel)
 
             async def begins() -> None:
-                """Read: what was sent before it, the server has begun."""
+                """Read: the server has begun everything that was sent before."""
                 await wire.range(proto.RangeRequest(key=b"a"), timeout=60)
 
             async def probe() -> tuple[int, int]:
@@ -168,15 +169,15 @@ async def test_probes_are_answered_until_the_end(tmp_path: Path):
 
 
 @pytest.mark.deadline
-async def test_an_open_watch_does_not_hold_up_the_end(tmp_path: Path):
+async def test_an_open_watch_does_not_delay_the_stop(tmp_path: Path):
     with Served("memory://") as served:
         async with open_store(served.url) as store, store.watch(prefix(b"/")):
             served.signal(signal.SIGINT)
-            assert await asyncio.to_thread(served.end, 8) == 0  # not for its grace of ten
+            assert await asyncio.to_thread(served.end, 8) == 0  # less than its grace of ten seconds
 
 
 @pytest.mark.deadline
-def test_an_open_stream_does_not_hold_up_the_end():
+def test_an_open_stream_does_not_delay_the_stop():
     with Served("memory://", "--etcd=off") as served:
         request = urllib.request.Request(
             f"http://{served.http}/admin/events",
@@ -185,10 +186,10 @@ def test_an_open_stream_does_not_hold_up_the_end():
         with urllib.request.urlopen(request, timeout=60) as stream:
             assert stream.readline()
             served.signal(signal.SIGTERM)
-            assert served.end(8) == 0  # not for its grace of ten
+            assert served.end(8) == 0  # less than its grace of ten seconds
 
 
-def test_a_port_that_is_taken_is_named(command: Command):
+def test_a_port_in_use_is_named(command: Command):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
@@ -205,7 +206,7 @@ def test_a_port_that_is_taken_is_named(command: Command):
     ("host", "why"),
     [("192.0.2.1", "Cannot assign requested address"), ("nix.invalid", "the host is unknown")],
 )
-def test_a_host_at_which_it_cannot_listen_is_named(host: str, why: str, command: Command):
+def test_an_unusable_host_is_named(host: str, why: str, command: Command):
     address = f"{host}:7480"
     done = command("serve", "--store=memory://", f"--http={address}", "--etcd=off", "--insecure")
     assert done.code == 1
@@ -214,11 +215,11 @@ def test_a_host_at_which_it_cannot_listen_is_named(host: str, why: str, command:
 
 
 @pytest.mark.parametrize(
-    ("store", "faces"), [("", ["127.0.0.1:0", "off"]), ("memory://", ["127.0.0.1:0"] * 2)]
+    ("store", "addresses"), [("", ["127.0.0.1:0", "off"]), ("memory://", ["127.0.0.1:0"] * 2)]
 )
 def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
     store: str,
-    faces: list[str],
+    addresses: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     command: Command,
@@ -228,7 +229,7 @@ def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
         files = [served.data / name for name in ("server.json", "admin-token")]
         before = [(file.read_bytes(), file.stat().st_ino) for file in files]
         named = [f"--store={store}"] if store else []
-        for http in faces:  # twice: after the first refusal the folder is still held
+        for http in addresses:  # twice: after the first refusal the folder is still in use
             done = command("serve", *named, f"--http={http}", "--etcd=off")
             assert done.code == 1
             assert done.stdout == ""
@@ -244,7 +245,7 @@ def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--etcd=0.0.0.0:0"], "--insecure"),
         (["--http=0.0.0.0:0"], "--insecure"),
@@ -256,15 +257,15 @@ def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
         ([f"--http={'ü' * 70}:0", "--insecure"], "invalid host name"),
     ],
 )
-def test_what_cannot_be_is_refused_before_it_starts(
-    arguments: list[str], says: str, command: Command
+def test_invalid_options_are_refused_before_the_start(
+    arguments: list[str], message: str, command: Command
 ):
     store = (
         [] if any("--store" in a or "--config" in a for a in arguments) else ["--store=memory://"]
     )
     done = command("serve", *store, *arguments)
     assert done.code == 2
-    assert says in done.stderr
+    assert message in done.stderr
 
 
 def test_a_broken_tls_file_is_named(tmp_path: Path, certificates: Path, command: Command):
@@ -278,7 +279,7 @@ def test_a_broken_tls_file_is_named(tmp_path: Path, certificates: Path, command:
     assert f"{tmp_path}/junk contains no certificate" in done.stderr
 
 
-def test_a_setting_that_is_not_known_is_told(tmp_path: Path, command: Command):
+def test_an_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path, command: Command):
     (tmp_path / "config").write_text("htpp: 127.0.0.1:1\n")
     done = command("serve", f"--config={tmp_path}/config")
     assert "did you mean 'http'" in done.stderr
@@ -305,11 +306,11 @@ def test_users_of_the_configuration_must_log_in(configured: Served, command: Com
     assert "rejects the user name or password" in done.stdout
 
 
-def test_whom_alerts_go_to_is_said(configured: Served):
+def test_the_host_of_the_webhook_is_printed(configured: Served):
     assert "alerts   → hooks.example:8443" in configured.lines
 
 
-def test_no_secret_of_the_configuration_is_said(configured: Served):
+def test_no_secret_of_the_configuration_is_printed(configured: Served):
     assert "s3cret" not in "\n".join(configured.lines)
 
 
@@ -340,7 +341,7 @@ def test_tls_and_client_certificates_from_the_configuration(
 
 
 def health_check(address: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """That of the container."""
+    """The health check of the container."""
     return subprocess.run(
         [sys.executable, Path(__file__).parents[2] / "deploy" / "ready.py"],
         env={**os.environ, "MOORING_PROBE": address, **environment},
@@ -351,13 +352,13 @@ def health_check(address: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def test_on_an_etcd_it_has_health_probes_alone(etcd: Callable[[str], EtcdServer]):
+def test_on_an_etcd_serve_has_only_health_probes(etcd: Callable[[str], EtcdServer]):
     with Served(etcd("3.5").url, "--insecure") as served:
         assert not any(line.startswith("etcd ") for line in served.lines)
         assert get(f"http://{served.http}/readyz") == (200, "ok\n")
 
 
-def test_readyz_says_what_is_wrong_and_to_nobody_where():
+def test_readyz_states_the_problem_but_not_the_address():
     with Served("etcd://127.0.0.1:1?timeout=1s", "--insecure") as served:
         assert get(f"http://{served.http}/healthz")[0] == 200
         status, text = get(f"http://{served.http}/readyz")

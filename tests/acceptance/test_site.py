@@ -36,7 +36,7 @@ LOADED = re.compile(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site of this checkout, with one more page in Chinese."""
+    """The site of this checkout, with another page in Chinese."""
     folder = tmp_path_factory.mktemp("site")
     docs = folder / "source"
     shutil.copytree(build_docs.ROOT / "docs", docs)
@@ -60,14 +60,14 @@ def test_a_broken_link_fails_the_build(tmp_path):
 
 
 def test_no_page_loads_anything_from_another_host(site):
-    found = {}
+    external = {}
     for file in site.rglob("*"):
         if file.suffix in (".html", ".css", ".js"):
             urls = LOADED.findall(file.read_text(encoding="utf-8"))
             # A namespace of SVG is a name, not an address.
             if urls := [url for url in urls if "www.w3.org/" not in url]:
-                found[str(file.relative_to(site))] = urls
-    assert not found
+                external[str(file.relative_to(site))] = urls
+    assert not external
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_search_index_has_chinese_text(site):
     assert [i["location"] for i in items if "围栏令牌" in i["text"]] == ["zh/search-test/"]
 
 
-async def test_a_browser_finds_a_chinese_word_and_asks_no_other_host(site, tmp_path):
+async def test_a_browser_finds_a_chinese_word_and_contacts_no_other_host(site, tmp_path):
     chromium = find_chromium(tmp_path)
     with served(site) as base:
         async with async_playwright() as playwright:
@@ -136,7 +136,7 @@ def test_every_name_that_a_page_uses_is_in_the_reference():
         ("from mooring.store import Put\nPut.x", ["mooring.store.Put"]),
     ],
 )
-def test_names_of_a_block_are_those_of_its_imports(code, used):
+def test_the_names_of_a_block_are_those_of_its_imports(code, used):
     assert sorted(set(names(code))) == used
 
 
@@ -163,7 +163,7 @@ def test_every_command_is_in_the_reference_with_its_options():
     assert "`--config" in text
 
 
-def test_metrics_in_the_reference_are_those_that_the_process_exposes():
+def test_the_metrics_of_the_reference_are_those_that_the_process_exposes():
     described = {metric.name: metric for metric in reference.metrics()}
     for metric in REGISTRY.collect():
         if metric.name.startswith("mooring_"):

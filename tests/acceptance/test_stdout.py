@@ -1,4 +1,4 @@
-"""Output that nobody reads, or that cannot be written."""
+"""Output whose reader is gone, or that cannot be written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNREAD = 141
 
 
 def into(output: int, *arguments: str) -> tuple[int, str]:
-    """A command that prints into a file: its exit code, and what it says on stderr."""
+    """A command that prints into a file: its exit code and its standard error."""
     with tempfile.TemporaryFile("r+", encoding="utf-8") as errors:
         process = Forked(*arguments, environment=os.environ, stdout=output, stderr=errors)
         code = process.wait(timeout=60)
@@ -43,11 +43,11 @@ def unread() -> Iterator[int]:
     "command",
     ["version", "doctor memory://", "doctor memory:// --json", "--help", "services --help"],
 )
-def test_a_command_ends_quietly_where_nobody_reads(unread: int, command: str):
+def test_a_command_ends_quietly_if_its_reader_is_gone(unread: int, command: str):
     assert into(unread, *command.split()) == (UNREAD, "")
 
 
-def test_an_export_ends_quietly_where_nobody_reads(unread: int, tmp_path: Path):
+def test_an_export_ends_quietly_if_its_reader_is_gone(unread: int, tmp_path: Path):
     lines, url = tmp_path / "lines", f"sqlite://{tmp_path}/store"
     lines.write_text('{"key": "/a", "value": ""}\n')
     assert mooring_command("store", "import", "--store", url, str(lines)).returncode == 0
@@ -71,15 +71,15 @@ async def test_a_watch_ends_quietly_once_its_reader_has_enough(served: Callable[
     os.close(writing)
 
 
-def test_an_interpreter_ends_as_quietly(unread: int):
-    """It writes what is left to be written once more when it ends."""
+def test_an_interpreter_ends_quietly_if_its_reader_is_gone(unread: int):
+    """At its end it tries once more to write the rest."""
     command = [sys.executable, "-m", "mooring.cli", "services", "--help"]
     done = subprocess.run(command, stdout=unread, stderr=PIPE, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (UNREAD, "")
 
 
-def test_a_full_disk_is_told():
+def test_a_full_disk_is_reported():
     with open("/dev/full", "wb") as full:
-        code, said = into(full.fileno(), "version")
+        code, stderr = into(full.fileno(), "version")
     assert code == 1
-    assert said == "mooring: the output cannot be written: No space left on device\n"
+    assert stderr == "mooring: the output cannot be written: No space left on device\n"

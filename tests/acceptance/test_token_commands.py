@@ -1,4 +1,4 @@
-"""`mooring token` and `mooring login` beside a server, as its operator types them."""
+"""`mooring token` and `mooring login` on the machine of the server, as its operator types them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def whoami(served: Served, token: str) -> dict[str, object]:
         f"http://{served.http}/admin/whoami", headers={"Authorization": f"Bearer {token}"}
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
-        told: dict[str, object] = json.load(answer)
-        return told
+        principal: dict[str, object] = json.load(answer)
+        return principal
 
 
-def test_the_first_start_makes_an_admin_token_and_prints_a_link(served: Served):
+def test_the_first_start_creates_an_admin_token_and_prints_a_link(served: Served):
     token = served.data / "admin-token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert served.login.startswith(f"http://{served.http}/login?code=")
@@ -52,15 +52,19 @@ def test_the_first_start_makes_an_admin_token_and_prints_a_link(served: Served):
     assert whoami(served, served.admin_token)["role"] == "admin"
 
 
-def test_a_token_is_made_listed_and_revoked(served: Served):
+def test_a_token_is_created_listed_and_revoked(served: Served):
     scope = ["--group", "Common", "--group", "Shop", "--tenant", "7"]
     made = command(served, "token", "create", "ann", "--role", "viewer", *scope, "--expires", "30d")
     assert made.returncode == 0, made.stderr
     token = made.stdout.strip()
     assert "shown only once" in made.stderr
     assert token not in made.stderr
-    told = whoami(served, token)
-    assert (told["name"], told["groups"], told["tenants"]) == ("ann", ["Common", "Shop"], [7])
+    principal = whoami(served, token)
+    assert (principal["name"], principal["groups"], principal["tenants"]) == (
+        "ann",
+        ["Common", "Shop"],
+        [7],
+    )
     lines = command(served, "token", "list").stdout
     (line,) = [line.split("\t") for line in lines.splitlines() if "\tann\t" in line]
     assert line[2:5] == ["viewer", "Common, Shop, tenant 7", "valid"]
@@ -68,22 +72,24 @@ def test_a_token_is_made_listed_and_revoked(served: Served):
     done = command(served, "token", "revoke", line[0])
     assert done.returncode == 0, done.stderr
     states = {
-        each["id"]: each["state"]
-        for each in map(json.loads, command(served, "token", "list", "--json").stdout.splitlines())
+        listed["id"]: listed["state"]
+        for listed in map(
+            json.loads, command(served, "token", "list", "--json").stdout.splitlines()
+        )
     }
     assert states[line[0]] == "revoked"
     assert states["admin"] == "valid"
 
 
-def test_json_says_all_of_a_new_token(served: Served):
+def test_the_json_output_of_a_new_token_is_complete(served: Served):
     made = command(served, "token", "create", "ci", "--role=service", "--expires=never", "--json")
-    told = json.loads(made.stdout)
-    assert (told["name"], told["role"], told["expires"]) == ("ci", "service", None)
-    assert whoami(served, told["token"])["role"] == "service"
+    token = json.loads(made.stdout)
+    assert (token["name"], token["role"], token["expires"]) == ("ci", "service", None)
+    assert whoami(served, token["token"])["role"] == "service"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says", "code"),
+    ("arguments", "message", "code"),
     [
         (["create", "ann", "--role", "boss"], "use viewer, operator, admin, service", 2),
         (["create", "ann", "--role", "viewer", "--expires", "soon"], "duration", 2),
@@ -94,17 +100,15 @@ def test_json_says_all_of_a_new_token(served: Served):
         (["revoke", "admin"], "admin-token", 1),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
-    served: Served, arguments: list[str], says: str, code: int
-):
+def test_an_error_is_one_line(served: Served, arguments: list[str], message: str, code: int):
     done = command(served, "token", *arguments)
     assert done.returncode == code
-    assert says in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_login_prints_a_fresh_link(served: Served):
+def test_login_prints_a_new_link(served: Served):
     done = command(served, "login")
     assert done.returncode == 0, done.stderr
     (link,) = done.stdout.splitlines()
@@ -118,7 +122,7 @@ def test_login_prints_a_fresh_link(served: Served):
         assert answer.url == f"http://{served.http}/"
 
 
-def test_a_token_of_the_environment_counts(served: Served):
+def test_the_token_can_come_from_the_environment(served: Served):
     made = command(served, "token", "create", "eve", "--role", "viewer")
     token = made.stdout.strip()
     done = command(served, "token", "list", MOORING_TOKEN=token)
@@ -129,7 +133,7 @@ def test_a_token_of_the_environment_counts(served: Served):
     assert "does not know the token" in done.stderr
 
 
-def test_the_data_folder_may_be_named(tmp_path: Path):
+def test_the_data_folder_can_be_named(tmp_path: Path):
     with Served("memory://", "--etcd=off", f"--data={tmp_path}/elsewhere") as served:
         done = mooring_command("token", "list", f"--data={tmp_path}/elsewhere", "--json")
         assert done.returncode == 0, done.stderr
@@ -145,7 +149,7 @@ def test_the_data_folder_may_be_named(tmp_path: Path):
     assert "no server runs with the folder" in done.stderr
 
 
-def test_a_server_that_was_killed_is_gone(tmp_path: Path):
+def test_a_killed_server_is_reported(tmp_path: Path):
     with Served("memory://", "--etcd=off", folder=tmp_path) as served:
         served.signal(signal.SIGKILL)
         served.end()
@@ -155,7 +159,7 @@ def test_a_server_that_was_killed_is_gone(tmp_path: Path):
     assert "mooring serve" in done.stderr
 
 
-def test_without_a_server_it_says_how_to_start_one(tmp_path: Path):
+def test_the_error_without_a_server_explains_how_to_start_one(tmp_path: Path):
     for arguments in (["login"], ["token", "list"]):
         done = mooring_command(*arguments, XDG_DATA_HOME=str(tmp_path))
         assert done.returncode == 1
@@ -167,7 +171,7 @@ def test_without_a_server_it_says_how_to_start_one(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_admin_token_goes_to_no_other_machine(served: Served):
+def test_the_admin_token_is_sent_to_no_other_machine(served: Served):
     done = command(served, "token", "list", "--server=https://mooring.example")
     assert done.returncode == 2
     assert "set MOORING_TOKEN" in done.stderr
@@ -179,7 +183,7 @@ def test_the_admin_token_goes_to_no_other_machine(served: Served):
 @pytest.mark.parametrize(
     "server", ["nonsense", "ftp://h", "http://", "http://h/path", "http://a:b@h", "http://h:x"]
 )
-def test_what_is_no_server_is_told(server: str):
+def test_an_invalid_server_is_refused(server: str):
     done = mooring_command("login", f"--server={server}", MOORING_TOKEN="x")
     assert done.returncode == 2
     assert "is not a server" in done.stderr
@@ -214,7 +218,7 @@ def test_a_redirect_is_not_followed():
     assert "answers 307" in done.stderr
 
 
-def test_over_tls_the_certificate_is_checked(tmp_path: Path, certificates: Path):
+def test_the_certificate_is_verified(tmp_path: Path, certificates: Path):
     config = tmp_path / "config"
     config.write_text(
         f"store: memory://\netcd: off\ntls:\n  cert: {certificates}/server.pem\n"
@@ -236,7 +240,7 @@ def test_over_tls_the_certificate_is_checked(tmp_path: Path, certificates: Path)
 
 
 def issued(folder: Path, *identities: str) -> trustme.CA:
-    """`server.pem` and `server.key` for these, and `ca.pem`, the authority."""
+    """Create `server.pem` and `server.key` for these names, and `ca.pem`, the authority."""
     authority = trustme.CA()
     made = authority.issue_cert(*identities)
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
@@ -248,7 +252,7 @@ def issued(folder: Path, *identities: str) -> trustme.CA:
 @pytest.mark.parametrize(
     ("hosts", "name"), [("", "mooring.test"), ("hosts: [first.test, mooring.test]\n", "first.test")]
 )
-def test_at_any_address_it_is_called_by_a_name_of_its_certificate(
+def test_the_server_is_verified_by_a_name_of_its_certificate_at_any_address(
     tmp_path: Path, hosts: str, name: str
 ):
     issued(tmp_path, "mooring.test", "first.test")
@@ -259,7 +263,7 @@ def test_at_any_address_it_is_called_by_a_name_of_its_certificate(
     )
     with Served("", f"--config={config}", f"--http=0.0.0.0:{port}", folder=tmp_path) as served:
         assert served.login.startswith(f"https://{name}:{port}/login?code=")
-        # Nobody knows that name here: it is at this machine's address, and checked all the same.
+        # That name cannot be resolved: the address is that of this machine, and still verified.
         done = command(served, "login", f"--ca={tmp_path}/ca.pem")
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(f"https://{name}:{port}/login?code=")
@@ -270,7 +274,7 @@ def test_at_any_address_it_is_called_by_a_name_of_its_certificate(
         assert "--ca" not in done.stderr
 
 
-def test_a_certificate_is_shown_to_a_server_that_asks_for_one(tmp_path: Path, certificates: Path):
+def test_a_client_certificate_is_sent_on_request(tmp_path: Path, certificates: Path):
     config = tmp_path / "config"
     config.write_text(
         f"store: memory://\netcd: off\ntls:\n  cert: {certificates}/server.pem\n"
@@ -297,7 +301,7 @@ def test_a_certificate_is_shown_to_a_server_that_asks_for_one(tmp_path: Path, ce
         assert "name that with --cert" in done.stderr
 
 
-def test_a_folder_that_is_no_good_is_told_before_it_starts(tmp_path: Path):
+def test_an_unusable_folder_is_reported_before_the_start(tmp_path: Path):
     (tmp_path / "file").write_text("")
     serve = ["serve", "--store=memory://", "--etcd=off", "--http=127.0.0.1:0"]
     done = mooring_command(*serve, f"--data={tmp_path}/file/data")

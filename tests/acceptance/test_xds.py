@@ -1,4 +1,4 @@
-"""`mooring serve --xds` and the files that its clients start with, as a user does it."""
+"""`mooring serve --xds` and the bootstrap files of its clients, as users create them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Bootstrap = Callable[..., Path]
 
 @pytest.fixture
 def bootstrap(command: Command, tmp_path: Path) -> Bootstrap:
-    """Write what `mooring xds bootstrap` prints into a file."""
+    """Write the output of `mooring xds bootstrap` into a file."""
 
     def write(*arguments: str) -> Path:
         done = command("xds", "bootstrap", *arguments)
@@ -49,7 +49,7 @@ def bootstrap(command: Command, tmp_path: Path) -> Bootstrap:
 
 
 class Plane:
-    """A control plane over the embedded store, which instances reach over etcd's API."""
+    """A control plane over the embedded store, to which instances connect over etcd's API."""
 
     def __init__(self, folder: Path) -> None:
         etcd = f"127.0.0.1:{free_port()}"
@@ -67,21 +67,21 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
         assert served.end() == 0
 
 
-def test_it_says_where_the_control_plane_listens(plane: Plane):
+def test_serve_prints_the_address_of_the_control_plane(plane: Plane):
     assert f"xds      {plane.address}" in plane.served.lines
 
 
-async def test_a_channel_starts_from_what_is_printed(plane: Plane, bootstrap: Bootstrap):
+async def test_a_channel_starts_with_the_printed_bootstrap(plane: Plane, bootstrap: Bootstrap):
     file = bootstrap("--grpc", "--server", plane.address)
     async with (
         connect(plane.url) as hub,
         offered(hub, "a"),
         Caller(f"xds:///{SERVICE}", bootstrap=file) as caller,
     ):
-        await caller.hears("a")
+        await caller.answers_from("a")
 
 
-async def test_grpc_for_node_starts_from_what_is_printed_without_a_zone(
+async def test_grpc_for_node_starts_with_the_printed_bootstrap_without_a_zone(
     plane: Plane, bootstrap: Bootstrap
 ):
     file = bootstrap("--grpc", "--server", plane.address)
@@ -90,15 +90,15 @@ async def test_grpc_for_node_starts_from_what_is_printed_without_a_zone(
         offered(hub, "a") as first,
         Caller(f"xds:///{SERVICE}", kind="node", bootstrap=file) as caller,
     ):
-        await caller.hears("a")
+        await caller.answers_from("a")
         async with offered(hub, "b"):
-            await caller.hears("a", "b")
+            await caller.answers_from("a", "b")
             await first.aclose()
-            await caller.hears("b")
+            await caller.answers_from("b")
             assert caller.errors == []
 
 
-def test_what_is_printed_is_json_and_yaml(bootstrap: Bootstrap):
+def test_the_bootstrap_is_json_and_yaml(bootstrap: Bootstrap):
     printed = json.loads(bootstrap("--grpc", "--node-id", "me", "--zone", "z").read_text())
     assert printed["node"] == {"id": "me", "cluster": "mooring", "locality": {"zone": "z"}}
     printed = yaml.safe_load(bootstrap("--envoy", "--listen", "1234").read_text())
@@ -107,7 +107,7 @@ def test_what_is_printed_is_json_and_yaml(bootstrap: Bootstrap):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ([], "--grpc or --envoy"),
         (["--grpc", "--envoy"], "--grpc or --envoy"),
@@ -117,13 +117,13 @@ def test_what_is_printed_is_json_and_yaml(bootstrap: Bootstrap):
         (["--grpc", "--service", "echo"], "only valid with --envoy"),
     ],
 )
-def test_what_cannot_be_is_told_in_words(arguments: list[str], says: str, command: Command):
+def test_invalid_arguments_are_explained(arguments: list[str], message: str, command: Command):
     done = command("xds", "bootstrap", *arguments)
     assert done.code != 0
-    assert says in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())
 
 
-def test_it_is_not_reached_from_elsewhere_without_tls(command: Command):
+def test_listening_for_other_machines_requires_tls(command: Command):
     done = command("serve", "--store=memory://", "--etcd=off", "--xds=0.0.0.0:0")
     assert done.code == 2
     assert "--xds 0.0.0.0:0 is reachable from other machines: that requires TLS in" in done.stderr
@@ -142,14 +142,14 @@ def test_it_is_not_reached_from_elsewhere_without_tls(command: Command):
         ),
     ],
 )
-async def test_calls_go_on_while_the_control_plane_is_killed_and_comes_back(
+async def test_calls_continue_while_the_control_plane_is_killed_and_restarted(
     client: str,
     store_url: str,
     bootstrap: Bootstrap,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ):
-    """And what changed meanwhile is followed once it is back; nothing is refused."""
+    """And changes in the meantime are followed after the restart; nothing is rejected."""
     url = store_url
     xds = f"127.0.0.1:{free_port()}"
 
@@ -171,15 +171,15 @@ async def test_calls_go_on_while_the_control_plane_is_killed_and_comes_back(
                 await asyncio.to_thread(envoy.start)
                 caller = Caller(envoy.address, authority=HOST, bootstrap=None)
             await stack.enter_async_context(caller)
-            await caller.hears("a", "b")
+            await caller.answers_from("a", "b")
             served.signal(signal.SIGKILL)
             served.end()
-            await caller.hears("a", "b")
+            await caller.answers_from("a", "b")
         await first.aclose()
         await stack.enter_async_context(offered(hub, "c"))
         assert len(await caller.counted(50)) == 2, "nobody can know"
         with serve() as served:
-            await caller.hears("b", "c", within=60)
+            await caller.answers_from("b", "c", within=60)
             assert caller.errors == []
             if client != "grpc":
                 stats = await asyncio.to_thread(envoy.stats, "update_rejected")
@@ -187,5 +187,5 @@ async def test_calls_go_on_while_the_control_plane_is_killed_and_comes_back(
             served.signal(signal.SIGTERM)
             assert served.end() == 0
         assert "refuses" not in capfd.readouterr().err
-        await caller.hears("b", "c")
+        await caller.answers_from("b", "c")
         assert caller.errors == []

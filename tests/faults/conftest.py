@@ -1,4 +1,4 @@
-"""What several tests about faults share."""
+"""Fixtures of several fault tests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A process that adds to a register under a lock, again and again, and cannot be talked out of it.
+"""A process that adds to a register under a lock, again and again, even after it lost the lock.
 
-`python -m tests.faults.contender URL LOCK WHO fenced|unfenced TTL` prints a line for everything it
+`python -m tests.faults.contender URL LOCK NAME fenced|unfenced TTL` prints a line for everything it
 does: `read TOKEN` when it has read the register and is about to write, `wrote TOKEN ITEM`,
 `rejected TOKEN`, `unknown TOKEN ITEM`, `lost TOKEN`. Between reading and writing it blocks for a
-moment, in which it may be stopped; when it goes on it writes, whatever it is told meanwhile.
+moment, in which a test can stop it; when it continues it writes, even if it lost the lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-async def main(url: str, lock: str, who: str, fenced: bool, ttl: float) -> None:
+async def main(url: str, lock: str, name: str, fenced: bool, ttl: float) -> None:
     async with mooring.connect(url) as hub:
         number = 0
         while True:
@@ -34,7 +34,7 @@ async def main(url: str, lock: str, who: str, fenced: bool, ttl: float) -> None:
             held: Held | None = None
             try:
                 async with hub.lock(lock, ttl=ttl) as held:
-                    await add(hub, lock, held, f"{who}.{number}", fenced)
+                    await add(hub, lock, held, f"{name}.{number}", fenced)
             except LockLost:
                 say("lost", held.token if held else 0)
             except StoreError:

@@ -48,7 +48,7 @@ class _Methods(Structure):
 
 
 class FaultyDisk:
-    """`synced` has the name of each file that was synced."""
+    """`synced` contains the name of every file that was synced."""
 
     def __init__(self) -> None:
         self.synced: list[str] = []
@@ -57,10 +57,10 @@ class FaultyDisk:
         self.room: float = inf
         """Bytes that a file can have before the disk is full."""
         self._names: dict[int, str] = {}
-        self._kept: list[Any] = []  # what SQLite has pointers to
+        self._kept: list[Any] = []  # objects that SQLite has pointers to
         self._methods: dict[int, _Methods] = {}
 
-    # SQLite keeps the pointer to a file's name, so that it must not become a copy of ours.
+    # SQLite keeps the pointer to the name of a file, so that it must not be copied.
     def vfs(self, original: Any) -> _VFS:
         below = original.contents
 

@@ -1,4 +1,4 @@
-"""Who meets in a Redis registry, driven step by step: processes, operators, sweepers, onlookers."""
+"""The participants of a Redis registry, driven step by step: processes, operators and sweepers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def quick(
     release: float = 600.0,
     **redis: Any,
 ) -> RegistrySettings:
-    """Settings under which all happens within seconds."""
+    """Settings with which everything happens within seconds."""
     return RegistrySettings(
         heartbeat=HeartbeatSettings(heartbeat_interval=beat),
         metrics=MetricsSettings(enabled_metrics=()),
@@ -56,7 +56,7 @@ def quick(
 
 
 def namespaced(url: str) -> str:
-    """The same place with a namespace of its own."""
+    """The same place with a new namespace."""
     return f"{url}?namespace={uuid.uuid4().hex}"
 
 
@@ -69,7 +69,7 @@ def registry_of(hub: Hub) -> RedisRegistry:
 async def fleet(
     hub: Hub, count: int, *, service: str = "echo", first: int = 1, **fields: Any
 ) -> AsyncIterator[list[Any]]:
-    """So many registered instances."""
+    """This number of registered instances."""
     made = [
         hub.register(Instance(service, "10.0.0.1", port, **fields))
         for port in range(first, first + count)
@@ -82,7 +82,7 @@ async def fleet(
 
 
 def evictions_of(registry: RedisRegistry) -> RedisEvictions:
-    """As another process has them: with a state of their own."""
+    """Evictions as another process has them, with separate state."""
     settings = registry.settings
     beat = settings.heartbeat.heartbeat_interval
     return RedisEvictions(
@@ -92,7 +92,7 @@ def evictions_of(registry: RedisRegistry) -> RedisEvictions:
 
 @contextlib.asynccontextmanager
 async def sweeping(hub: Hub, sweepers: int = 1) -> AsyncIterator[None]:
-    """While so many run."""
+    """Run this number of sweepers meanwhile."""
     running = [asyncio.ensure_future(evictions_of(registry_of(hub)).run()) for _ in range(sweepers)]
     try:
         yield
@@ -104,7 +104,7 @@ async def sweeping(hub: Hub, sweepers: int = 1) -> AsyncIterator[None]:
 
 
 async def crash(registrations: Iterable[Any]) -> None:
-    """No further sign of life of these, and no farewell."""
+    """End these without another heartbeat, and without deregistering."""
     for registration in registrations:
         await registration._tasks.aclose()
         registration._record._service.leave(registration._record)
@@ -113,7 +113,7 @@ async def crash(registrations: Iterable[Any]) -> None:
 
 
 async def silence(hub: Hub, registrations: Iterable[Any]) -> None:
-    """They crashed longer ago than any timeout: no heartbeat came for an hour."""
+    """Make these look as if they crashed an hour ago, longer than any timeout."""
     gone = list(registrations)
     await crash(gone)
     registry = registry_of(hub)
@@ -121,7 +121,7 @@ async def silence(hub: Hub, registrations: Iterable[Any]) -> None:
         keys = registry.keys.of(service)
         ago = (await registry.reader.state(keys)).now - 3_600_000
         ids = [one.instance.id for one in gone if one.instance.service == service]
-        # A sweeper may look at any time: all at once, and never overdue as if they were ephemeral.
+        # A sweeper may run at any time: all at once, and never overdue like ephemeral instances.
         for scores in (keys.persistent, keys.heartbeats):
             command = ("ZADD", scores, "XX", *(word for id in ids for word in (ago, id)))
             await registry.connection.call(*command, what="the test", writes=True)
@@ -129,7 +129,7 @@ async def silence(hub: Hub, registrations: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def counted_looks() -> Iterator[Counter[ServiceFeed]]:
-    """How often each feed has looked at its service, with or without success."""
+    """How often each feed has read its service, with or without success."""
     looks: Counter[ServiceFeed] = Counter()
     look = ServiceFeed.refresh
 
@@ -145,7 +145,7 @@ def counted_looks() -> Iterator[Counter[ServiceFeed]]:
 
 
 class World:
-    """One service as several processes see it, each over a connection of its own."""
+    """One service as several processes see it, each with its own connection."""
 
     def __init__(self, where: RedisServer | RedisCluster, *, cleanup: CleanupSettings = NO_BRAKE):
         cluster = isinstance(where, RedisCluster)
@@ -186,7 +186,7 @@ class World:
         return RedisEvictions(connection, self.keys, Reader(connection), self.cleanup)
 
     async def remove(self, id: str, connection: Connection | None = None) -> bool:
-        """As an operator."""
+        """Evict an instance, like an operator."""
         head = message_head(self.service, id)
         return await self.live(connection).deregister(id, "", head=head)
 
@@ -195,8 +195,10 @@ class World:
 
     async def record(self, id: str) -> dict[str, str]:
         """The hash of an instance."""
-        told = await self.call("HGETALL", self.keys.of(self.service).instance(id))
-        return from_pairs(told if isinstance(told, list) else [x for p in told.items() for x in p])
+        reply = await self.call("HGETALL", self.keys.of(self.service).instance(id))
+        return from_pairs(
+            reply if isinstance(reply, list) else [x for p in reply.items() for x in p]
+        )
 
     async def scores(self) -> dict[str, float]:
         return await Reader(self.connection).scores(self.keys.of(self.service))
@@ -208,10 +210,10 @@ class World:
         return {key.removeprefix(base) for key in await self.connection.scan(pattern)}
 
     async def check(self, *, tier1: bool = True) -> None:
-        """What must hold whenever nobody is in the middle of something."""
-        listed, found = (await self.scores()).keys(), await self.hashes()
-        assert listed == found, "ZSet and hashes differ"
-        for id in found:
+        """Check what must hold whenever no operation is in progress."""
+        listed, hashed = (await self.scores()).keys(), await self.hashes()
+        assert listed == hashed, "ZSet and hashes differ"
+        for id in hashed:
             record = await self.record(id)
             for name in ("incarnation", "host", "port", "heartbeat", "registrationTime", "healthy"):
                 assert record.get(name), f"{id} has no {name}: {record}"
@@ -225,7 +227,8 @@ class World:
 
 
 class Process:
-    """One start of a process: it registers, beats, repairs what a beat finds wrong, and leaves."""
+    """One run of a process: it registers, beats, repairs what a heartbeat finds wrong, and
+    leaves."""
 
     def __init__(self, world: World, id: str, live: LiveService, **fields: Any) -> None:
         self.world, self.id = world, id
@@ -237,27 +240,27 @@ class Process:
 
     @property
     def registered(self) -> int:
-        """When it registered, as the server said."""
+        """When it registered, by the clock of the server."""
         return int(self.record._registered or 0)
 
     @property
     def age(self) -> tuple[int, str]:
-        """What decides which one of two is the later."""
+        """What decides which of two incarnations is the later one."""
         return self.registered, self.incarnation
 
     @property
     def incarnation(self) -> str:
         return self.instance.incarnation
 
-    def telling(self, metrics: dict[str, JSON], *, healthy: bool = True) -> Instance:
+    def with_status(self, metrics: dict[str, JSON], *, healthy: bool = True) -> Instance:
         status = Status(healthy=healthy, metrics=metrics)
         return msgspec.structs.replace(self.instance, status=status)
 
     async def step(self, *, update: bool = False, metrics: dict[str, JSON] | None = None) -> str:
-        """Do what a registration would do next; the state after it."""
+        """Do what a registration would do next, and return the state after it."""
         if self.state in ("superseded", "removed", "left"):
             return self.state
-        instance = self.telling(metrics or {})
+        instance = self.with_status(metrics or {})
         try:
             if self.state == "new" or self.record.disturbed:
                 fresh, self.state = self.state == "new", "registered"
@@ -271,7 +274,7 @@ class Process:
         return self.state
 
     async def settle(self) -> str:
-        """Step until nothing is left to repair."""
+        """Step until there is nothing left to repair."""
         for _ in range(3):
             await self.step()
         return self.state

@@ -1,4 +1,4 @@
-"""A publisher in a process of its own: `python -m tests.faults.tenant_publishers URL WHAT …`."""
+"""A publisher in a separate process: `python -m tests.faults.tenant_publishers URL WHAT …`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 
 CROWD = (1, 10, 11, 2)
-"""Tenants that all publishers write at once: of one, others have ids that begin alike."""
+"""Tenants that all publishers write concurrently: the id of one is a prefix of others."""
 
 
 def stamped(tenant: int, stamp: str, names: int) -> Document:
-    """A tenant whose parts all carry one stamp. `names` chooses what it is called."""
+    """A tenant whose parts all carry one stamp. `names` selects its names."""
     code = f"t{tenant}_{names}"
     mark: JSON = {"stamp": stamp}
     return parse(
@@ -40,7 +40,7 @@ def stamped(tenant: int, stamp: str, names: int) -> Document:
 
 
 async def crowd(publisher: Publisher, me: str, seconds: float) -> dict[str, int]:
-    """Publish, rename and delete at random. FTP users `shared…` are wanted by all tenants."""
+    """Publish, rename and delete at random. All tenants want the FTP users `shared…`."""
     chance = random.Random(me)
     done = {"published": 0, "deleted": 0, "taken": 0, "misled": 0}
     ends = time.monotonic() + seconds
@@ -53,8 +53,8 @@ async def crowd(publisher: Publisher, me: str, seconds: float) -> dict[str, int]
                 await publisher.delete(tenant)
                 done["deleted"] += 1
             else:
-                told = stamped(tenant, f"{me}.{count}", chance.randrange(3))
-                done["published"] += bool((await publisher.apply(told)).changes)
+                document = stamped(tenant, f"{me}.{count}", chance.randrange(3))
+                done["published"] += bool((await publisher.apply(document)).changes)
         except Taken as error:
             done["taken" if error.holder in {*CROWD} - {tenant} else "misled"] += 1
         except NotConfigured:
@@ -63,7 +63,7 @@ async def crowd(publisher: Publisher, me: str, seconds: float) -> dict[str, int]
 
 
 async def parts(publisher: Publisher, me: str, count: int) -> dict[str, int]:
-    """Change one's own part of the tenant that everybody changes."""
+    """Change an own part of a tenant that all publishers change."""
     for n in range(1, count + 1):
         await publisher.put(1, f"ftp/{me}.{n}", {"description": f"{n}"})
         await publisher.put(1, f"database/own-{me}", {"driver": "x", "database": f"{n}"})

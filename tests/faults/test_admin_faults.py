@@ -1,4 +1,4 @@
-"""The servers of the admin API while their store is away, was replaced or is full."""
+"""The servers of the admin API while their store is unavailable, was replaced or is full."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mooring.store import Delete, Put, key, prefix
 from mooring.testing.etcd import EtcdServer
 from tests.admin import Admin
 from tests.contract.test_server_records import Right, reading, rights
-from tests.features.test_admin_sharing import becomes, given_key, status
-from tests.features.test_admin_webhook import Wrong, alerting, problem, receiving, sent
+from tests.features.test_admin_credential_store import becomes, given_key, status
+from tests.features.test_admin_webhook import SettableProblems, alerting, problem, receiving, sent
 from tests.waiting import eventually
 
 
-class TestWhileTheStoreIsAway:
-    async def test_tokens_go_on_and_after_an_hour_only_for_reading(
+class TestUnavailableStore:
+    async def test_tokens_stay_valid_and_after_an_hour_only_for_reading(
         self,
         fresh_etcd: Callable[..., EtcdServer],
         tmp_path: Path,
@@ -49,7 +49,7 @@ class TestWhileTheStoreIsAway:
             assert len(audit.json()) == 3
 
     @pytest.mark.deadline
-    async def test_a_start_waits_for_nothing_and_the_admin_token_is_good(
+    async def test_a_start_does_not_wait_and_the_admin_token_is_valid(
         self,
         fresh_etcd: Callable[..., EtcdServer],
         tmp_path: Path,
@@ -71,24 +71,24 @@ class TestWhileTheStoreIsAway:
             await becomes(200, admin, viewer)
 
 
-async def test_the_last_one_on_duty_reports_that_the_store_is_away(
+async def test_the_last_server_on_duty_reports_that_the_store_is_unavailable(
     fresh_etcd: Callable[..., EtcdServer],
 ):
     server = fresh_etcd()
-    wrong, before = Wrong(), sent()
+    wrong, before = SettableProblems(), sent()
     with receiving() as receiver:
         hook = f"http://127.0.0.1:{receiver.server_port}/"
         async with alerting(server.url, wrong, hook, ttl=2.0) as first:
             await eventually(lambda: first.elected)
             async with alerting(server.url, wrong, hook, ttl=2.0) as second:
-                # A busy machine can lose the duty to the other one: either may have it.
+                # A busy machine can pass the duty to the other server: either may have it.
                 await eventually(lambda: {first._elected, second._elected} == {True, False})
                 on_duty, other = (first, second) if first.elected else (second, first)
                 server.kill()
                 wrong.now = [problem("store")]
-                await eventually(lambda: len(receiver.told) == 1)
+                await eventually(lambda: len(receiver.notices) == 1)
                 await asyncio.sleep(2.5)  # longer than the TTL
-                assert (on_duty.elected, other.elected, len(receiver.told)) == (True, False, 1)
+                assert (on_duty.elected, other.elected, len(receiver.notices)) == (True, False, 1)
                 server.start()
                 wrong.now = []
                 await eventually(lambda: sent() - before == 2)
@@ -99,11 +99,11 @@ async def test_the_last_one_on_duty_reports_that_the_store_is_away(
     ]
 
 
-async def test_a_token_that_was_revoked_does_not_come_back_in_an_etcd_made_again(
+async def test_a_revoked_token_stays_revoked_in_a_recreated_etcd(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ):
-    """Under the same flags it has the same cluster id, and counts its revisions from the beginning:
-    a writer that saved the records can repeat the whole history."""
+    """With the same flags it has the same cluster id, and counts its revisions from the beginning:
+    a writer that saved the records can repeat the complete history."""
     server = fresh_etcd()
     a, b = given_key(tmp_path, "a", "b")
     async with Admin(server.url, folder=a) as one, Admin(server.url, folder=b) as other:
@@ -114,8 +114,8 @@ async def test_a_token_that_was_revoked_does_not_come_back_in_an_etcd_made_again
         ]
         for token in made:
             await becomes(200, other, token["token"])
-        found = await one.hub.store.read(prefix(b"/mooring/tokens/"))
-        saved = {entry.key: entry for entry in found.entries}
+        snapshot = await one.hub.store.read(prefix(b"/mooring/tokens/"))
+        saved = {entry.key: entry for entry in snapshot.entries}
         await one.delete(f"/admin/tokens/{made[0]['id']}", as_="admin")
         await one.hub.store.commit(Delete(key(f"/mooring/tokens/{made[1]['id']}".encode())))
         for token in made[:2]:
@@ -140,7 +140,7 @@ async def test_a_token_that_was_revoked_does_not_come_back_in_an_etcd_made_again
         assert found_now == [401, 401, 200]
 
 
-async def test_tokens_are_valid_again_when_an_etcd_that_was_empty_has_its_data_back(
+async def test_tokens_are_valid_again_when_an_emptied_etcd_has_its_data_back(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ):
     server = fresh_etcd()
@@ -162,10 +162,10 @@ async def test_tokens_are_valid_again_when_an_etcd_that_was_empty_has_its_data_b
         await becomes(200, admin, viewer)
 
 
-async def test_a_full_etcd_takes_logins_logouts_and_revocations(
+async def test_a_full_etcd_accepts_logins_logouts_and_revocations(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It refuses every transaction, also one that only deletes."""
+    """It refuses every transaction, even one that only deletes."""
     monkeypatch.setattr(tokens, "_REFRESH", 0.0)
     server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
     a, b = given_key(tmp_path, "a", "b")
@@ -180,7 +180,7 @@ async def test_a_full_etcd_takes_logins_logouts_and_revocations(
         await becomes(200, other, one.tokens["admin"])
 
         async def fill() -> None:
-            while True:  # etcd looks at its size now and then
+            while True:  # etcd checks its size now and then
                 await one.hub.store.commit(Put(b"/fill", b"x" * 100_000))
 
         async with one.client() as browser:
@@ -204,10 +204,10 @@ async def test_a_full_etcd_takes_logins_logouts_and_revocations(
         await becomes(401, other, one.tokens["admin"])
 
 
-async def test_of_several_servers_one_removes_a_record_also_from_a_full_etcd(
+async def test_only_one_of_several_servers_removes_a_record_from_a_full_etcd(
     fresh_etcd: Callable[..., EtcdServer],
 ):
-    """Else a login link could be used twice there. etcd 3.5 refuses every transaction then."""
+    """Otherwise a login link could be used twice. A full etcd 3.5 refuses every transaction."""
     server = fresh_etcd(flags=["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
     ids = [f"link-{number}" for number in range(20)]
     async with (

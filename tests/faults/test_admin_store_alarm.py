@@ -1,4 +1,4 @@
-"""A store that is out of space: everyone who looks is told, and reads go on."""
+"""A store that is out of space: everything that shows its state reports that, and reads work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def limited(
     fresh_etcd: Callable[..., EtcdServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[str, Disarm]:
-    """A small store, and how to make room in it."""
+    """A small store, and a function that makes room in it."""
     monkeypatch.setattr(problems, "EVERY", 0.05)
     if request.param == "sqlite":
 
@@ -53,39 +53,39 @@ def limited(
     return server.url, disarm_etcd
 
 
-async def test_an_alarm_of_the_store_is_a_problem_a_metric_and_told_by_readyz(
+async def test_an_alarm_of_the_store_is_a_problem_a_metric_and_in_readyz(
     limited: tuple[str, Disarm], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     url, disarm = limited
     async with Admin(url, folder=tmp_path) as admin:
 
-        async def found() -> tuple[list[str], str, int, str]:
+        async def reported() -> tuple[list[str], str, int, str]:
             overview = (await admin.get("/admin/overview")).json()
             metrics = (await admin.get("/metrics")).text
             value = metrics.partition("\nmooring_store_alarm ")[2].partition("\n")[0]
             ready = await admin.get("/readyz", as_=None)
-            kinds = [each["kind"] for each in overview["problems"]]
+            kinds = [problem["kind"] for problem in overview["problems"]]
             return kinds, value, ready.status_code, ready.text
 
         well: tuple[list[str], str, int, str] = ([], "0.0", 200, "ok\n")
 
         async def is_well() -> bool:
-            return await found() == well
+            return await reported() == well
 
         await eventually(is_well)
         with contextlib.suppress(OutOfSpace):
-            while True:  # etcd looks at its size now and then
+            while True:  # etcd checks its size now and then
                 await admin.hub.store.commit(Put(b"/fill", b"x" * 100_000))
 
-        async def is_told() -> bool:
-            return await found() == (
+        async def is_reported() -> bool:
+            return await reported() == (
                 ["store_alarm"],
                 "1.0",
                 200,
                 "ok, but the store has an alarm\n",
             )
 
-        await eventually(is_told)
+        await eventually(is_reported)
         problem = (await admin.get("/admin/overview")).json()["problems"][0]
         assert (problem["severity"], problem["service"]) == ("critical", "")
         assert "NOSPACE" in problem["text"]

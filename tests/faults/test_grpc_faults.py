@@ -28,7 +28,7 @@ SAY = "echo.Echo/Say"
 
 
 class Process:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     def __init__(self, url: str, name: str, *how: str) -> None:
         self.name = name
@@ -73,7 +73,7 @@ def start(url: str) -> Iterator[Start]:
 
 
 class Callers:
-    """Twenty who call without a pause, and what became of it."""
+    """Twenty callers that call without a pause, and their results."""
 
     def __init__(self, stub: Any) -> None:
         self.stub = stub
@@ -113,10 +113,10 @@ async def hub(url: str):
         yield opened
 
 
-async def test_a_killed_server_fails_no_call_that_may_be_repeated(hub: mooring.Hub, start: Start):
+async def test_a_killed_server_fails_no_retryable_call(hub: mooring.Hub, start: Start):
     victim, *_ = await asyncio.to_thread(start, "ab")
     async with mooring.grpc.aio.channel("etcdv3:///echo", hub=hub, retry=[SAY]) as channel:
-        await eventually(lambda: sum(each.called for each in channel.explain()) == 2)
+        await eventually(lambda: sum(candidate.called for candidate in channel.explain()) == 2)
         async with Callers(pb2_grpc.EchoStub(channel)) as callers:
             await eventually(lambda: callers.since(0) == {"a", "b"})
             victim.kill()
@@ -127,7 +127,7 @@ async def test_a_killed_server_fails_no_call_that_may_be_repeated(hub: mooring.H
 
 
 async def test_all_callers_of_a_killed_server_are_served_by_another(hub: mooring.Hub, start: Start):
-    """Twenty calls in flight on the one that dies, and hardly any before."""
+    """Twenty calls are in flight on the server that dies, and hardly any were made before."""
     (victim,) = await asyncio.to_thread(start, "a")
     async with mooring.grpc.aio.channel("etcdv3:///echo", hub=hub, retry=[SAY]) as channel:
         await channel.channel_ready()
@@ -135,19 +135,19 @@ async def test_all_callers_of_a_killed_server_are_served_by_another(hub: mooring
         calls = [stub.Say(Word(text="slow")) for _ in range(CALLERS)]
         victim.process.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(start, "b")
-        await eventually(lambda: sum(each.called for each in channel.explain()) == 2)
+        await eventually(lambda: sum(candidate.called for candidate in channel.explain()) == 2)
         victim.kill()
         answers = await asyncio.gather(*calls)
         assert {answer.by for answer in answers} <= {"a", "b"}
 
 
 @pytest.mark.parametrize("how", [(), ("threads",)])
-async def test_a_server_that_is_told_to_stop_fails_no_call(
+async def test_a_terminating_server_fails_no_call(
     hub: mooring.Hub, start: Start, how: tuple[str, ...]
 ):
     leaving, *_ = await asyncio.to_thread(start, "ab", *how)
     async with mooring.grpc.aio.channel("etcdv3:///echo", hub=hub) as channel:
-        await eventually(lambda: sum(each.called for each in channel.explain()) == 2)
+        await eventually(lambda: sum(candidate.called for candidate in channel.explain()) == 2)
         async with Callers(pb2_grpc.EchoStub(channel)) as callers:
             await eventually(lambda: callers.since(0) == {"a", "b"})
             leaving.process.send_signal(signal.SIGTERM)
@@ -156,11 +156,11 @@ async def test_a_server_that_is_told_to_stop_fails_no_call(
             seen = len(callers.answers)
             await eventually(lambda: len(callers.answers) > seen + 3 * CALLERS)
         assert callers.errors == []
-        assert callers.since(seen + CALLERS) == {"b"}  # its last answers may be heard late
+        assert callers.since(seen + CALLERS) == {"b"}  # its last answers may arrive late
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_threads_notice_as_little(url: str, start: Start, end: signal.Signals):
+def test_blocking_callers_notice_nothing_either(url: str, start: Start, end: signal.Signals):
     victim, *_ = start("ab", "threads")
     retry = [SAY] if end is signal.SIGKILL else []
     with (
@@ -184,7 +184,7 @@ def test_threads_notice_as_little(url: str, start: Start, end: signal.Signals):
     assert callers.since(seen + 3 * CALLERS) == {"b"}
 
 
-async def test_a_copy_on_disk_stands_in_for_a_registry_that_is_away(
+async def test_a_copy_on_disk_replaces_an_unavailable_registry(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ):
     registry = fresh_etcd(series="3.5")

@@ -1,4 +1,4 @@
-"""Locks while processes are stopped, cut off and killed, and members of the store too."""
+"""Locks while their holders and members of the store are stopped, disconnected and killed."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ from tests.waiting import eventually
 _PATIENCE = 60.0
 
 
-class Said(NamedTuple):
-    who: str
+class Step(NamedTuple):
+    name: str
     what: str
     token: int
     item: str
 
 
 class Contender:
-    """`tests.faults.contender` in a process of its own."""
+    """`tests.faults.contender` in a separate process."""
 
-    def __init__(self, who: str, process: asyncio.subprocess.Process, said: list[Said]) -> None:
-        self.who, self.process, self._said = who, process, said
+    def __init__(self, name: str, process: asyncio.subprocess.Process, steps: list[Step]) -> None:
+        self.name, self.process, self._said = name, process, steps
         self.reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, who: str, arena: Arena, url: str) -> Contender:
+    async def start(cls, name: str, arena: Arena, url: str) -> Contender:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tests.faults.contender",
             url,
             arena.lock,
-            who,
+            name,
             arena.mode,
             str(arena.ttl),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        return cls(who, process, arena.said)
+        return cls(name, process, arena.steps)
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             what, token, *item = line.decode().split()
-            self._said.append(Said(self.who, what, int(token), item[0] if item else ""))
+            self._said.append(Step(self.name, what, int(token), item[0] if item else ""))
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -78,77 +78,83 @@ class Contender:
 
 
 class Arena:
-    """Contenders for one lock, and what they said, in the order in which it was heard."""
+    """Contenders for one lock, and their steps in the order in which they were received."""
 
     def __init__(self, url: str, lock: str, mode: str, ttl: float) -> None:
         self.url, self.lock, self.mode, self.ttl = url, lock, mode, ttl
-        self.said: list[Said] = []
+        self.steps: list[Step] = []
         self.contenders: list[Contender] = []
         self._started = 0
 
     async def add(self, url: str = "") -> Contender:
         self._started += 1
-        who = f"{self.lock}.{self._started}"
-        contender = await Contender.start(who, self, url or self.url)
+        name = f"{self.lock}.{self._started}"
+        contender = await Contender.start(name, self, url or self.url)
         self.contenders.append(contender)
         return contender
 
     def count(self, what: str) -> int:
-        return sum(said.what == what for said in self.said)
+        return sum(step.what == what for step in self.steps)
 
     async def pause(self) -> None:
-        """Stop whoever is about to write, until somebody else has written, and a little more."""
-        since = len(self.said)
+        """Stop the contender that is about to write, until another one has written, and a little
+        more."""
+        since = len(self.steps)
         await eventually(
-            lambda: bool(self.said[since:]) and self.said[-1].what == "read",
+            lambda: bool(self.steps[since:]) and self.steps[-1].what == "read",
             within=_PATIENCE,
-            what="somebody about to write",
+            what="a contender about to write",
         )
-        holder = next(each for each in self.contenders if each.who == self.said[-1].who)
+        holder = next(one for one in self.contenders if one.name == self.steps[-1].name)
         holder.signal(signal.SIGSTOP)
-        since, token = len(self.said), self.said[-1].token
+        since, token = len(self.steps), self.steps[-1].token
         try:
             await eventually(
                 lambda: any(
-                    said.what == "wrote" and said.who != holder.who for said in self.said[since:]
+                    steps.what == "wrote" and steps.name != holder.name
+                    for steps in self.steps[since:]
                 ),
                 within=_PATIENCE,
-                what="somebody else's turn",
+                what="the turn of another contender",
             )
         finally:
             holder.signal(signal.SIGCONT)
         outcomes = ("wrote", "rejected", "unknown")
         await eventually(
             lambda: any(
-                said.token == token and said.what in outcomes for said in self.said[since:]
+                steps.token == token and steps.what in outcomes for steps in self.steps[since:]
             ),
             within=_PATIENCE,
             what="the end of a stale write",
         )
 
     async def kill_one(self) -> None:
-        """Kill whoever holds it, and start another."""
-        await eventually(lambda: bool(self.said) and self.said[-1].what == "read", within=_PATIENCE)
-        holder = next(each for each in self.contenders if each.who == self.said[-1].who)
+        """Kill the holder, and start another contender."""
+        await eventually(
+            lambda: bool(self.steps) and self.steps[-1].what == "read", within=_PATIENCE
+        )
+        holder = next(one for one in self.contenders if one.name == self.steps[-1].name)
         self.contenders.remove(holder)
         await holder.kill()
         await self.add()
-        await self.goes_on()
+        await self.makes_progress()
 
-    async def goes_on(self) -> None:
+    async def makes_progress(self) -> None:
         wrote = self.count("wrote")
         await eventually(
             lambda: self.count("wrote") > wrote + 2, within=_PATIENCE, what="more writes"
         )
 
     async def aclose(self) -> None:
-        await asyncio.gather(*(each.kill() for each in self.contenders))
+        await asyncio.gather(*(contender.kill() for contender in self.contenders))
 
     async def lost_updates(self, store: Store) -> list[str]:
-        """What was written, answered with success, and is not there."""
+        """Writes that were reported as successful but are missing."""
         entry = (await store.read(key(f"{self.lock}-register".encode()))).first
         there = set(entry.value.decode().split()) if entry else set()
-        return [said.item for said in self.said if said.what == "wrote" and said.item not in there]
+        return [
+            steps.item for steps in self.steps if steps.what == "wrote" and steps.item not in there
+        ]
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +165,7 @@ async def arena(
     try:
         for _ in range(size):
             await opened.add()
-        await opened.goes_on()
+        await opened.makes_progress()
         yield opened
     finally:
         await opened.aclose()
@@ -173,10 +179,10 @@ def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
 
 
 async def no_update_is_lost(members: list[EtcdServer], ttl: float) -> None:
-    """Holders are stopped for longer than the TTL, killed and cut off, and members are killed."""
+    """Holders are stopped for longer than the TTL, killed and disconnected; members are killed."""
     url = "etcd://" + ",".join(member.address for member in members)
     async with arena(url, "/one", "fenced", ttl=ttl) as one, open_store(url) as store:
-        for _ in range(15):  # some may have written before they stopped
+        for _ in range(15):  # some may have written before they were stopped
             await one.pause()
             if one.count("rejected"):
                 break
@@ -187,14 +193,14 @@ async def no_update_is_lost(members: list[EtcdServer], ttl: float) -> None:
             member.kill()
             await asyncio.sleep(0.5)
             await asyncio.to_thread(member.start)
-        await one.goes_on()
+        await one.makes_progress()
         await one.aclose()
         assert await one.lost_updates(store) == []
 
 
 @pytest.mark.timeout(120)
 async def test_with_fencing_no_update_is_lost(fresh_etcd: Callable[..., EtcdServer]):
-    # 3.5.0 to 3.5.2 can lose a write themselves when killed (etcd-io/etcd#13766).
+    # etcd 3.5.0 to 3.5.2 can lose a write when killed (etcd-io/etcd#13766).
     await no_update_is_lost([fresh_etcd(series="3.4")], ttl=1.0)
 
 
@@ -205,7 +211,7 @@ async def test_with_fencing_no_update_is_lost_on_a_cluster(cluster: EtcdCluster)
 
 
 async def cut_off(members: list[EtcdServer], where: Arena) -> None:
-    """A contender behind proxies that swallow everything while it holds the lock."""
+    """Put a contender behind proxies that swallow everything while it holds the lock."""
     async with contextlib.AsyncExitStack() as stack:
         proxies = [
             await stack.enter_async_context(FaultProxy(member.address)) for member in members
@@ -213,29 +219,29 @@ async def cut_off(members: list[EtcdServer], where: Arena) -> None:
         behind = "etcd://" + ",".join(proxy.address for proxy in proxies)
         contender = await where.add(behind)
         await eventually(
-            lambda: bool(where.said) and where.said[-1][:2] == (contender.who, "read"),
+            lambda: bool(where.steps) and where.steps[-1][:2] == (contender.name, "read"),
             within=_PATIENCE,
             what="the turn of who is cut off",
         )
         for proxy in proxies:
             proxy.blackhole()
-        await where.goes_on()
+        await where.makes_progress()
         for proxy in proxies:
             proxy.heal()
-        await where.goes_on()
+        await where.makes_progress()
         where.contenders.remove(contender)
         await contender.kill()
 
 
 @pytest.mark.timeout(120)
 async def test_without_fencing_updates_are_lost(fresh_etcd: Callable[..., EtcdServer]):
-    """The same with the check taken out: it is the check that makes the difference."""
+    """The same without the check, to show that it makes the difference."""
     server = fresh_etcd()
     async with (
         arena(server.url, "/one", "unfenced", ttl=1) as one,
         open_store(server.url) as store,
     ):
-        for _ in range(8):  # some may have written before they stopped
+        for _ in range(8):  # some may have written before they were stopped
             await one.pause()
             if await one.lost_updates(store):
                 break
@@ -290,14 +296,14 @@ async def nothing_is_left(server: EtcdServer) -> None:
         async def nothing() -> bool:
             if not (await store.read(prefix(b"/"))).entries and await leases(server) == 0:
                 return True
-            await asyncio.sleep(0.3)  # a process asks for the leases
+            await asyncio.sleep(0.3)  # a process lists the leases
             return False
 
         await eventually(nothing, what="no keys and no leases")
 
 
 async def reaches(hub: Hub) -> bool:
-    """Whether its store answers."""
+    """Whether the store of a hub answers."""
     try:
         await hub.store.read(key(b"/up"))
     except Unavailable:
@@ -309,7 +315,7 @@ async def reaches(hub: Hub) -> bool:
 async def behind_proxy(
     server: EtcdServer, timeout: str = "1s"
 ) -> AsyncIterator[tuple[FaultProxy, Hub, Hub]]:
-    """A hub behind a proxy, and one that is not, below a namespace of their own."""
+    """A hub behind a proxy, and one with a direct connection, in a new namespace."""
     namespace = f"namespace=/{uuid.uuid4().hex}"
     async with (
         FaultProxy(server.address) as proxy,
@@ -327,7 +333,7 @@ async def test_an_acquire_whose_reply_was_lost_leaves_no_orphan(
     server = fresh_etcd()
     async with behind_proxy(server) as (proxy, hub, other):
         async with hub.lock("warm", ttl=1):
-            pass  # a lease is at hand: the next thing to be sent is the place in the line
+            pass  # a lease is available: the next request is the place in the queue
         holder = await other.lock("lock").acquire() if waits else None
         proxy.mute()
         acquiring = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=1).acquire())
@@ -336,7 +342,7 @@ async def test_an_acquire_whose_reply_was_lost_leaves_no_orphan(
             lines = await other.locks("lock")
             return bool(lines) and len(lines[0].holders + lines[0].waiting) == 1 + waits
 
-        await eventually(arrived, what="a place that nobody is told of")
+        await eventually(arrived, what="a place whose owner got no reply")
         with pytest.raises(Unavailable):
             await acquiring
         proxy.heal()
@@ -376,12 +382,12 @@ KINDS: dict[str, Callable[[Hub, float], Lock]] = {
 async def test_one_deadline_covers_all_of_an_acquire_whose_replies_are_lost(
     kind: str, timeout: float, etcd: Callable[[str], EtcdServer]
 ):
-    """Grant, commit, revocation and retries; and the error says what may remain, and how long."""
+    """Grant, commit, revocation and retries; the error states what may remain, and for how long."""
     async with FaultProxy(etcd("3.5").address) as proxy:
         url = f"etcd://{proxy.address}?namespace=/{kind}-{time.monotonic_ns()}"
         async with mooring.connect(url) as hub:
             async with hub.lock("warm", ttl=7):
-                pass  # leaves a lease to be used again
+                pass  # leaves a lease that will be used again
             proxy.mute()
             started = time.monotonic()
             with pytest.raises((LockTimeout, OutcomeUnknown), match="until its TTL of 7s ends"):
@@ -395,7 +401,7 @@ async def test_one_deadline_covers_all_of_an_acquire_whose_replies_are_lost(
 async def test_a_try_without_a_lease_is_bounded_and_leaves_no_key(
     etcd: Callable[[str], EtcdServer],
 ):
-    """The grant itself is not answered: no key was sent, so none can remain."""
+    """The grant itself gets no reply: no key was sent, so none can remain."""
     async with (
         FaultProxy(etcd("3.5").address) as proxy,
         mooring.connect(f"etcd://{proxy.address}") as hub,
@@ -415,7 +421,7 @@ async def test_a_try_without_a_lease_is_bounded_and_leaves_no_key(
 async def test_one_deadline_covers_the_end_of_all_leases_if_the_store_is_silent(
     etcd: Callable[[str], EtcdServer],
 ):
-    """Of one that is used, and of one that is being granted."""
+    """A lease that is in use, and one that is being granted."""
     async with FaultProxy(etcd("3.5").address) as proxy:
         store = open_store(f"etcd://{proxy.address}")
         leases = LeasePool(store)
@@ -437,7 +443,7 @@ async def test_one_deadline_covers_the_end_of_all_leases_if_the_store_is_silent(
 async def test_one_deadline_covers_the_end_of_a_hub_if_the_store_is_silent(
     acquired: bool, etcd: Callable[[str], EtcdServer]
 ):
-    """Registrations and locks, also a lock that was not acquired in time."""
+    """Registrations and locks, including a lock that was not acquired in time."""
     async with FaultProxy(etcd("3.5").address) as proxy:
         hub = mooring.connect(f"etcd://{proxy.address}?namespace=/{time.monotonic_ns()}")
         await hub.__aenter__()
@@ -477,8 +483,8 @@ async def test_blocking_code_has_the_same_deadline(etcd: Callable[[str], EtcdSer
         assert await asyncio.to_thread(blocking) < 4.5
 
 
-async def test_one_reply_that_was_lost_does_not_matter(etcd: Callable[[str], EtcdServer]):
-    """The place is given up with its lease, and another taken."""
+async def test_a_single_lost_reply_does_not_matter(etcd: Callable[[str], EtcdServer]):
+    """The place is given up with its lease, and another one taken."""
     async with behind_proxy(etcd("3.5"), timeout="3s") as (proxy, hub, other):
         async with hub.lock("warm", ttl=5):
             pass
@@ -493,11 +499,11 @@ async def test_one_reply_that_was_lost_does_not_matter(etcd: Callable[[str], Etc
         proxy.heal()
         held = await acquiring
         (line,) = await other.locks("lock")
-        assert [each.token for each in line.holders] == [held.token]
+        assert [holder.token for holder in line.holders] == [held.token]
         await held.release()
 
 
-async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
+async def test_a_disconnected_holder_knows_before_another_acquires_the_lock(
     etcd: Callable[[str], EtcdServer],
 ):
     async with behind_proxy(etcd("3.5")) as (proxy, hub, other):
@@ -529,7 +535,7 @@ async def test_who_is_cut_off_knows_before_anybody_else_gets_it(
         proxy.heal()
 
 
-async def test_a_waiter_outlives_a_store_that_goes_away(etcd: Callable[[str], EtcdServer]):
+async def test_a_waiter_survives_an_unavailable_store(etcd: Callable[[str], EtcdServer]):
     async with behind_proxy(etcd("3.5")) as (proxy, hub, other):
         held = await other.lock("lock").acquire()
         waiting = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=2).acquire())
@@ -556,16 +562,16 @@ async def test_a_waiter_outlives_a_store_that_goes_away(etcd: Callable[[str], Et
 
 
 @pytest.mark.deadline
-async def test_a_store_that_is_away_is_told_at_once(etcd: Callable[[str], EtcdServer]):
+async def test_an_unavailable_store_is_reported_at_once(etcd: Callable[[str], EtcdServer]):
     async with behind_proxy(etcd("3.5")) as (proxy, hub, _):
         proxy.refuse()
         started = time.monotonic()
         with pytest.raises(Unavailable):
             await hub.lock("lock").acquire()
-        assert time.monotonic() - started < 2  # its store's timeout is 1 s
+        assert time.monotonic() - started < 2  # the timeout of the store is 1 s
 
 
-async def test_to_release_while_the_store_is_away_is_no_error(
+async def test_releasing_while_the_store_is_unavailable_is_no_error(
     fresh_etcd: Callable[..., EtcdServer],
 ):
     server = fresh_etcd()
@@ -578,16 +584,18 @@ async def test_to_release_while_the_store_is_away_is_no_error(
     await nothing_is_left(server)
 
 
-async def test_a_killed_holder_is_followed_after_its_ttl(fresh_etcd: Callable[..., EtcdServer]):
+async def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(
+    fresh_etcd: Callable[..., EtcdServer],
+):
     server = fresh_etcd()
     async with arena(server.url, "/lock", "fenced", size=1, ttl=1) as where:
-        await eventually(lambda: where.said[-1].what == "read", within=_PATIENCE)
+        await eventually(lambda: where.steps[-1].what == "read", within=_PATIENCE)
         await where.aclose()
         async with mooring.connect(server.url) as hub, hub.lock("/lock", timeout=20):
             pass
 
 
-async def test_compaction_does_not_disturb_a_line(etcd: Callable[[str], EtcdServer]):
+async def test_compaction_does_not_disturb_a_queue(etcd: Callable[[str], EtcdServer]):
     async with behind_proxy(etcd("3.5")) as (proxy, hub, other):
         held = await other.lock("lock").acquire()
         waiting = asyncio.get_running_loop().create_task(hub.lock("lock", ttl=10).acquire())

@@ -1,4 +1,4 @@
-"""The bridge between old and new keys of tenants, and a copy, over connections that break."""
+"""The bridge between old and new keys of tenants, and a copy, over faulty connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNITS = range(1, 9)
 
 
 async def write(store: Store, chance: random.Random) -> None:
-    """Something on one of the sides, or on both."""
+    """Write a random part on one of the sides, or on both."""
     publisher, unit, value = Publisher(store, ring=Keyring()), chance.choice(UNITS), chance.random()
     root = f"jxt//tenants/{unit}"
     quota = encoded({"uploadQuotaGb": value})
@@ -52,7 +52,7 @@ async def write(store: Store, chance: random.Random) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_a_bridge_goes_on_over_broken_connections(etcd: Callable[[str], EtcdServer]):
+async def test_a_bridge_continues_over_broken_connections(etcd: Callable[[str], EtcdServer]):
     server, chance = etcd("3.5"), random.Random(5)
     namespace = f"?namespace=/{uuid.uuid4().hex}/"
     tasks = Tasks()
@@ -79,7 +79,7 @@ async def test_a_bridge_goes_on_over_broken_connections(etcd: Callable[[str], Et
 
 
 @pytest.mark.timeout(120)
-async def test_a_copy_whose_answers_are_lost_is_run_again(etcd: Callable[[str], EtcdServer]):
+async def test_a_copy_whose_replies_were_lost_can_be_repeated(etcd: Callable[[str], EtcdServer]):
     server, old = etcd("3.5"), made(6, 40)
     namespace = f"?namespace=/{uuid.uuid4().hex}/"
     async with (

@@ -14,7 +14,7 @@ from tests.features.test_migrate_redis_v1 import WITHIN, bridging, place
 from tests.waiting import eventually
 
 
-async def test_a_bridge_outlives_redis(fresh_redis: Callable[..., RedisServer]):
+async def test_a_bridge_survives_an_outage_of_redis(fresh_redis: Callable[..., RedisServer]):
     server = fresh_redis(series="6.2", persistent=True)
     async with place(server) as here, bridging(here):
         server.stop()
@@ -30,7 +30,7 @@ async def test_a_bridge_outlives_redis(fresh_redis: Callable[..., RedisServer]):
 
 @pytest.mark.deadline
 @pytest.mark.parametrize("tier1", [False, True], ids=["other keys", "tier 1"])
-async def test_a_node_that_is_down_costs_a_bridge_what_lies_on_it(tmp_path: Path, tier1: bool):
+async def test_a_node_that_is_down_affects_only_its_own_services(tmp_path: Path, tier1: bool):
     flags = ["--cluster-require-full-coverage", "no"]
     with RedisCluster(tmp_path, series="6.2", node_timeout=3.0, flags=flags) as cluster:
         cluster.start()

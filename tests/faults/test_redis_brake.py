@@ -1,4 +1,4 @@
-"""Cleanup and its brake on a real Redis: the dead go, and nobody who lives does, whatever stops."""
+"""Cleanup and its brake on a real Redis: silent instances are evicted, and never a live one."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def connect(url: str, settings: RegistrySettings = SETTINGS) -> Hub:
 
 
 async def listed(hub: Hub, service: str = "echo") -> set[int]:
-    found = (await hub.registry.instances(service)).instances
-    return {instance.port for instance in found}
+    instances = (await hub.registry.instances(service)).instances
+    return {instance.port for instance in instances}
 
 
 async def kept(hub: Hub, service: str = "echo") -> int:
-    """How many are in Redis, overdue or not."""
+    """The number of instances in Redis, overdue or not."""
     registry = registry_of(hub)
     return len(await registry.reader.scores(registry.keys.of(service)))
 
 
 async def overdue(hub: Hub, count: int) -> bool:
-    """Whether so many have been silent for too long."""
+    """Whether this number of instances has been silent for too long."""
     registry = registry_of(hub)
     keys = registry.keys.of("echo")
     oldest = (await registry.reader.state(keys)).now - TIMEOUT * 1000
@@ -67,7 +67,9 @@ async def brakes(hub: Hub) -> set[str]:
     return {*await evictions_of(registry_of(hub)).brakes()}
 
 
-async def test_who_is_not_due_to_beat_is_not_silent(url: str, caplog: pytest.LogCaptureFixture):
+async def test_an_instance_with_a_long_heartbeat_interval_is_not_silent(
+    url: str, caplog: pytest.LogCaptureFixture
+):
     rare = quick(beat=90.0, interval=30.0, timeout=120.0)
     async with connect(url, rare) as hub, fleet(hub, 4) as echo:
         registry = registry_of(hub)
@@ -86,7 +88,7 @@ async def test_who_is_not_due_to_beat_is_not_silent(url: str, caplog: pytest.Log
         assert len(await listed(hub)) == 4
 
 
-async def test_who_stays_though_it_is_silent_is_counted_as_it_is_listed(url: str):
+async def test_silent_persistent_instances_are_counted_as_listed(url: str):
     async with connect(url) as hub, fleet(hub, 2, ephemeral=False) as stays, fleet(hub, 1, first=5):
         await silence(hub, stays)
         assert await overdue(hub, 2)
@@ -96,7 +98,7 @@ async def test_who_stays_though_it_is_silent_is_counted_as_it_is_listed(url: str
 
 @contextlib.asynccontextmanager
 async def never_fewer(view: View, count: int) -> AsyncIterator[None]:
-    """A consumer has at least so many, all the time."""
+    """A consumer always sees at least this number of instances."""
     seen: set[int] = set()
 
     async def look() -> None:
@@ -114,14 +116,14 @@ async def never_fewer(view: View, count: int) -> AsyncIterator[None]:
 
 
 async def holds(hub: Hub, count: int, seconds: float) -> None:
-    """So many stay in Redis for so long."""
+    """Assert that this number of instances stays in Redis for this time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert await kept(hub) == count
         await asyncio.sleep(0.05)
 
 
-async def test_the_dead_are_taken_out_and_the_living_stay(url: str):
+async def test_silent_instances_are_evicted_and_live_ones_stay(url: str):
     async with (
         connect(url) as hub,
         connect(url) as other,
@@ -141,7 +143,7 @@ async def test_the_dead_are_taken_out_and_the_living_stay(url: str):
 
 
 @pytest.mark.parametrize("sweepers", usual([3], [1], reason="several do what one does"))
-async def test_sixty_percent_cut_off_lose_nobody(url: str, sweepers: int):
+async def test_a_partition_of_sixty_percent_evicts_no_instance(url: str, sweepers: int):
     address, _, rest = url.removeprefix("redis://").partition("?")
     async with (
         FaultProxy(address) as proxy,
@@ -176,8 +178,8 @@ async def test_sixty_percent_cut_off_lose_nobody(url: str, sweepers: int):
         assert before < after
 
 
-async def test_those_who_do_not_come_back_go_when_the_rest_did(url: str):
-    """The brake waits for stragglers first, and then lets go."""
+async def test_instances_that_do_not_return_are_evicted_after_the_rest_returned(url: str):
+    """The brake waits for stragglers first, and then releases."""
     async with (
         connect(url) as hub,
         connect(url) as other,
@@ -192,7 +194,7 @@ async def test_those_who_do_not_come_back_go_when_the_rest_did(url: str):
 
         await eventually(braked)
         before = time.monotonic()
-        async with connect(url) as anew, fleet(anew, 4, first=5):  # in the same places
+        async with connect(url) as restarted, fleet(restarted, 4, first=5):  # at the same addresses
             await eventually(lambda: _not(braked()))
             assert time.monotonic() - before > 0.95 * TIMEOUT  # by another clock than that of Redis
 
@@ -207,7 +209,7 @@ async def _not(answer: object) -> bool:
     return not await answer  # type: ignore[misc]
 
 
-async def test_the_brake_lets_go_after_its_time(url: str):
+async def test_the_brake_releases_after_its_time(url: str):
     settings = quick(timeout=TIMEOUT, release=1.5)
     async with (
         connect(url, settings) as hub,
@@ -232,7 +234,7 @@ async def _holding(hub: Hub) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["single", "cluster"])
-async def test_an_operator_releases_the_brake_and_the_silent_go(
+async def test_an_operator_releases_the_brake_and_silent_instances_are_evicted(
     kind: str, request: pytest.FixtureRequest
 ):
     if kind == "cluster":
@@ -258,8 +260,8 @@ async def test_an_operator_releases_the_brake_and_the_silent_go(
         assert not await brakes(other)
 
 
-async def test_a_brake_that_nobody_looks_after_ends(url: str):
-    """All sweepers died while it held: consumers do not keep the dead for ever."""
+async def test_a_brake_without_sweepers_ends(url: str):
+    """All sweepers died while it held: consumers do not keep silent instances forever."""
     settings = quick(timeout=TIMEOUT, release=0.5)
     async with connect(url, settings) as hub, fleet(hub, 4) as dying:
         await silence(hub, dying)
@@ -271,7 +273,7 @@ async def test_a_brake_that_nobody_looks_after_ends(url: str):
         await eventually(over)
 
 
-async def test_a_scale_in_by_deregistration_trips_nothing(url: str):
+async def test_a_scale_in_by_deregistration_does_not_engage_the_brake(url: str):
     async with connect(url) as hub, connect(url) as other, sweeping(other, 2), fleet(hub, 2):
         async with fleet(hub, 8, first=3):
             assert await kept(other) == 10
@@ -282,8 +284,8 @@ async def test_a_scale_in_by_deregistration_trips_nothing(url: str):
             assert not await brakes(other)
 
 
-async def test_a_redis_that_stood_still_costs_nobody(fresh_redis: Callable[..., RedisServer]):
-    """For longer than the timeout, and also services of one and two instances."""
+async def test_a_stalled_redis_evicts_no_instance(fresh_redis: Callable[..., RedisServer]):
+    """It stalls for longer than the timeout, also for services of one and two instances."""
     server = fresh_redis()
     url = namespaced(server.url)
     async with (
@@ -300,7 +302,7 @@ async def test_a_redis_that_stood_still_costs_nobody(fresh_redis: Callable[..., 
         removed: list[object] = []
         for view in (view1, view2, view5):
             view.subscribe(lambda update: removed.extend(c for c in update.changes if not c.after))
-        incarnations = {each.instance.incarnation for each in (*one, *two, *five)}
+        incarnations = {registration.instance.incarnation for registration in (*one, *two, *five)}
         async with never_fewer(view1, 1), never_fewer(view2, 2), never_fewer(view5, 5):
             server.pause()
             await asyncio.sleep(1.3 * TIMEOUT)
@@ -317,7 +319,9 @@ async def test_a_redis_that_stood_still_costs_nobody(fresh_redis: Callable[..., 
         for name, count in (("one", 1), ("two", 2), ("five", 5)):
             assert await kept(other, name) == count
         states = {"registered"}
-        await eventually(lambda: {each.state for each in (*one, *two, *five)} == states)
+        await eventually(
+            lambda: {registration.state for registration in (*one, *two, *five)} == states
+        )
 
 
 async def test_persistent_instances_are_marked_and_recover(url: str):
@@ -333,23 +337,23 @@ async def test_persistent_instances_are_marked_and_recover(url: str):
 
         async def marked() -> bool:
             assert not await brakes(other)
-            found = (await other.registry.instances("echo")).instances
-            assert len(found) == 5
-            return sum(not each.status.healthy for each in found) == 4
+            instances = (await other.registry.instances("echo")).instances
+            assert len(instances) == 5
+            return sum(not instance.status.healthy for instance in instances) == 4
 
         await eventually(marked)
         await eventually(lambda: sum(not i.status.healthy for i in view.instances) == 4)
         async with connect(url) as again:
-            for one in dying:  # the very same process, after a long sleep
+            for one in dying:  # the same process, after a long sleep
                 record = one._record
                 await record.beat(one.instance, update=False)
-            found = (await again.registry.instances("echo")).instances
-            assert all(each.status.healthy for each in found)
+            instances = (await again.registry.instances("echo")).instances
+            assert all(instance.status.healthy for instance in instances)
             await eventually(lambda: all(i.status.healthy for i in view.instances))
 
 
 async def test_persistent_instances_do_not_keep_the_brake_from_holding(url: str):
-    """Ten that stay and four that do not: three of the four are more than half."""
+    """Ten that are persistent and four that are not: three of the four are more than half."""
     async with connect(url) as hub, connect(url) as other:
         registry = registry_of(other)
         async with fleet(hub, 10, ephemeral=False), fleet(hub, 4, first=20) as ephemeral:
@@ -362,8 +366,8 @@ async def test_persistent_instances_do_not_keep_the_brake_from_holding(url: str)
         assert await registry.connection.call("ZCARD", keys.persistent, what="test") == 0
 
 
-async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url: str):
-    settings = quick(timeout=60.0)  # the living stay, however slow the machine is
+async def test_a_sweeper_that_dies_between_batches_leaves_no_partial_state(url: str):
+    settings = quick(timeout=60.0)  # live instances stay, however slow the machine is
     async with connect(url, settings) as hub:
         registry = registry_of(hub)
         keys = registry.keys.of("echo")
@@ -377,12 +381,12 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
             sweeper.settings = msgspec.structs.replace(settings.cleanup, brake_least=1000)
             oldest = await sweeper._now(keys) - 60_000
             first = [f"i{number}" for number in range(100)]
-            await sweeper._run_script(keys, first, CleanupReport(), oldest)  # and it is gone
+            await sweeper._run_script(keys, first, CleanupReport(), oldest)  # and then it dies
             assert await kept(hub) == 151
             removed: list[tuple[str, str]] = []
 
             async def swept() -> bool:
-                other = evictions_of(registry)  # one that saw Redis stall stops removing
+                other = evictions_of(registry)  # one that saw Redis stall stops evicting
                 other.settings = sweeper.settings
                 removed.extend((await other.sweep()).removed)
                 return bool(removed)
@@ -390,11 +394,11 @@ async def test_a_sweeper_that_dies_between_batches_leaves_nothing_half_done(url:
             await eventually(swept)
             assert len(removed) == 150
             assert await kept(hub) == 1
-            found = await registry.connection.scan(f"{keys.base}:instance:*")
-            assert len(found) == 1
+            names = await registry.connection.scan(f"{keys.base}:instance:*")
+            assert len(names) == 1
 
 
-async def test_a_service_by_another_name_is_not_held_up(url: str):
+async def test_the_brake_of_one_service_does_not_delay_others(url: str):
     async with (
         connect(url) as hub,
         connect(url) as other,

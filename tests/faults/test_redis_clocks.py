@@ -1,5 +1,5 @@
-"""Only Redis' own clock counts: that of a client, an admin or a consumer may be hours off. If it
-steps, no live instance is lost and no dead one stays."""
+"""Only the clock of Redis counts: that of a client, an admin or a consumer may be hours off. If the
+clock of Redis steps, no live instance is lost and no dead one stays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.waiting import eventually
 
 SETTINGS = quick(timeout=6.0, interval=0.3)
 
-ELSEWHEN = """
+PROCESS_WITH_CLOCK = """
 import datetime, json, sys, time
 shift, url = float(sys.argv[1]), sys.argv[2]
 real, real_ns = time.time, time.time_ns
@@ -81,14 +81,14 @@ asyncio.run(main())
 """
 
 
-class Elsewhen:
+class ProcessWithClock:
     """A process that registers, sweeps and consumes by another clock."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def tell(self) -> tuple[str, list[str], list[str]]:
-        """Its state, what its view has, and what it lists."""
+    async def report(self) -> tuple[str, list[str], list[str]]:
+        """The state of its registration, what its view contains, and what it lists."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
@@ -97,12 +97,12 @@ class Elsewhen:
 
 
 @contextlib.asynccontextmanager
-async def elsewhen(url: str, shift: float) -> AsyncIterator[Elsewhen]:
-    command = [sys.executable, "-c", ELSEWHEN, str(shift), url]
+async def process_with_clock(url: str, shift: float) -> AsyncIterator[ProcessWithClock]:
+    command = [sys.executable, "-c", PROCESS_WITH_CLOCK, str(shift), url]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     try:
-        yield Elsewhen(process)
+        yield ProcessWithClock(process)
     finally:
         await process.communicate(b"")
 
@@ -112,17 +112,24 @@ def connect(url: str) -> Hub:
 
 
 @pytest.mark.parametrize("shift", [-3600.0, 3600.0])
-async def test_clocks_an_hour_off_change_nothing(redis: Callable[[str], RedisServer], shift: float):
+async def test_clients_with_clocks_an_hour_off_change_nothing(
+    redis: Callable[[str], RedisServer], shift: float
+):
     url = namespaced(redis("7.0").url)
-    everybody = [f"10.0.0.1:{port}" for port in (1, 2, 3)] + ["10.0.0.2:1"]
-    async with connect(url) as hub, fleet(hub, 3), sweeping(hub), elsewhen(url, shift) as other:
+    expected = [f"10.0.0.1:{port}" for port in (1, 2, 3)] + ["10.0.0.2:1"]
+    async with (
+        connect(url) as hub,
+        fleet(hub, 3),
+        sweeping(hub),
+        process_with_clock(url, shift) as other,
+    ):
         end = time.monotonic() + 1
         while time.monotonic() < end:
-            state, seen, listed = await other.tell()
+            state, seen, listed = await other.report()
             assert state == "registered"
-            assert seen == listed == everybody
+            assert seen == listed == expected
             own = (await hub.registry.instances("echo")).instances
-            assert sorted(f"{each.host}:{each.port}" for each in own) == everybody
+            assert sorted(f"{instance.host}:{instance.port}" for instance in own) == expected
             await asyncio.sleep(0.1)
         scores = await registry_of(hub).reader.scores(registry_of(hub).keys.of("echo"))
         assert all(abs(score - time.time() * 1000) < 5000 for score in scores.values())
@@ -130,15 +137,15 @@ async def test_clocks_an_hour_off_change_nothing(redis: Callable[[str], RedisSer
             await silence(hub, dying)
 
             async def gone() -> bool:
-                return (await other.tell())[1:] == (everybody, everybody)
+                return (await other.report())[1:] == (expected, expected)
 
             await eventually(gone)
 
 
-async def test_a_successor_on_a_master_that_is_behind_is_the_later_one(
+async def test_a_successor_on_a_master_whose_clock_is_behind_is_the_later_one(
     redis: Callable[[str], RedisServer],
 ):
-    """The record says an hour from now: who comes after it is later still."""
+    """The record was written an hour in the future; its successor must be later still."""
     async with World(redis("7.0"), cleanup=PATIENT) as world:
         older, newer = world.process("a"), world.process("a")
         await older.step()
@@ -154,7 +161,7 @@ async def test_a_successor_on_a_master_that_is_behind_is_the_later_one(
 
 STEPPED = quick(timeout=4.0, interval=0.3)
 UNATTENDED = quick(timeout=60.0)
-"""For instances that send no heartbeats: they are silent after a minute, or a step."""
+"""For instances without heartbeats: they are silent after a minute, or after a step."""
 
 
 VALKEY = "the clock is judged by our scripts and clients, the same on each server"
@@ -169,8 +176,8 @@ def steppable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Steppe
 
 def looks(server: RedisServer) -> int:
     """How often the heartbeats of a service were read."""
-    found = re.search(r"cmdstat_zcard:calls=(\d+)", str(server.command("INFO", "commandstats")))
-    return int(found[1]) if found else 0
+    calls = re.search(r"cmdstat_zcard:calls=(\d+)", str(server.command("INFO", "commandstats")))
+    return int(calls[1]) if calls else 0
 
 
 async def test_no_instance_is_silent_because_the_clock_steps_forward(steppable: SteppedRedis):
@@ -210,7 +217,7 @@ async def step_forward(server: SteppedRedis) -> None:
 async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_instances_in_doubt(
     steppable: SteppedRedis, caplog: pytest.LogCaptureFixture
 ):
-    """It cannot know of the step: to it, all instances are silent for an hour."""
+    """It cannot know of the step: all instances seem silent for an hour."""
     async with (
         mooring.connect(steppable.url, settings=UNATTENDED) as hub,
         mooring.connect(steppable.url, settings=UNATTENDED) as newcomer,
@@ -264,7 +271,7 @@ async def test_a_service_whose_instances_died_long_ago_is_empty_after_the_grace_
 async def test_an_instance_that_never_expires_is_not_in_doubt_after_the_grace_period(
     steppable: SteppedRedis, tmp_path: Path
 ):
-    """Nothing else changes then. The copy on disk is saved all the same."""
+    """Nothing else changes then, but the copy on disk is saved."""
     cache = InstanceCache(tmp_path, "test", "echo")
     async with (
         mooring.connect(steppable.url, settings=UNATTENDED) as hub,
@@ -281,7 +288,7 @@ async def test_an_instance_that_never_expires_is_not_in_doubt_after_the_grace_pe
             await eventually(lambda: cache.load() is not None)
 
 
-async def test_instances_that_are_silent_beside_others_are_left_out_at_the_first_look(
+async def test_silent_instances_beside_live_ones_are_omitted_at_the_first_read(
     steppable: SteppedRedis,
 ):
     async with (
@@ -292,12 +299,12 @@ async def test_instances_that_are_silent_beside_others_are_left_out_at_the_first
         await step_forward(steppable)
         await hub.registry.enter(at(2), ttl=60)
         async with newcomer.discover("echo") as view:
-            assert [each.port for each in view.instances] == [2]
+            assert [instance.port for instance in view.instances] == [2]
             assert not view.stale
 
 
 @pytest.mark.deadline
-async def test_an_instance_that_died_before_the_clock_stepped_forward_is_left_out(
+async def test_an_instance_that_died_before_the_clock_stepped_forward_is_omitted(
     steppable: SteppedRedis,
 ):
     async with (
@@ -311,7 +318,7 @@ async def test_an_instance_that_died_before_the_clock_stepped_forward_is_left_ou
         await eventually(lambda: len(view.instances) == 2, within=4 + 5)
 
 
-async def test_an_instance_that_died_before_the_clock_stepped_back_is_left_out_and_removed(
+async def test_an_instance_that_died_before_the_clock_stepped_back_is_omitted_and_evicted(
     steppable: SteppedRedis, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO")
@@ -328,12 +335,14 @@ async def test_an_instance_that_died_before_the_clock_stepped_back_is_left_out_a
         swept = await sweeper.sweep()
         assert sorted(swept.lowered) == [("echo", f"10.0.0.1:{port}") for port in (1, 2, 3, 4)]
         assert "4 heartbeats ahead of Redis' clock lowered" in str(swept)
-        told = [record.getMessage() for record in caplog.records]
+        messages = [record.getMessage() for record in caplog.records]
         assert (
-            sum("the heartbeats of 4 instances were more than 4s ahead" in line for line in told)
+            sum(
+                "the heartbeats of 4 instances were more than 4s ahead" in line for line in messages
+            )
             == 1
         )
-        assert sum("stepped back by 1h" in line for line in told) == 1
+        assert sum("stepped back by 1h" in line for line in messages) == 1
         scores = await registry_of(hub).reader.scores(registry_of(hub).keys.of("echo"))
         assert all(abs(score / 1000 + 3600 - time.time()) < 60 for score in scores.values())
         record = steppable.command(
@@ -344,7 +353,9 @@ async def test_an_instance_that_died_before_the_clock_stepped_back_is_left_out_a
         assert (await sweeper.sweep()).lowered == []
         async with sweeping(hub):
             await eventually(lambda: len(view.instances) == 3)
-            await eventually(lambda: "10.0.0.1:4" not in {each.id for each in view.instances})
+            await eventually(
+                lambda: "10.0.0.1:4" not in {instance.id for instance in view.instances}
+            )
             gone = "registry:services:echo:instance:10.0.0.1:4"
             await eventually(lambda: steppable.command("EXISTS", gone) == 0)
             ill = "registry:services:echo:instance:10.0.0.1:3"

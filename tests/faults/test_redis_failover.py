@@ -1,5 +1,5 @@
-"""Masters that die, replicas that know less, a Redis that comes back empty: everybody who lives is
-back within a heartbeat, and consumers notice nothing."""
+"""Masters that die, replicas that lag, a Redis that restarts empty: every live instance is back
+within a heartbeat, and consumers notice nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def group(tmp_path: Path) -> Iterator[SentinelGroup]:
 
 @contextlib.asynccontextmanager
 async def watched(view: View, count: int) -> AsyncIterator[None]:
-    """The view has all of them, all the time."""
+    """Assert that the view always contains all of them."""
     fewest = count
 
     def look(_: object) -> None:
@@ -56,23 +56,28 @@ async def watched(view: View, count: int) -> AsyncIterator[None]:
 
 
 async def back(hub: Hub, registrations: list[Any], *, within: float = PATIENCE) -> None:
-    """All are registered again, each by its own account and in Redis."""
+    """Wait until all are registered again, by their own state and in Redis."""
     service = registrations[0].instance.service
-    wanted = {each.instance.id: each.instance.incarnation for each in registrations}
+    wanted = {
+        registration.instance.id: registration.instance.incarnation
+        for registration in registrations
+    }
 
     async def there() -> bool:
         try:
-            found = (await hub.registry.instances(service)).instances
+            instances = (await hub.registry.instances(service)).instances
         except StoreError:
             return False
-        return {each.id: each.incarnation for each in found} == wanted
+        return {instance.id: instance.incarnation for instance in instances} == wanted
 
     await eventually(there, within=within)
-    await eventually(lambda: {each.state for each in registrations} == {"registered"})
+    await eventually(
+        lambda: {registration.state for registration in registrations} == {"registered"}
+    )
 
 
 @pytest.mark.deadline
-async def test_a_redis_that_comes_back_empty_is_filled_within_a_heartbeat(
+async def test_an_emptied_redis_is_filled_within_a_heartbeat(
     fresh_redis: Callable[..., RedisServer],
 ):
     server = fresh_redis()
@@ -87,12 +92,12 @@ async def test_a_redis_that_comes_back_empty_is_filled_within_a_heartbeat(
             server.kill()
             await asyncio.to_thread(server.start)
             await back(other, echo, within=BEAT + 3)
-        names = [each.name for each in await other.registry.services()]
+        names = [service.name for service in await other.registry.services()]
         assert names == ["echo"]
 
 
 @pytest.mark.deadline
-async def test_all_keys_deleted_are_back_within_a_heartbeat(
+async def test_deleted_keys_are_restored_within_a_heartbeat(
     fresh_redis: Callable[..., RedisServer],
 ):
     server = fresh_redis()
@@ -107,9 +112,7 @@ RESUMED = "Sentinel takes ten seconds to make a replica of it; without that it r
 @pytest.mark.parametrize(
     "fault", ["kill", "pause", pytest.param("resume", marks=pytest.mark.extended(RESUMED))]
 )
-async def test_a_master_that_dies_is_replaced_and_nobody_is_missed(
-    group: SentinelGroup, fault: str
-):
+async def test_a_failover_loses_no_instance(group: SentinelGroup, fault: str):
     async with (
         connect(group.url) as hub,
         connect(group.url) as other,
@@ -121,19 +124,19 @@ async def test_a_master_that_dies_is_replaced_and_nobody_is_missed(
         old.kill() if fault == "kill" else old.pause()
         await eventually(lambda: group.master() is not old)
         await back(other, echo)
-        if fault == "resume":  # and comes back as if nothing had been
+        if fault == "resume":  # and returns as if nothing had happened
             old.resume()
             await asyncio.to_thread(group.settle)
             await back(other, echo)
 
 
 def offset(server: RedisServer, role: str) -> int:
-    """How far it has got in the stream of replication."""
+    """Its position in the stream of replication."""
     return int(str(server.command("INFO")).split(f"{role}_repl_offset:")[1].split()[0])
 
 
-async def test_what_a_failover_lost_is_registered_again(group: SentinelGroup):
-    """The replica was not told of the last writes; nor that a newer process took a place."""
+async def test_writes_that_a_failover_lost_are_repeated(group: SentinelGroup):
+    """The replica missed the last writes, and that a newer process took over an id."""
     async with (
         connect(group.url) as old_process,
         connect(group.url) as hub,
@@ -157,7 +160,7 @@ async def test_what_a_failover_lost_is_registered_again(group: SentinelGroup):
             assert older[0].state == "superseded"
 
 
-async def test_sentinels_that_hang_keep_no_newcomer_out(group: SentinelGroup):
+async def test_hanging_sentinels_do_not_block_new_clients(group: SentinelGroup):
     for silent in group.sentinels[:2]:  # the first that are asked
         silent.pause()
     async with connect(group.url) as hub, fleet(hub, 1) as echo, hub.discover("echo") as view:
@@ -175,7 +178,7 @@ def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
 
 
 def elsewhere(cluster: RedisCluster, hub: Hub, service: str) -> str:
-    """The name of a service whose keys lie on another master."""
+    """The name of a service whose keys are on another master."""
     keys = registry_of(hub).keys
     mine = cluster.master_of(keys.of(service).heartbeats)
     return next(
@@ -192,7 +195,7 @@ KILLED = "a paused one is harder to tell, and a killed one is tested with Sentin
 @pytest.mark.parametrize(
     "fault", ["pause", pytest.param("kill", marks=pytest.mark.extended(KILLED))]
 )
-async def test_a_master_of_a_cluster_that_dies_costs_nobody(cluster: RedisCluster, fault: str):
+async def test_a_dead_master_of_a_cluster_loses_no_instance(cluster: RedisCluster, fault: str):
     async with connect(cluster.url) as hub, connect(cluster.url) as other:
         name = elsewhere(cluster, hub, "echo")
         async with (
@@ -206,8 +209,8 @@ async def test_a_master_of_a_cluster_that_dies_costs_nobody(cluster: RedisCluste
             registry = registry_of(other)
             dead = cluster.master_of(registry.keys.of("echo").heartbeats)
             states: list[str] = []
-            for each in rest:
-                each.subscribe(states.append)
+            for registration in rest:
+                registration.subscribe(states.append)
             dead.kill() if fault == "kill" else dead.pause()
             for _ in range(5):
                 async with asyncio.timeout(20):
@@ -224,19 +227,19 @@ async def test_a_master_of_a_cluster_that_dies_costs_nobody(cluster: RedisCluste
 
 
 @pytest.mark.timeout(120)
-async def test_a_cluster_whose_nodes_are_replaced_one_by_one_is_still_found(cluster: RedisCluster):
-    """The nodes that the URL names, and that were masters at first, are all gone in the end."""
+async def test_clients_follow_a_cluster_whose_nodes_are_replaced_one_by_one(cluster: RedisCluster):
+    """The nodes of the URL, which were masters at first, are all gone in the end."""
     old, new = cluster.members[:3], cluster.members[3:]
     url = "redis+cluster://" + ",".join(member.address for member in old)
     async with connect(url) as hub, connect(url) as idle, fleet(hub, 2) as echo:
         registry = registry_of(idle)
         before: list[str] = []
 
-        async def told_of_all() -> bool:
+        async def knows_all_nodes() -> bool:
             before[:] = sorted(await registry.connection.scan("registry:*"))
             return len(cast("ClusterClient", registry.connection._client)._known) == 6
 
-        await eventually(told_of_all)
+        await eventually(knows_all_nodes)
         for member in new:
             member.command("CLUSTER", "FAILOVER")
             await eventually(lambda: "role:master" in str(member.command("INFO")))  # noqa: B023
@@ -244,7 +247,7 @@ async def test_a_cluster_whose_nodes_are_replaced_one_by_one_is_still_found(clus
         known = cast("ClusterClient", registry_of(hub).connection._client)
 
         async def knows_the_new_masters() -> bool:
-            for number in range(20):  # it learns of a new master when it asks the former one
+            for number in range(20):  # it learns of a new master when it calls the former one
                 await hub.registry.instances(f"other{number}")
             return {node[2][1] for node in known._ranges} == {member.port for member in new}
 
@@ -255,19 +258,19 @@ async def test_a_cluster_whose_nodes_are_replaced_one_by_one_is_still_found(clus
             lambda: all("cluster_state:ok" in str(m.command("CLUSTER", "INFO")) for m in new)
         )
         await back(hub, echo)
-        for each in (hub, idle):
-            for number in range(6):  # here and there
-                assert (await each.registry.instances(f"other{number}")).instances == ()
-            assert sorted(await registry_of(each).connection.scan("registry:*")) == before
+        for one in (hub, idle):
+            for number in range(6):  # on different masters
+                assert (await one.registry.instances(f"other{number}")).instances == ()
+            assert sorted(await registry_of(one).connection.scan("registry:*")) == before
 
 
 async def _known(hub: Hub, names: set[str]) -> bool:
-    return {each.name for each in await hub.registry.services()} == names
+    return {service.name for service in await hub.registry.services()} == names
 
 
 @pytest.mark.timeout(120)
-async def test_a_slot_that_moves_takes_its_service_with_it(redis_cluster: RedisCluster):
-    """Moved live, key by key, while everybody beats: with ASK and TRYAGAIN on the way."""
+async def test_a_moved_slot_moves_its_service(redis_cluster: RedisCluster):
+    """Moved live, key by key, with heartbeats in progress: with ASK and TRYAGAIN on the way."""
     url = f"{redis_cluster.url}?namespace=moving"
     async with (
         connect(url) as hub,
@@ -302,7 +305,7 @@ def _move(source: RedisServer, target: RedisServer, key: str, cluster: RedisClus
 
 
 @pytest.mark.deadline
-async def test_a_view_stays_stale_for_as_long_as_redis_is_away(
+async def test_a_view_stays_stale_while_redis_is_unavailable(
     fresh_redis: Callable[..., RedisServer],
 ):
     server = fresh_redis()
@@ -323,7 +326,7 @@ async def test_a_view_stays_stale_for_as_long_as_redis_is_away(
 
 
 @pytest.mark.deadline
-async def test_pauses_between_tries_grow_and_it_is_back_within_a_heartbeat(
+async def test_pauses_between_retries_grow_and_recovery_takes_one_heartbeat(
     fresh_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ):
     tries: list[float] = []

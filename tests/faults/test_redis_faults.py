@@ -1,5 +1,5 @@
-"""A Redis that refuses, forgets its scripts, cuts connections or holds what is not ours: a clear
-report, nobody else affected, and all well by itself once it is mended."""
+"""A Redis that refuses writes, forgets its scripts, cuts connections or holds foreign data: a clear
+report, no effect on other services, and recovery without intervention."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Work:
         registry = registry_of(self.other)
         return await registry.reader.scores(registry.keys.of(service))
 
-    async def all_well(self) -> None:
-        """Everybody is registered, listed, seen, and beats."""
+    async def all_healthy(self) -> None:
+        """Wait until every instance is registered, listed, seen, and beats."""
 
         first: dict[str, float] = {}
 
         async def well() -> bool:
-            if any(each.state != "registered" for each in (*self.echo, *self.rest)):
+            if any(registration.state != "registered" for registration in (*self.echo, *self.rest)):
                 return False
             try:
                 echo, rest = await self.beats("echo"), await self.beats("rest")
@@ -79,11 +79,11 @@ class Work:
 
         await eventually(well)
 
-    async def unaffected(self) -> None:
-        """The second service goes on as if nothing were."""
+    async def rest_is_unaffected(self) -> None:
+        """Assert that the second service continues as usual."""
         before = await self.beats("rest")
         await eventually(lambda: self._newer("rest", before))
-        assert all(each.state == "registered" for each in self.rest)
+        assert all(registration.state == "registered" for registration in self.rest)
 
     async def _newer(self, service: str, before: dict[str, float]) -> bool:
         after = await self.beats(service)
@@ -106,38 +106,34 @@ async def at_work(
 
 
 async def suspended(registration: Any, *words: str) -> None:
-    def is_told() -> bool:
-        told = registration.reason
-        return registration.state == "suspended" and all(word in told for word in words)
+    def is_reported() -> bool:
+        reason = registration.reason
+        return registration.state == "suspended" and all(word in reason for word in words)
 
     try:
-        await eventually(is_told)
+        await eventually(is_reported)
     except AssertionError as error:
         raise AssertionError(f"{registration.state}: {registration.reason}") from error
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_scripts_that_are_forgotten_are_sent_again(
-    redis: Callable[[str], RedisServer], series: str
-):
+async def test_forgotten_scripts_are_loaded_again(redis: Callable[[str], RedisServer], series: str):
     async with at_work(redis(series)) as work:
         states: list[str] = []
-        for each in (*work.echo, *work.rest):
-            each.subscribe(states.append)
+        for registration in (*work.echo, *work.rest):
+            registration.subscribe(states.append)
         reader, keys = registry_of(work.other).reader, work.keys.of("echo")
         for _ in range(5):
             redis(series).command("SCRIPT", "FLUSH")
-            told = await asyncio.gather(*(reader.state(keys) for _ in range(50)))
-            assert len(told) == 50
+            states_read = await asyncio.gather(*(reader.state(keys) for _ in range(50)))
+            assert len(states_read) == 50
             await asyncio.sleep(0.02)
-        await work.all_well()
+        await work.all_healthy()
         assert states == []
 
 
 @pytest.mark.parametrize("kind", ["normal", "pubsub"])
-async def test_connections_that_are_killed_are_made_again(
-    redis: Callable[[str], RedisServer], kind: str
-):
+async def test_killed_connections_are_replaced(redis: Callable[[str], RedisServer], kind: str):
     server = redis("7.0")
     async with at_work(server) as work:
         fewest = 3
@@ -145,9 +141,9 @@ async def test_connections_that_are_killed_are_made_again(
             server.command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
             await asyncio.sleep(0.03)
             fewest = min(fewest, len(work.view.instances))
-        await work.all_well()
+        await work.all_healthy()
         assert fewest == 3
-        assert {each.state for each in (*work.echo, *work.rest)} == {"registered"}
+        assert {registration.state for registration in (*work.echo, *work.rest)} == {"registered"}
         await eventually(lambda: registry_of(work.other)._channels.hears("echo"))
         async with fleet(work.hub, 1, first=50):
             await eventually(lambda: len(work.view.instances) == 4)
@@ -162,7 +158,7 @@ async def test_connections_that_are_killed_are_made_again(
         ("7.0", "instance"),
     ],
 )
-async def test_a_key_that_is_something_else_stops_those_who_beat_there_only(
+async def test_a_key_of_another_type_stops_only_the_heartbeats_that_use_it(
     redis: Callable[[str], RedisServer], series: str, name: str
 ):
     server = redis(series)
@@ -177,18 +173,18 @@ async def test_a_key_that_is_something_else_stops_those_who_beat_there_only(
         server.command("DEL", key)
         server.command("SET", key, "junk")
         await suspended(first, key, "WRONGTYPE", "delete it")
-        await work.unaffected()
+        await work.rest_is_unaffected()
         if name == "instance":
-            assert [each.state for each in work.echo[1:]] == ["registered"] * 2
+            assert [registration.state for registration in work.echo[1:]] == ["registered"] * 2
             listing = await work.other.registry.instances("echo")
             assert len(listing.instances) == 2
             assert any(key in str(problem) for problem in listing.problems)
         server.command("DEL", key)
-        await work.all_well()
+        await work.all_healthy()
 
 
 @pytest.mark.parametrize(("series", "name"), [("6.2", "config"), ("7.0", "brake")])
-async def test_a_service_that_cannot_be_read_keeps_its_consumers(
+async def test_an_unreadable_service_keeps_its_consumers(
     redis: Callable[[str], RedisServer], series: str, name: str
 ):
     server = redis(series)
@@ -200,15 +196,15 @@ async def test_a_service_that_cannot_be_read_keeps_its_consumers(
         swept = await evictions_of(registry_of(work.other)).sweep()
         if name == "brake":
             assert any(key in problem for problem in swept.problems)
-        assert {each.state for each in work.echo} == {"registered"}
+        assert {registration.state for registration in work.echo} == {"registered"}
         assert len(work.view.instances) == 3
         assert len((await work.other.registry.instances("rest")).instances) == 3
         server.command("DEL", key)
-        await work.all_well()
+        await work.all_healthy()
 
 
 @pytest.mark.parametrize("series", ["6.2", "7.0"])
-async def test_a_list_of_services_that_is_something_else_costs_no_beat(
+async def test_a_list_of_services_of_another_type_stops_no_heartbeat(
     redis: Callable[[str], RedisServer], series: str
 ):
     server = redis(series)
@@ -218,30 +214,33 @@ async def test_a_list_of_services_that_is_something_else_costs_no_beat(
         server.command("SET", key, "junk")
         with pytest.raises(StoreError, match=f"{key} is a string and should be a set"):
             await work.other.registry.services()
-        await work.all_well()
+        await work.all_healthy()
         newcomer = work.hub.register(Instance("echo", "10.0.0.9", 9), wait=2)
         async with newcomer:
             assert newcomer.state != "registered"
             assert key in newcomer._problem
-            assert len(await work.beats("echo")) == 3  # nothing is half done
+            assert len(await work.beats("echo")) == 3  # no partial state
             server.command("DEL", key)
             await eventually(lambda: newcomer.state == "registered")
 
         async def known() -> bool:
-            return [each.name for each in await work.other.registry.services()] == ["echo", "rest"]
+            return [service.name for service in await work.other.registry.services()] == [
+                "echo",
+                "rest",
+            ]
 
         await eventually(known)
 
 
 @pytest.mark.parametrize("name", ["removed", "evictions"])
-async def test_what_is_seldom_needed_is_missed_only_where_it_is_needed(
+async def test_rarely_used_keys_fail_only_what_needs_them(
     redis: Callable[[str], RedisServer], name: str
 ):
     server = redis("7.0")
     async with at_work(server) as work:
         key = getattr(work.keys.of("echo"), name)
         server.command("RPUSH", key, "junk")
-        await work.all_well()
+        await work.all_healthy()
         if name == "evictions":
             swept = await evictions_of(registry_of(work.other)).sweep()
             assert any(f"{key} is a list" in problem for problem in swept.problems)
@@ -253,13 +252,13 @@ async def test_what_is_seldom_needed_is_missed_only_where_it_is_needed(
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_out_of_memory_signs_of_life_count_and_the_rest_is_refused(
+async def test_without_memory_heartbeats_count_and_other_writes_are_refused(
     fresh_redis: Callable[..., RedisServer], series: str
 ):
     server = fresh_redis(series=series)
     async with at_work(server) as work:
         server.command("CONFIG", "SET", "maxmemory", 1)
-        await work.all_well()
+        await work.all_healthy()
         work.echo[0].update(metadata={"team": "x"})
         await suspended(work.echo[0], "out of memory", "maxmemory")
         before = await work.beats("echo")
@@ -272,17 +271,19 @@ async def test_out_of_memory_signs_of_life_count_and_the_rest_is_refused(
             assert len(await work.beats("echo")) == 3
             assert not (await evictions_of(registry_of(work.other)).sweep()).removed
             leaving = work.rest[2]
-            await leaving.aclose()  # what gives room is let through
+            await leaving.aclose()  # deletions are allowed
             assert len(await work.beats("rest")) == 2
             server.command("CONFIG", "SET", "maxmemory", 0)
             await eventually(lambda: newcomer.state == "registered")
             await eventually(lambda: work.echo[0].state == "registered")
         listing = await work.other.registry.instances("echo")
-        assert {each.port: each.metadata for each in listing.instances}[1] == {"team": "x"}
+        assert {instance.port: instance.metadata for instance in listing.instances}[1] == {
+            "team": "x"
+        }
 
 
 @pytest.mark.parametrize("series", ["6.2", "7.0"])
-async def test_a_master_that_became_a_replica_is_waited_for(
+async def test_clients_wait_for_a_master_that_became_a_replica(
     fresh_redis: Callable[..., RedisServer], series: str
 ):
     server = fresh_redis(series=series)
@@ -292,7 +293,7 @@ async def test_a_master_that_became_a_replica_is_waited_for(
         assert len((await work.other.registry.instances("echo")).instances) == 3
         assert len(work.view.instances) == 3
         server.command("REPLICAOF", "NO", "ONE")
-        await work.all_well()
+        await work.all_healthy()
 
 
 async def test_the_reason_of_a_suspended_registration_is_the_latest_one(
@@ -306,11 +307,11 @@ async def test_the_reason_of_a_suspended_registration_is_the_latest_one(
         await suspended(work.echo[0], "read only replica")
         server.command("CONFIG", "SET", "min-replicas-to-write", 0)
         server.command("REPLICAOF", "NO", "ONE")
-        await work.all_well()
+        await work.all_healthy()
 
 
 @pytest.mark.parametrize("series", ["6.2", VALKEY])
-async def test_too_few_replicas_to_write_are_waited_for(
+async def test_clients_wait_while_too_few_replicas_can_write(
     fresh_redis: Callable[..., RedisServer], series: str
 ):
     server = fresh_redis(series=series)
@@ -320,11 +321,11 @@ async def test_too_few_replicas_to_write_are_waited_for(
         with pytest.raises(Unavailable, match="replicas"):
             await work.other.registry.configure("echo", set={"weight": 2})
         server.command("CONFIG", "SET", "min-replicas-to-write", 0)
-        await work.all_well()
+        await work.all_healthy()
 
 
 @pytest.mark.deadline
-async def test_a_call_that_is_refused_until_its_timeout_says_why_on_a_slow_network_too(
+async def test_a_call_refused_until_its_timeout_states_the_reason_on_a_slow_network_too(
     fresh_redis: Callable[..., RedisServer],
 ):
     server = fresh_redis()
@@ -339,7 +340,7 @@ async def test_a_call_that_is_refused_until_its_timeout_says_why_on_a_slow_netwo
 
 
 @pytest.mark.parametrize("series", ["6.2", VALKEY])
-async def test_a_redis_that_is_busy_with_a_script_is_waited_for(
+async def test_clients_wait_for_a_redis_that_is_busy_with_a_script(
     fresh_redis: Callable[..., RedisServer], series: str
 ):
     server = fresh_redis(series=series, flags=["--lua-time-limit", "50"])
@@ -355,7 +356,7 @@ async def test_a_redis_that_is_busy_with_a_script_is_waited_for(
         server.command("SCRIPT", "KILL")
         assert len((await listing).instances) == 3
         await busy
-        await work.all_well()
+        await work.all_healthy()
 
 
 def _is_busy(server: RedisServer) -> bool:
@@ -370,7 +371,9 @@ def _run(server: RedisServer, *words: str) -> None:
         server.command(*words, within=20)
 
 
-async def test_a_redis_that_loads_its_data_is_waited_for(fresh_redis: Callable[..., RedisServer]):
+async def test_clients_wait_for_a_redis_that_loads_its_data(
+    fresh_redis: Callable[..., RedisServer],
+):
     flags = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]
     server = fresh_redis(persistent=True, flags=flags)
     async with at_work(server) as work:
@@ -392,14 +395,18 @@ async def test_a_redis_that_loads_its_data_is_waited_for(fresh_redis: Callable[.
         listing = asyncio.ensure_future(work.other.registry.instances("echo"))
         await eventually(loaded)
         assert loading
-        (told,) = await asyncio.gather(listing, return_exceptions=True)
-        assert len(told.instances) == 3 if isinstance(told, Listing) else type(told) is Unavailable
+        (result,) = await asyncio.gather(listing, return_exceptions=True)
+        assert (
+            len(result.instances) == 3
+            if isinstance(result, Listing)
+            else type(result) is Unavailable
+        )
         assert len(work.view.instances) == 3
-        await work.all_well()
+        await work.all_healthy()
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_an_id_that_is_no_text_does_not_hide_which_key_is_wrong(
+async def test_an_id_that_is_not_utf_8_does_not_hide_which_key_is_wrong(
     redis: Callable[[str], RedisServer], series: str
 ):
     server = redis(series)
@@ -448,10 +455,10 @@ def _take_writes(server: RedisServer) -> None:
         ),
     ],
 )
-async def test_who_can_tell_no_heartbeat_is_not_dropped(
+async def test_instances_without_possible_heartbeats_are_not_evicted(
     fresh_redis: Callable[..., RedisServer], fault: str, series: str
 ):
-    """Redis takes no writes for longer than anybody's timeout, and answers all the while."""
+    """Redis refuses writes for longer than any timeout, but answers all the time."""
     server = fresh_redis(series=series)
     if fault == "too few replicas":
         replica = fresh_redis(series=series)
@@ -472,6 +479,6 @@ async def test_who_can_tell_no_heartbeat_is_not_dropped(
         assert any("rejects writes" in str(problem) for problem in listing.problems)
         assert ("echo", 3) in await work.other.registry.services()
         _take_writes(server)
-        await work.all_well()
+        await work.all_healthy()
         assert fewest == 3
         assert removed == []

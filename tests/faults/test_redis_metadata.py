@@ -1,4 +1,4 @@
-"""Metadata and metrics through a real Redis, and what is too large for it."""
+"""Metadata and metrics through a real Redis, and the limits of their size."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def url(request: pytest.FixtureRequest, redis: Callable[[str], RedisServer]) -> 
 
 
 async def only(hub: Hub) -> Instance:
-    (found,) = (await hub.registry.instances("echo")).instances
-    return found
+    (instance,) = (await hub.registry.instances("echo")).instances
+    return instance
 
 
-async def test_what_an_instance_says_is_equal_when_it_is_read_back(url: str):
+async def test_metadata_and_metrics_are_read_as_written(url: str):
     settings = quick()
     async with (
         mooring.connect(url, settings=settings) as hub,
@@ -52,10 +52,10 @@ async def test_what_an_instance_says_is_equal_when_it_is_read_back(url: str):
         assert (await only(other)).metadata == METADATA
         one.update(metrics=METRICS, healthy=False)
 
-        async def told() -> bool:
+        async def complete() -> bool:
             return (await only(other)).status.metrics == METRICS
 
-        await eventually(told)
+        await eventually(complete)
         await eventually(lambda: view.instances[0].status.metrics == METRICS)
         assert view.instances[0].metadata == METADATA
         one.update(metrics={"big": 1}, metadata={"b": "1"}, healthy=True)
@@ -71,7 +71,7 @@ async def test_what_an_instance_says_is_equal_when_it_is_read_back(url: str):
         assert {n for n in names if n.startswith(b"metadata_")} == {b"metadata_b", b"metadata_big"}
 
 
-async def test_too_much_metadata_is_refused_before_anything_is_sent(
+async def test_oversized_metadata_is_refused_before_any_write(
     redis: Callable[[str], RedisServer],
 ):
     async with mooring.connect(
@@ -83,7 +83,7 @@ async def test_too_much_metadata_is_refused_before_anything_is_sent(
         assert await hub.registry.services() == []
 
 
-async def test_what_grows_too_large_is_left_out_and_beats_go_on(
+async def test_metrics_that_grow_too_large_are_omitted_and_heartbeats_continue(
     redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
@@ -114,20 +114,20 @@ async def test_what_grows_too_large_is_left_out_and_beats_go_on(
         await eventually(better)
 
 
-async def test_a_change_before_the_channel_is_heard_is_seen_soon(
+async def test_a_change_before_the_subscription_is_seen_soon(
     redis: Callable[[str], RedisServer],
 ):
-    """Between the first list and the subscription nobody tells the consumer."""
+    """No message reaches the consumer between its first list and its subscription."""
     url, settings = namespaced(redis("7.0").url), quick()
     async with (
         mooring.connect(url, settings=settings) as hub,
         hub.register(Instance("echo", "10.0.0.1", 1)) as one,
     ):
         for number in range(3):
-            told = {"n": str(number)}
+            metadata = {"n": str(number)}
             async with (
                 mooring.connect(url, settings=settings) as other,
                 other.discover("echo") as view,
             ):
-                one.update(metadata=told)
-                await eventually(lambda: view.instances[0].metadata == told)  # noqa: B023
+                one.update(metadata=metadata)
+                await eventually(lambda: view.instances[0].metadata == metadata)  # noqa: B023

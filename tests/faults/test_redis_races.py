@@ -1,5 +1,5 @@
-"""Who comes first does not matter: heartbeats, registrations, deregistrations and cleanup at once,
-in every order that a real Redis can see them."""
+"""Heartbeats, registrations, deregistrations and cleanup at once, in every order that a real Redis
+can see them: the order does not matter."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ async def world(
 
 
 async def expire(world: World, id: str) -> None:
-    """Nothing was heard of it for an hour."""
+    """Make it silent for an hour."""
     keys = world.keys.of(world.service)
     await world.call("ZADD", keys.heartbeats, int(time.time() * 1000) - 3_600_000, id)
 
 
-async def test_a_beat_of_one_that_was_cleaned_up_makes_nothing(world: World):
+async def test_a_heartbeat_of_an_evicted_instance_creates_nothing(world: World):
     one = world.process("a")
     await one.step()
     await expire(world, "a")
     assert (await world.sweeper().sweep()).removed == [("echo", "a")]
     for update in (False, True):
-        await one.record.beat(one.telling({}), update=update)
+        await one.record.beat(one.with_status({}), update=update)
         assert one.record.disturbed
         await world.check()
         assert await world.hashes() == set()
@@ -58,12 +58,12 @@ async def test_a_beat_of_one_that_was_cleaned_up_makes_nothing(world: World):
     assert await world.hashes() == {"a"}
 
 
-async def test_cleanup_leaves_alone_what_changed_since_it_listed_the_overdue(world: World):
-    """The first one has beaten since, and another sweeper has removed the second."""
+async def test_cleanup_skips_instances_that_changed_since_it_listed_the_overdue(world: World):
+    """The first one has sent a heartbeat since, and another sweeper has evicted the second."""
     one, other = world.process("a"), world.process("b")
-    for each in (one, other):
-        await each.step()
-        await expire(world, each.id)
+    for process in (one, other):
+        await process.step()
+        await expire(world, process.id)
     await one.step()
     assert (await world.sweeper().sweep()).removed == [("echo", "b")]
     swept, oldest = CleanupReport(), int(time.time() * 1000) - 60_000
@@ -73,7 +73,7 @@ async def test_cleanup_leaves_alone_what_changed_since_it_listed_the_overdue(wor
 
 
 async def test_a_registration_that_arrives_after_its_own_withdrawal_is_refused(world: World):
-    """Sent before and carried out after: two connections, and Redis takes the later one first."""
+    """Sent before and executed after: two connections, and Redis executes the later one first."""
     one = world.process("a")
     await one.step()
     await one.leave()
@@ -84,7 +84,7 @@ async def test_a_registration_that_arrives_after_its_own_withdrawal_is_refused(w
     await world.check()
 
 
-async def test_the_same_instance_may_register_again_after_it_left(world: World):
+async def test_an_instance_can_register_again_after_it_left(world: World):
     one = world.process("a")
     await one.step()
     await one.leave()
@@ -95,8 +95,8 @@ async def test_the_same_instance_may_register_again_after_it_left(world: World):
     assert (await world.record("a"))["incarnation"] == one.incarnation
 
 
-async def test_a_first_registration_that_is_repeated_brings_back_nothing(world: World):
-    """The reply to the first was lost, and an operator was faster than the repeat."""
+async def test_a_repeated_first_registration_revives_nothing(world: World):
+    """The reply to the first was lost, and an operator evicted it before the repetition."""
     one = world.process("a")
     await one.record.put(one.instance, fresh=True)
     assert await world.remove("a")
@@ -105,7 +105,7 @@ async def test_a_first_registration_that_is_repeated_brings_back_nothing(world: 
     assert await world.hashes() == set()
 
 
-async def test_a_withdrawal_whose_registration_was_never_answered_takes_it_out(world: World):
+async def test_withdrawing_an_unconfirmed_registration_removes_it(world: World):
     one = world.process("a")
     await one.record.put(one.instance, fresh=True)
     one.record._registered, one.record._entered = "", False  # as if the reply had been lost
@@ -114,7 +114,7 @@ async def test_a_withdrawal_whose_registration_was_never_answered_takes_it_out(w
     await world.check()
 
 
-async def test_what_an_operator_took_out_stays_out_though_half_of_it_was_lost(world: World):
+async def test_an_evicted_instance_stays_out_even_if_half_of_its_record_was_lost(world: World):
     one = world.process("a")
     await one.step()
     await world.call("DEL", world.keys.of("echo").instance("a"))
@@ -127,19 +127,19 @@ async def test_what_an_operator_took_out_stays_out_though_half_of_it_was_lost(wo
     assert await other.settle() == "registered"
 
 
-async def test_an_older_one_steps_in_where_the_successor_died(world: World):
-    """Only one that lives is a successor."""
+async def test_an_older_process_takes_over_if_its_successor_died(world: World):
+    """Only a live instance is a successor."""
     older, newer = world.process("a"), world.process("a")
     await older.step()
     await newer.step()
     await expire(world, "a")
     assert await older.settle() == "registered"
     assert (await world.record("a"))["incarnation"] == older.incarnation
-    assert await newer.settle() == "registered"  # it lives after all, and is the newer one
+    assert await newer.settle() == "registered"  # it is alive after all, and is the newer one
     assert await older.settle() == "superseded"
 
 
-async def test_of_two_that_start_in_the_same_moment_one_counts(world: World):
+async def test_of_two_that_start_in_the_same_moment_one_wins(world: World):
     for _ in range(10):
         both = [world.process("a", world.connection) for _ in range(2)]
         await asyncio.gather(*(one.step() for one in both))
@@ -154,7 +154,8 @@ async def test_of_two_that_start_in_the_same_moment_one_counts(world: World):
 
 @pytest.mark.parametrize("ephemeral", [True, False])
 async def test_a_clock_that_is_behind_moves_no_score(world: World, ephemeral: bool):
-    """As after a failover to a master whose clock is a minute behind: less than the timeout."""
+    """As after a failover to a master whose clock is a minute behind, which is less than the
+    timeout."""
     one = world.process("a", ephemeral=ephemeral)
     await one.step()
     keys, ahead = world.keys.of("echo"), int(time.time() * 1000) + 60_000
@@ -196,17 +197,20 @@ async def test_cleanup_lowers_a_score_further_ahead_than_the_timeout(world: Worl
 
 
 @pytest.mark.parametrize("update", [False, True])
-async def test_a_beat_for_a_hash_without_its_member_makes_nothing(world: World, update: bool):
-    """A half record is no record: the instance registers again, and both halves are back."""
+async def test_a_heartbeat_for_a_hash_without_its_member_creates_nothing(
+    world: World, update: bool
+):
+    """An incomplete record does not count: the instance registers again, and both halves are
+    back."""
     one, other = world.process("a"), world.process("b")
     await one.step()
     await other.step()
     keys = world.keys.of("echo")
     await world.call("ZREM", keys.heartbeats, "a")
     before = await world.record("a")
-    beats = [each.record._beat_of(each.instance) for each in (one, other)]
+    beats = [process.record._beat_of(process.instance) for process in (one, other)]
     assert await send(world.connection, world.keys, keys, beats) == ["gone", "ok"]
-    await one.record.beat(one.telling({"load": 1}), update=update)
+    await one.record.beat(one.with_status({"load": 1}), update=update)
     assert one.record.disturbed
     assert await world.record("a") == before
     assert [*await world.scores()] == ["b"]
@@ -215,10 +219,10 @@ async def test_a_beat_for_a_hash_without_its_member_makes_nothing(world: World, 
     assert sorted(await world.scores()) == ["a", "b"]
 
 
-async def test_its_time_counts_from_when_the_heartbeat_was_sent(
+async def test_a_timeout_counts_from_when_the_heartbeat_was_sent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """For a registration and for a heartbeat: Redis counts from then, however late its reply is."""
+    """For a registration and for a heartbeat, no matter how late the reply of Redis is."""
     one, run, delay = world.process("a"), world.connection.run, 0.0
     one.record._service.timeout = 1
 
@@ -237,10 +241,10 @@ async def test_its_time_counts_from_when_the_heartbeat_was_sent(
         assert not one.record.expired
 
 
-async def unhealthy_after_a_look(world: World) -> None:
+async def unhealthy_after_a_check(world: World) -> None:
     one = world.process("a")
     await one.step()
-    ill = one.telling({}, healthy=False)
+    ill = one.with_status({}, healthy=False)
     await asyncio.gather(one.record.beat(ill, update=True), one.record.verify())
     assert (await world.record("a"))["healthy"] == "false"
     await one.record.verify()
@@ -248,18 +252,18 @@ async def unhealthy_after_a_look(world: World) -> None:
     assert not one.record.disturbed
 
 
-async def test_a_look_does_not_undo_what_is_said_meanwhile(world: World):
-    await unhealthy_after_a_look(world)
+async def test_a_check_does_not_undo_a_concurrent_status(world: World):
+    await unhealthy_after_a_check(world)
 
 
-async def test_a_look_does_not_undo_what_is_said_meanwhile_on_a_cluster(
+async def test_a_check_does_not_undo_a_concurrent_status_on_a_cluster(
     redis_cluster: RedisCluster,
 ):
     async with World(redis_cluster, cleanup=PATIENT) as world:
-        await unhealthy_after_a_look(world)
+        await unhealthy_after_a_check(world)
 
 
-async def test_fields_of_dropped_metadata_go(world: World):
+async def test_fields_of_removed_metadata_are_deleted(world: World):
     one = world.process("a", metadata={"team": "x"})
     await one.step(metrics={"memory": {"used": 1, "free": 2}})
     await one.step(update=True, metrics={"memory": {"used": 3}})
@@ -269,7 +273,7 @@ async def test_fields_of_dropped_metadata_go(world: World):
     assert "metadata_memory_free" not in record
 
 
-async def test_a_bad_record_costs_its_neighbours_nothing(world: World):
+async def test_an_invalid_record_does_not_affect_its_neighbours(world: World):
     processes = [world.process(id) for id in "abcd"]
     for one in processes:
         await one.step()
@@ -289,8 +293,8 @@ async def test_a_bad_record_costs_its_neighbours_nothing(world: World):
         assert {id for id in after if after[id] > before[id]} == {"a", "d"}
 
 
-async def test_a_foreign_member_of_the_heartbeats_is_cleared_away(world: World):
-    """Also one that is no text, and a name in the list of services that can be none."""
+async def test_a_foreign_member_of_the_heartbeats_is_removed(world: World):
+    """Also one that is not UTF-8, and an invalid name in the list of services."""
     one = world.process("a")
     await one.step()
     keys = world.keys.of("echo")
@@ -304,7 +308,7 @@ async def test_a_foreign_member_of_the_heartbeats_is_cleared_away(world: World):
     assert await world.sweeper().brakes() == {}
 
 
-async def test_both_halves_of_a_record_are_cleared_away_on_a_cluster(redis_cluster: RedisCluster):
+async def test_both_halves_of_a_record_are_removed_on_a_cluster(redis_cluster: RedisCluster):
     async with World(redis_cluster, cleanup=PATIENT) as world:
         await world.process("a").step()
         keys = world.keys.of("echo")
@@ -316,13 +320,13 @@ async def test_both_halves_of_a_record_are_cleared_away_on_a_cluster(redis_clust
 
 
 class Round:
-    """A few processes, some with the same id, an operator and sweepers, all at once."""
+    """Some processes, a few with the same id, an operator and sweepers, all at once."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.random = world, random.Random(seed)
         self.processes: list[Process] = []
         self.seen: dict[str, float] = {}
-        """The last score of each."""
+        """The last score of each instance."""
         self.over = False
 
     async def run(self) -> None:
@@ -347,7 +351,7 @@ class Round:
             await one.step(update=self.random.random() < 0.5, metrics=metrics)
             await self.pause()
         if self.random.random() < 0.4:
-            # What was sent may be carried out after what is sent now.
+            # What was sent before may be executed after what is sent now.
             late = asyncio.ensure_future(self.again(one)) if self.random.random() < 0.5 else None
             await self.pause()
             await one.leave()
@@ -355,11 +359,11 @@ class Round:
                 await late
 
     async def again(self, one: Process) -> None:
-        """A repair that is under way while its process leaves."""
+        """A repair that is in progress while its process leaves."""
         if one.state == "registered":
             try:
                 await one.record.put(one.instance, fresh=False)
-            except Exception:  # noqa: BLE001 - whatever it is told, it is told to nobody
+            except Exception:  # noqa: BLE001 - no caller is left to get the error
                 return
 
     async def operate(self) -> None:
@@ -378,7 +382,7 @@ class Round:
             await self.pause()
 
     async def batch(self) -> None:
-        """Many beats in one call."""
+        """Many heartbeats in one call."""
         for _ in range(self.random.randint(1, 4)):
             beats = [one.record._beat_of(one.instance) for one in self.processes]
             if beats:
@@ -387,7 +391,7 @@ class Round:
             await self.pause()
 
     async def look(self) -> None:
-        """No score moves backwards."""
+        """Assert that no score moves backwards."""
         while not self.over:
             for id, score in (await self.world.scores()).items():
                 assert score >= self.seen.get(id, 0)
@@ -429,7 +433,7 @@ async def rounds(where: RedisServer | RedisCluster, seeds: range) -> None:
                 await round.run()
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}: {error}") from error
-            if world.keys.cluster:  # there tier 1 is right in the end
+            if world.keys.cluster:  # there tier 1 is correct in the end
                 await world.sweeper().sweep(orphans=False)
                 await world.check()
             for one in round.processes:
@@ -439,11 +443,11 @@ async def rounds(where: RedisServer | RedisCluster, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_nothing_is_half_done_in_any_order(redis: Callable[[str], RedisServer], series: str):
+async def test_any_order_leaves_no_partial_state(redis: Callable[[str], RedisServer], series: str):
     await rounds(redis(series), range(30))
 
 
-async def test_nothing_is_half_done_in_any_order_on_a_cluster(redis_cluster: RedisCluster):
+async def test_any_order_leaves_no_partial_state_on_a_cluster(redis_cluster: RedisCluster):
     await rounds(redis_cluster, range(1000, 1020))
 
 

@@ -23,10 +23,10 @@ SETTINGS = quick(timeout=6.0)
 KINDS = ("heartbeats", "brake", "config")
 
 
-def said(caplog: pytest.LogCaptureFixture, *phrases: str) -> list[int]:
-    """How often each was logged."""
-    told = [record.getMessage() for record in caplog.records]
-    return [sum(phrase in line for line in told) for phrase in phrases]
+def logged(caplog: pytest.LogCaptureFixture, *phrases: str) -> list[int]:
+    """How often each phrase was logged."""
+    messages = [record.getMessage() for record in caplog.records]
+    return [sum(phrase in line for line in messages) for phrase in phrases]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def looks() -> Iterator[Counter[ServiceFeed]]:
 async def looked_at_again(
     view: View | Mirror[tuple[str, str], Instance], feed: ServiceFeed, looks: Counter[ServiceFeed]
 ) -> None:
-    """It stays flagged while the service is looked at again."""
+    """Assert that it stays flagged while the service is read again."""
     before = looks[feed]
 
     def looked() -> bool:
@@ -49,7 +49,7 @@ async def looked_at_again(
 
 
 async def just_looked(feed: ServiceFeed) -> None:
-    """Until the change channel is heard and the next look is as far away as it can be."""
+    """Wait until the change channel is subscribed and the next read is as far away as possible."""
     await eventually(lambda: feed.subscribed)
     for _ in range(2):  # the first may have been planned before that
         last = feed.refreshed_at
@@ -61,7 +61,7 @@ def _later(feed: ServiceFeed, than: float) -> bool:
 
 
 @pytest.mark.deadline
-async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
+async def test_an_unreadable_service_is_stale_and_logged_once(
     redis: Callable[[str], RedisServer],
     looks: Counter[ServiceFeed],
     caplog: pytest.LogCaptureFixture,
@@ -81,17 +81,17 @@ async def test_a_service_that_cannot_be_read_is_stale_and_logged_once(
                 for _ in range(4):
                     await looked_at_again(view, feed, looks)
                 assert len(view.instances) == 2
-                assert said(caplog, f"{key} is a string and should be a") == [1]
+                assert logged(caplog, f"{key} is a string and should be a") == [1]
                 server.command("DEL", key)
                 await eventually(lambda: not view.stale)
                 await eventually(lambda: len(view.instances) == 2)
 
     await asyncio.gather(*map(broken, KINDS))
-    assert said(caplog, "no longer followed", "followed again") == [len(KINDS)] * 2
+    assert logged(caplog, "no longer followed", "followed again") == [len(KINDS)] * 2
 
 
 @pytest.mark.deadline
-async def test_a_registry_of_which_nothing_can_be_read_is_stale_and_logged_once(
+async def test_an_unreadable_registry_is_stale_and_logged_once(
     redis: Callable[[str], RedisServer],
     looks: Counter[ServiceFeed],
     caplog: pytest.LogCaptureFixture,
@@ -110,9 +110,9 @@ async def test_a_registry_of_which_nothing_can_be_read_is_stale_and_logged_once(
                 await looked_at_again(mirror, every.feed(name), looks)
                 assert len(mirror.items) == 2
                 reports = (f"{name} cannot be read", f"{name} can be read again")
-                assert said(caplog, *reports) == [1, 0]
+                assert logged(caplog, *reports) == [1, 0]
                 server.command("DEL", key)
                 await eventually(lambda: not mirror.stale)
-                assert said(caplog, *reports) == [1, 1]
+                assert logged(caplog, *reports) == [1, 1]
 
     await asyncio.gather(*map(broken, KINDS))

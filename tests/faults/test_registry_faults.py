@@ -20,7 +20,7 @@ from mooring.hub import Hub
 from mooring.store import Delete, Put, prefix
 from mooring.testing.etcd import EtcdCluster, EtcdServer
 from mooring.testing.proxy import FaultProxy
-from tests.faults.test_cluster import restore
+from tests.faults.test_etcd_cluster import restore
 from tests.waiting import eventually
 
 COUNT = 20
@@ -89,10 +89,10 @@ async def test_a_rolling_kill_of_every_member_under_load_loses_no_instance(clust
 
 @pytest.mark.timeout(120)
 @pytest.mark.deadline
-async def test_a_cut_off_client_is_back_two_seconds_after_healing(
+async def test_a_disconnected_client_is_back_two_seconds_after_healing(
     etcd: Callable[[str], EtcdServer],
 ):
-    """Cut off for longer than its lease: everybody else sees it go, and come back."""
+    """Disconnected for longer than its lease: other clients see it leave and return."""
     server, namespace = etcd("3.5"), f"namespace=/{uuid.uuid4().hex}"
     async with (
         FaultProxy(server.address) as proxy,
@@ -121,7 +121,7 @@ async def test_a_cut_off_client_is_back_two_seconds_after_healing(
 
 
 @pytest.mark.deadline
-async def test_a_wiped_registry_is_whole_again(etcd: Callable[[str], EtcdServer]):
+async def test_a_wiped_registry_is_restored(etcd: Callable[[str], EtcdServer]):
     url = f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}"
     async with mooring.connect(url) as hub, mooring.connect(url) as other, fleet(hub):
         for _ in range(3):
@@ -136,10 +136,10 @@ async def test_a_wiped_registry_is_whole_again(etcd: Callable[[str], EtcdServer]
 
 @pytest.mark.timeout(120)
 @pytest.mark.deadline
-async def test_a_store_restored_from_a_backup_has_everybody_again(
+async def test_a_registry_restored_from_a_backup_has_all_instances_again(
     fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ):
-    """The backup was taken before half of the fleet came, and before some left."""
+    """The backup was made before half of the fleet registered, and before some left."""
     server = fresh_etcd(series="3.4")
     async with (
         mooring.connect(server.url) as hub,
@@ -149,11 +149,11 @@ async def test_a_store_restored_from_a_backup_has_everybody_again(
         for port in range(1, 6):
             await stack.enter_async_context(hub.register(Instance("echo", "10.0.0.1", port)))
         leaving = [hub.register(Instance("echo", "10.0.0.1", port)) for port in range(90, 95)]
-        for each in leaving:
-            await each.__aenter__()
+        for registration in leaving:
+            await registration.__aenter__()
         await asyncio.to_thread(server.ctl, "snapshot", "save", str(tmp_path / "backup"))
-        for each in leaving:
-            await each.aclose()
+        for registration in leaving:
+            await registration.aclose()
         for port in range(6, 11):
             await stack.enter_async_context(hub.register(Instance("echo", "10.0.0.1", port)))
         view = await stack.enter_async_context(consumer.discover("echo"))
@@ -166,7 +166,9 @@ async def test_a_store_restored_from_a_backup_has_everybody_again(
         async def whole() -> bool:
             with contextlib.suppress(mooring.MooringError):
                 listed = (await consumer.registry.instances("echo")).instances
-                shown = [sorted(each.port for each in some) for some in (listed, view.instances)]
+                shown = [
+                    sorted(instance.port for instance in some) for some in (listed, view.instances)
+                ]
                 return shown == [[*range(1, 11)]] * 2
             return False
 
@@ -190,7 +192,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.deadline
-async def test_a_killed_process_is_gone_within_its_ttl_and_a_second(
+async def test_a_killed_process_is_removed_within_its_ttl_and_a_second(
     fresh_etcd: Callable[..., EtcdServer], monkeypatch: pytest.MonkeyPatch
 ):
     defaults = RetainedFeed.__init__.__kwdefaults__ or {}
@@ -216,7 +218,7 @@ async def test_a_killed_process_is_gone_within_its_ttl_and_a_second(
 
 
 async def away(seconds: float, fresh_etcd: Callable[..., EtcdServer]) -> None:
-    """The registry stops for so long; consumers go on calling, and none fails."""
+    """The registry stops for this time; consumers continue to call, and no call fails."""
     server = fresh_etcd()
     async with (
         mooring.connect(server.url) as hub,
@@ -244,11 +246,11 @@ async def away(seconds: float, fresh_etcd: Callable[..., EtcdServer]) -> None:
 
 
 @pytest.mark.deadline
-async def test_the_registry_away_for_longer_than_the_ttl(fresh_etcd: Callable[..., EtcdServer]):
+async def test_an_outage_of_the_registry_longer_than_the_ttl(fresh_etcd: Callable[..., EtcdServer]):
     await away(5, fresh_etcd)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-async def test_the_registry_away_for_ten_minutes(fresh_etcd: Callable[..., EtcdServer]):
+async def test_an_outage_of_the_registry_of_ten_minutes(fresh_etcd: Callable[..., EtcdServer]):
     await away(600, fresh_etcd)

@@ -1,4 +1,4 @@
-"""Tenants followed through faults on a real etcd: at the end each is as it is in the store."""
+"""Tenants followed through faults on a real etcd: at the end they equal those in the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mooring.tenants.read.tenants import Tenants
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
-from tests.faults.test_cluster import restore
+from tests.faults.test_etcd_cluster import restore
 from tests.waiting import eventually
 
 KEYS = TenantKeys()
@@ -38,7 +38,7 @@ def provider(store: Store, file: Path | None = None, wait: float = 5.0) -> Provi
 
 
 def published(tenant: int, text: str) -> tuple[Put, ...]:
-    """A tenant as one commit: the same text in all of its parts."""
+    """The writes of a tenant with the same text in all of its parts."""
     values: dict[str, object] = {
         "meta": {"code": f"c{tenant}", "name": f"{tenant} {text}"},
         "domain/aliases": [f"{text}.t{tenant}.example", "contested.example"],
@@ -52,7 +52,7 @@ def published(tenant: int, text: str) -> tuple[Put, ...]:
 
 @contextlib.asynccontextmanager
 async def publishing(store: Store, *, pause: float = 0.01) -> AsyncIterator[list[int]]:
-    """Somebody who publishes and deletes all the while, as far as the store lets them."""
+    """Publish and delete continuously, as far as the store accepts it."""
     revisions: list[int] = []
     chance = random.Random(7)
 
@@ -76,17 +76,17 @@ async def publishing(store: Store, *, pause: float = 0.01) -> AsyncIterator[list
         await asyncio.wait([task])
 
 
-class Told:
-    """What subscribers heard, and whether it made sense: each change begins where the one before
-    it ended, and no reader ever saw two publishes mixed."""
+class Subscriber:
+    """The changes that a subscriber received, and whether they are consistent: each one begins
+    where the one before it ended, and no reader ever saw two publishes mixed."""
 
     def __init__(self, tenants: Tenants) -> None:
         self.known = dict(tenants.snapshot.tenants)
         self.tenants = tenants
         self.wrong: list[object] = []
-        tenants.subscribe(self.hear)
+        tenants.subscribe(self.apply)
 
-    def hear(self, change: Changed) -> None:
+    def apply(self, change: Changed) -> None:
         if self.known.get(change.tenant) != change.before:
             self.wrong.append(("missed", change))
         if change.after is None:
@@ -98,7 +98,7 @@ class Told:
                 self.wrong.append(("mixed", change))
 
     async def agrees(self, store: Store) -> None:
-        """All is as a fresh look at the store says, and as those heard who only listened."""
+        """Wait until the tenants and the state of the subscriber equal the store."""
 
         async def equal() -> bool:
             truth = await look(store)
@@ -120,8 +120,8 @@ class Told:
 
 
 async def look(store: Store) -> TenantSnapshot:
-    found = [entry for range in RANGES for entry in (await store.read(range)).entries]
-    changes = [(entry.key, entry) for entry in found]
+    entries = [entry for range in RANGES for entry in (await store.read(range)).entries]
+    changes = [(entry.key, entry) for entry in entries]
     return SnapshotParser(KEYS, Keyring()).apply(TenantSnapshot(), changes).snapshot
 
 
@@ -152,22 +152,22 @@ async def wired(server: EtcdServer) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 async def wire(etcd: Callable[[str], EtcdServer]) -> AsyncIterator[Wire]:
-    """To the shared server."""
+    """A connection to the shared server."""
     async with wired(etcd("3.5")) as opened:
         yield opened
 
 
 @pytest.fixture
 async def own_wire(fresh_etcd: Callable[..., EtcdServer]) -> AsyncIterator[Wire]:
-    """To a server that may be broken."""
+    """A connection to a server that may be broken."""
     async with wired(fresh_etcd(series="3.4")) as opened:
         yield opened
 
 
 @pytest.mark.timeout(120)
-async def test_a_server_killed_and_started_again(own_wire: Wire):
+async def test_a_killed_and_restarted_server(own_wire: Wire):
     async with provider(own_wire.through) as tenants:
-        told = Told(tenants)
+        subscriber = Subscriber(tenants)
         async with publishing(own_wire.direct) as revisions:
             for _ in range(2):
                 await more_than(revisions, len(revisions) + 20)
@@ -175,11 +175,11 @@ async def test_a_server_killed_and_started_again(own_wire: Wire):
                 await asyncio.sleep(0.3)
                 await asyncio.to_thread(own_wire.server.start)
             await more_than(revisions, len(revisions) + 20)
-        await told.agrees(own_wire.direct)
+        await subscriber.agrees(own_wire.direct)
         await eventually(lambda: not tenants.stale)
 
 
-async def test_updates_that_cannot_be_applied_now_and_then(
+async def test_updates_that_sometimes_cannot_be_applied(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     chance = random.Random(3)
@@ -198,7 +198,7 @@ async def test_updates_that_cannot_be_applied_now_and_then(
         return mistakes >= count
 
     async with provider(wire.through) as tenants:
-        told = Told(tenants)
+        subscriber = Subscriber(tenants)
         monkeypatch.setattr(SnapshotParser, "apply_in_slices", stumbling)
         async with publishing(wire.direct) as revisions:
             for enough in (4, 8, 12):
@@ -206,24 +206,24 @@ async def test_updates_that_cannot_be_applied_now_and_then(
                 await eventually(partial(enough_mistakes, enough))
                 wire.proxy.reset()
         monkeypatch.undo()
-        await told.agrees(wire.direct)
+        await subscriber.agrees(wire.direct)
         await eventually(lambda: not tenants.stale)
 
 
-async def test_connections_cut_while_it_follows(wire: Wire):
+async def test_connections_cut_while_following(wire: Wire):
     async with provider(wire.through) as tenants:
-        told = Told(tenants)
+        subscriber = Subscriber(tenants)
         async with publishing(wire.direct) as revisions:
             for cut in (wire.proxy.reset, wire.proxy.half_open, wire.proxy.reset):
                 await more_than(revisions, len(revisions) + 10)
                 cut()
-        await told.agrees(wire.direct)
+        await subscriber.agrees(wire.direct)
 
 
-async def test_a_partition_keeps_what_was_known_and_says_that_it_is_old(wire: Wire):
+async def test_a_partition_keeps_the_known_tenants_and_flags_them_as_stale(wire: Wire):
     await wire.direct.commit(*published(1, "before"))
     async with provider(wire.through) as tenants:
-        told = Told(tenants)
+        subscriber = Subscriber(tenants)
         wire.proxy.blackhole()
         await wire.direct.commit(*published(1, "after"), *published(2, "after"))
         await eventually(lambda: tenants.stale)
@@ -231,7 +231,7 @@ async def test_a_partition_keeps_what_was_known_and_says_that_it_is_old(wire: Wi
         assert tenants.get(2) is None
         wire.proxy.heal()
         await eventually(lambda: not tenants.stale)
-        await told.agrees(wire.direct)
+        await subscriber.agrees(wire.direct)
         assert tenants.database(2, "after") is not None
 
 
@@ -244,7 +244,7 @@ QUIET = "a partition in silence is tested above, and compaction here after a ref
 async def test_compaction_during_a_partition_means_reading_again(wire: Wire, fault: str):
     await wire.direct.commit(*published(1, "before"), *published(2, "before"))
     async with provider(wire.through) as tenants:
-        told = Told(tenants)
+        subscriber = Subscriber(tenants)
         getattr(wire.proxy, fault)()
         await eventually(lambda: tenants.stale)
         await wire.direct.commit(Delete(KEYS.parts(1)))
@@ -253,7 +253,7 @@ async def test_compaction_during_a_partition_means_reading_again(wire: Wire, fau
         await wire.direct.compact(last.revision)
         assert {*tenants.ids()} == {1, 2}
         wire.proxy.heal()
-        await told.agrees(wire.direct)
+        await subscriber.agrees(wire.direct)
         assert {*tenants.ids()} == {2, 3, 4, 5}
 
 
@@ -264,7 +264,7 @@ async def test_a_store_restored_from_a_backup(own_wire: Wire, tmp_path: Path, ov
     for n in range(10):
         await own_wire.direct.commit(Delete(KEYS.parts(1)), *published(3, f"lost{n}"))
     async with provider(own_wire.through) as tenants:
-        told = Told(tenants)
+        subscriber = Subscriber(tenants)
         assert {*tenants.ids()} == {2, 3}
         own_wire.proxy.refuse()
         own_wire.server.kill()
@@ -273,15 +273,15 @@ async def test_a_store_restored_from_a_backup(own_wire: Wire, tmp_path: Path, ov
         for n in range(30 if overtaken else 1):
             await own_wire.direct.commit(*published(4, f"new{n}"))
         own_wire.proxy.heal()
-        await told.agrees(own_wire.direct)
+        await subscriber.agrees(own_wire.direct)
         assert {*tenants.ids()} == {1, 2, 4}
 
 
-async def test_a_start_from_the_file_during_an_outage_ends_as_the_store_is(
+async def test_a_start_from_the_file_during_an_outage_converges_to_the_store(
     own_wire: Wire, tmp_path: Path
 ):
-    """The store was restored from a backup meanwhile, and went on: the file knows a future that
-    never came."""
+    """The store was restored from a backup meanwhile, and continued: the file contains revisions
+    that no longer exist."""
     file = tmp_path / "tenants.copy"
     await own_wire.direct.commit(*published(1, "kept"))
     own_wire.server.ctl("snapshot", "save", str(tmp_path / "backup"))
@@ -290,14 +290,14 @@ async def test_a_start_from_the_file_during_an_outage_ends_as_the_store_is(
         pass
     own_wire.server.kill()
     async with provider(own_wire.through, file, wait=20) as tenants:
-        told = Told(tenants)
+        subscriber = Subscriber(tenants)
         assert {*tenants.ids()} == {1, 2}
         assert tenants.stale
         await asyncio.to_thread(restore, own_wire.server, tmp_path / "backup")
         await asyncio.to_thread(own_wire.server.start)
         async with publishing(own_wire.direct) as revisions:
             await more_than(revisions, 20)
-        await told.agrees(own_wire.direct)
+        await subscriber.agrees(own_wire.direct)
         await eventually(lambda: not tenants.stale)
     own_wire.server.kill()
     async with provider(own_wire.through, file) as again:

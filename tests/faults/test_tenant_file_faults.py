@@ -1,4 +1,4 @@
-"""A start from the file of the last tenants while the store is away."""
+"""A start from the cache file of the last tenants while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from tests.features.tenant_provider.support import DEAD, KEYS, WHOLE, common, ho
 from tests.waiting import eventually
 
 
-class Away:
-    """A store behind a proxy that lets nothing through, and a file of what it had."""
+class Disconnected:
+    """A store behind a proxy that lets nothing through, and the cache file of its tenants."""
 
     def __init__(self, direct: Store, through: Store, proxy: FaultProxy, file: Path) -> None:
         self.direct, self.through, self.proxy, self.file = direct, through, proxy, file
 
 
 @pytest.fixture
-async def away(etcd: Callable[[str], EtcdServer], tmp_path: Path) -> AsyncIterator[Away]:
+async def disconnected(
+    etcd: Callable[[str], EtcdServer], tmp_path: Path
+) -> AsyncIterator[Disconnected]:
     server = etcd("3.5")
     async with FaultProxy(server.address) as proxy:
         options = f"?namespace=/{tmp_path.name}-{id(proxy)}"
@@ -46,14 +48,14 @@ async def away(etcd: Callable[[str], EtcdServer], tmp_path: Path) -> AsyncIterat
             async with provider(through, file=file):
                 pass
             proxy.refuse()
-            yield Away(direct, through, proxy, file)
+            yield Disconnected(direct, through, proxy, file)
 
 
 @pytest.fixture(params=["etcd", "mooring serve"])
 def stopped(
     request: pytest.FixtureRequest, fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
 ) -> tuple[str, Path]:
-    """The URL of a server that runs no longer, and the cache folder of a hub that used it."""
+    """The URL of a server that was stopped, and the cache folder of a hub that used it."""
     folder = tmp_path / "cache"
 
     async def publish(url: str) -> None:
@@ -73,7 +75,7 @@ def stopped(
 
 
 @pytest.mark.deadline
-async def test_it_starts_from_the_file_at_once_if_the_connection_is_refused(
+async def test_a_start_from_the_file_does_not_wait_if_the_connection_is_refused(
     stopped: tuple[str, Path],
 ):
     url, folder = stopped
@@ -95,7 +97,7 @@ async def test_it_starts_from_the_file_at_once_if_the_connection_is_refused(
     ],
     ids=["endpoints", "credentials", "name"],
 )
-async def test_another_url_of_the_same_cluster_finds_the_copy(
+async def test_another_url_of_the_same_cluster_uses_the_copy(
     stopped: tuple[str, Path], other: Callable[[str], str]
 ):
     url, folder = stopped
@@ -137,8 +139,8 @@ async def test_the_copy_of_another_cluster_is_discarded_once_the_store_answers(
         async with provider(through, file=file) as t:
             assert t.stale
             assert {*t.ids()} == {1, 10}
-            told: list[Changed] = []
-            t.subscribe(told.append)
+            changes: list[Changed] = []
+            t.subscribe(changes.append)
             proxy.heal()
             await eventually(lambda: not t.stale)
             if other == "same":
@@ -150,7 +152,7 @@ async def test_the_copy_of_another_cluster_is_discarded_once_the_store_answers(
                 assert how(t) == "unknown", "the last good value is of another cluster"
                 assert t.platform("limits") is None
                 assert t.health is None
-                assert {(c.tenant, c.after is None) for c in told} == {
+                assert {(c.tenant, c.after is None) for c in changes} == {
                     (1, True),
                     (3, False),
                     (10, True),
@@ -162,14 +164,16 @@ async def test_the_copy_of_another_cluster_is_discarded_once_the_store_answers(
 
 
 class TestStartFromFile:
-    async def test_it_starts_and_catches_up(self, away: Away, caplog: pytest.LogCaptureFixture):
-        await away.direct.commit(
+    async def test_the_file_is_used_until_the_store_is_back(
+        self, disconnected: Disconnected, caplog: pytest.LogCaptureFixture
+    ):
+        await disconnected.direct.commit(
             Delete(KEYS.parts(10)),
             part(1, "meta", {"code": "renamed"}),
             part(3, "meta", {"code": "new"}),
             common("common/resolver", {"httpType": "path"}),
         )
-        async with provider(away.through, file=away.file, wait=30) as t:
+        async with provider(disconnected.through, file=disconnected.file, wait=30) as t:
             assert t.stale
             assert t.age == float("inf")
             assert {*t.ids()} == {1, 10}
@@ -179,58 +183,63 @@ class TestStartFromFile:
             assert t.health is not None
             assert t.revision > 0
             assert caplog.text.count("using the copy") == 1
-            told: list[Changed] = []
-            t.subscribe(told.append)
-            away.proxy.heal()
+            changes: list[Changed] = []
+            t.subscribe(changes.append)
+            disconnected.proxy.heal()
             await eventually(lambda: not t.stale)
             assert {*t.ids()} == {1, 3}
             assert t.by_code("acme") is None
             assert t.by_code("renamed") == 1
             await eventually(lambda: how(t) == "path")
-            assert {(c.tenant, *sorted(c.kinds)) for c in told} == {
+            assert {(c.tenant, *sorted(c.kinds)) for c in changes} == {
                 (1, "meta"),
                 (3, "meta"),
                 (10, "meta"),
             }
-            await away.direct.commit(part(3, "meta", {"code": "newer"}))
+            await disconnected.direct.commit(part(3, "meta", {"code": "newer"}))
             await eventually(lambda: t.by_code("newer") == 3)
 
-    async def test_the_last_good_resolver_is_in_the_file(self, away: Away):
-        away.proxy.heal()
-        async with provider(away.through, file=away.file) as t:
-            await away.direct.commit(Put(b"jxt/common/resolver", b"{"))
+    async def test_the_last_good_resolver_is_in_the_file(self, disconnected: Disconnected):
+        disconnected.proxy.heal()
+        async with provider(disconnected.through, file=disconnected.file) as t:
+            await disconnected.direct.commit(Put(b"jxt/common/resolver", b"{"))
             await eventually(lambda: "jxt/common/resolver" in t.problems)
-        away.proxy.refuse()
-        async with provider(away.through, file=away.file) as t:
+        disconnected.proxy.refuse()
+        async with provider(disconnected.through, file=disconnected.file) as t:
             assert how(t) == "host"
-            away.proxy.heal()
+            disconnected.proxy.heal()
             await eventually(lambda: not t.stale)
             await eventually(lambda: "jxt/common/resolver" in t.problems)
             assert how(t) == "host"
 
-    async def test_closing_before_it_caught_up_keeps_the_file(self, away: Away):
-        before = away.file.read_bytes()
-        async with provider(away.through, file=away.file):
+    async def test_closing_before_catching_up_keeps_the_file(self, disconnected: Disconnected):
+        before = disconnected.file.read_bytes()
+        async with provider(disconnected.through, file=disconnected.file):
             pass
-        assert away.file.read_bytes() == before
+        assert disconnected.file.read_bytes() == before
 
-    async def test_a_damaged_file_is_not_believed(
-        self, away: Away, caplog: pytest.LogCaptureFixture
+    async def test_a_damaged_file_is_not_used(
+        self, disconnected: Disconnected, caplog: pytest.LogCaptureFixture
     ):
-        away.file.write_bytes(away.file.read_bytes().replace(b'"port": 3306', b'"port": 3307'))
+        disconnected.file.write_bytes(
+            disconnected.file.read_bytes().replace(b'"port": 3306', b'"port": 3307')
+        )
         with pytest.raises(Unavailable):
-            async with provider(away.through, file=away.file, wait=0.3):
+            async with provider(disconnected.through, file=disconnected.file, wait=0.3):
                 pass
         assert "tenants.copy cannot be used" in caplog.text
-        away.proxy.heal()
-        async with provider(away.through, file=away.file) as t:
+        disconnected.proxy.heal()
+        async with provider(disconnected.through, file=disconnected.file) as t:
             assert t.by_code("acme") == 1
 
     @pytest.mark.parametrize("stopped", ["etcd"], indirect=True)
     async def test_a_file_of_other_addresses_or_another_namespace_is_not_used(
-        self, stopped: tuple[str, Path], away: Away, caplog: pytest.LogCaptureFixture
+        self,
+        stopped: tuple[str, Path],
+        disconnected: Disconnected,
+        caplog: pytest.LogCaptureFixture,
     ):
-        """Services would use the databases that it names."""
+        """Otherwise services would use the databases that it names."""
         (file,) = stopped[1].iterdir()
         for url in (DEAD, f"{stopped[0]}?namespace=/other/&timeout=500ms"):
             async with mooring.connect(url) as hub:
@@ -241,19 +250,23 @@ class TestStartFromFile:
             caplog.clear()
         with pytest.raises(Unavailable):
             async with Provider(
-                away.through, TenantKeys("other"), Keyring(), file=away.file, wait=0.3
+                disconnected.through,
+                TenantKeys("other"),
+                Keyring(),
+                file=disconnected.file,
+                wait=0.3,
             ):
                 pass
         assert "it holds the namespace jxt, and other is needed" in caplog.text
 
-    async def test_a_damaged_file_does_not_keep_it_from_waiting_for_the_store(
-        self, away: Away, caplog: pytest.LogCaptureFixture
+    async def test_after_a_damaged_file_a_start_waits_for_the_store(
+        self, disconnected: Disconnected, caplog: pytest.LogCaptureFixture
     ):
-        away.file.write_bytes(away.file.read_bytes()[:-1])
+        disconnected.file.write_bytes(disconnected.file.read_bytes()[:-1])
         entering = asyncio.ensure_future(
-            provider(away.through, file=away.file, wait=20).__aenter__()
+            provider(disconnected.through, file=disconnected.file, wait=20).__aenter__()
         )
         await eventually(lambda: "it is damaged" in caplog.text)
-        away.proxy.heal()
+        disconnected.proxy.heal()
         t = await entering
         assert t.by_code("acme") == 1

@@ -1,4 +1,5 @@
-"""Many publishers and readers of the same tenants at once, on etcd: nobody ever sees half."""
+"""Many publishers and readers of the same tenants at once, on etcd: no reader sees a partial
+write."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from mooring.tenants.read.snapshot import TenantSnapshot
 from mooring.tenants.secrets import Keyring
 from mooring.testing.etcd import EtcdServer
 from tests.faults.tenant_publishers import CROWD, stamped
-from tests.features.tenant_files import inconsistencies, whole
+from tests.features.tenant_files import assert_consistent, inconsistencies
 from tests.waiting import eventually
 
 KEYS = TenantKeys()
@@ -49,12 +50,12 @@ async def start(url: str, what: str, me: str, how: str) -> dict[str, int]:
             process.kill()
             await process.wait()
     assert process.returncode == 0, err.decode()
-    told: dict[str, int] = json.loads(out)
-    return told
+    counts: dict[str, int] = json.loads(out)
+    return counts
 
 
 def mixed(tenant: Tenant) -> str:
-    """What is of two versions in a tenant that a reader sees."""
+    """What mixes two versions in a tenant that a reader sees."""
     if tenant.meta is None:
         return f"tenant {tenant.id} without its meta"
     parts = [*tenant.databases.values(), *tenant.ftp.values(), tenant.storage]
@@ -68,42 +69,42 @@ def mixed(tenant: Tenant) -> str:
 
 
 def wrong_in(snapshot: TenantSnapshot) -> list[str]:
-    """What must never be in a snapshot of the provider."""
-    found = [problem for tenant in snapshot.tenants.values() if (problem := mixed(tenant))]
-    found += [
+    """What a snapshot of the provider must never contain."""
+    problems = [problem for tenant in snapshot.tenants.values() if (problem := mixed(tenant))]
+    problems += [
         f"{user} does not lead to tenant {tenant.id}"
         for tenant in snapshot.tenants.values()
         for user in tenant.ftp
         if snapshot.ftp_users.holders.get(user) != tenant.id
     ]
-    return found
+    return problems
 
 
 def stamps_of(entries: tuple[Entry, ...]) -> list[str]:
-    """Tenants whose parts in the store are of several versions."""
+    """Tenants whose parts in the store belong to several versions."""
     stamps: dict[int, set[str]] = {}
     for entry in entries:
         if (tenant := KEYS.tenant(entry.key)) and entry.value.startswith(b"{"):
             stamp = str(msgspec.json.decode(entry.value).get("stamp"))
             stamps.setdefault(tenant, set()).add(stamp)
-    return [f"tenant {tenant}: {told}" for tenant, told in stamps.items() if len(told) > 1]
+    return [f"tenant {tenant}: {seen}" for tenant, seen in stamps.items() if len(seen) > 1]
 
 
 async def reading(store: Store, problems: list[str], reads: Counter[str]) -> None:
-    """Everything in one transaction, again and again."""
+    """Read everything in one transaction, again and again."""
     tenants = prefix(b"jxt/tenants/")
     while True:
         try:
             entries = (await store.commit(read=[Query(tenants)])).reads[0].entries
         except Unavailable:
-            continue  # a busy machine: it saw nothing, so nothing wrong
+            continue  # on a busy machine: it saw nothing, so nothing wrong
         problems += inconsistencies(KEYS, entries)
         problems += stamps_of(entries)
         reads["store"] += 1
 
 
 async def following(hub: Hub, problems: list[str], reads: Counter[str]) -> None:
-    """Every snapshot that the provider shows."""
+    """Check every snapshot that the provider shows."""
     async with hub.tenants() as tenants:
         seen = -1
         while True:
@@ -115,7 +116,7 @@ async def following(hub: Hub, problems: list[str], reads: Counter[str]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_no_reader_sees_half_of_what_a_publisher_does(store_url: str, store: Store):
+async def test_no_reader_sees_a_partial_publish(store_url: str, store: Store):
     problems: list[str] = []
     reads: Counter[str] = Counter()
     async with Hub(store_url) as hub, open_store(store_url) as other:
@@ -129,28 +130,28 @@ async def test_no_reader_sees_half_of_what_a_publisher_does(store_url: str, stor
         ]
         try:
             async with asyncio.timeout(50):
-                told = await asyncio.gather(
+                counts = await asyncio.gather(
                     *(start(store_url, "crowd", f"p{n}", "2") for n in range(PUBLISHERS))
                 )
         finally:
             for reader in readers:
                 reader.cancel()
             ended = await asyncio.gather(*readers, return_exceptions=True)
-    assert [each for each in ended if not isinstance(each, asyncio.CancelledError)] == []
+    assert [result for result in ended if not isinstance(result, asyncio.CancelledError)] == []
     assert problems[:5] == []
     done = Counter[str]()
-    for each in told:
-        done.update(each)
+    for published in counts:
+        done.update(published)
     assert min(done["published"], done["deleted"], done["taken"]) > 0
     assert done["misled"] == 0
     assert min(reads["store"], reads["provider"]) > 0
-    await whole(store)
+    await assert_consistent(store)
 
 
-async def test_deleting_a_tenant_touches_no_other_whose_id_begins_alike(
+async def test_deleting_a_tenant_does_not_affect_ids_with_the_same_prefix(
     store_url: str, store: Store
 ):
-    """Others are written once, and must stay as they are while tenant 1 comes and goes."""
+    """Others are written once, and must stay unchanged while tenant 1 is created and deleted."""
     mine = Publisher(store, ring=RING)
     for tenant in (10, 11, 100):
         await mine.apply(stamped(tenant, "once", tenant))
@@ -168,17 +169,17 @@ async def test_deleting_a_tenant_touches_no_other_whose_id_begins_alike(
         await asyncio.gather(come_and_go(mine, "a"), come_and_go(Publisher(other, ring=RING), "b"))
     after = [(await store.read(KEYS.parts(tenant))).entries for tenant in (10, 11, 100)]
     assert after == before
-    await whole(store)
+    await assert_consistent(store)
 
 
 @pytest.fixture
 async def rivals(store_url: str) -> AsyncIterator[list[Publisher]]:
     async with open_store(store_url) as one, open_store(store_url) as other:
-        yield [Publisher(each, ring=RING) for each in (one, other)]
+        yield [Publisher(store, ring=RING) for store in (one, other)]
 
 
 @pytest.mark.parametrize("what", ["FTP user", "code", "name", "host"])
-async def test_of_two_who_want_one_name_one_wins_and_the_other_is_told(
+async def test_of_two_claims_of_one_name_one_wins_and_the_other_gets_an_error(
     rivals: list[Publisher], store: Store, what: str
 ):
     async def attempt(publisher: Publisher, tenant: int, name: str) -> Taken | None:
@@ -203,19 +204,19 @@ async def test_of_two_who_want_one_name_one_wins_and_the_other_is_told(
             attempt(rivals[0], 1, f"n{n}"), attempt(rivals[1], 2, f"n{n}")
         )
         assert (first is None) != (second is None)
-        winner, told = (1, second) if first is None else (2, first)
-        assert told is not None
-        assert told.holder == winner
-        assert f"belongs to tenant {winner} already" in str(told)
+        winner, conflict = (1, second) if first is None else (2, first)
+        assert conflict is not None
+        assert conflict.holder == winner
+        assert f"belongs to tenant {winner} already" in str(conflict)
         wins[winner] += 1
     assert sum(wins.values()) == rounds
-    await whole(store)
+    await assert_consistent(store)
 
 
-async def test_who_takes_over_what_leads_nowhere_does_not_race_its_owner(
+async def test_taking_over_a_stale_index_does_not_race_its_owner(
     rivals: list[Publisher], store: Store
 ):
-    """A stale index: its tenant lays claim to it again in the very moment another takes it."""
+    """The tenant of a stale index claims it again in the moment when another takes it."""
     for n in range(8):
         name = f"n{n}"
         await rivals[0].put(1, f"ftp/{name}", {})
@@ -233,32 +234,34 @@ async def test_who_takes_over_what_leads_nowhere_does_not_race_its_owner(
 
         won = await asyncio.gather(attempt(rivals[0], 1), attempt(rivals[1], 2))
         assert sorted(won) == [False, True]
-        await whole(store)
+        await assert_consistent(store)
 
 
-async def test_no_change_is_lost_where_many_change_one_tenant(store_url: str, store: Store):
+async def test_no_concurrent_change_of_one_tenant_is_lost(store_url: str, store: Store):
     count = 6
     async with asyncio.timeout(50):
         await asyncio.gather(
             *(start(store_url, "parts", f"p{n}", str(count)) for n in range(PUBLISHERS))
         )
-    found = await Publisher(store, ring=RING).read(1)
-    users = {path for path in found if path.startswith("ftp/")}
-    assert users == {f"ftp/p{n}.{each}" for n in range(PUBLISHERS) for each in range(1, count + 1)}
+    parts = await Publisher(store, ring=RING).read(1)
+    users = {path for path in parts if path.startswith("ftp/")}
+    assert users == {
+        f"ftp/p{n}.{n_part}" for n in range(PUBLISHERS) for n_part in range(1, count + 1)
+    }
     for n in range(PUBLISHERS):
-        own = found[f"database/own-p{n}"]
+        own = parts[f"database/own-p{n}"]
         assert isinstance(own, dict)
         assert own["database"] == str(count)
     numbers = [entry.number for entry in await Publisher(store, ring=RING).history(1)]
     assert numbers == list(range(numbers[0], 2 * PUBLISHERS * count + 1))
-    await whole(store)
+    await assert_consistent(store)
 
 
-async def test_a_publish_outlives_an_etcd_that_is_killed(
+async def test_a_publish_survives_a_killed_etcd(
     fresh_etcd: Callable[..., EtcdServer],
 ):
-    """Killed at random between commits: what is there afterwards is whole, and what was answered
-    is there."""
+    """Killed at random between commits: afterwards every tenant is complete, and acknowledged
+    publishes are stored."""
     server = fresh_etcd(series="3.4")  # 3.5.0 to 3.5.2 can lose a write themselves when killed
     async with open_store(server.url) as store:
         publisher = Publisher(store, ring=RING)
@@ -273,14 +276,14 @@ async def test_a_publish_outlives_an_etcd_that_is_killed(
                 answered[tenant] = f"{n}"
 
         tasks = [asyncio.ensure_future(busy(tenant)) for tenant in CROWD]
-        await eventually(lambda: all(int(answered.get(each, -1)) >= 3 for each in CROWD))
+        await eventually(lambda: all(int(answered.get(tenant, -1)) >= 3 for tenant in CROWD))
         server.kill()
         server.start()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         async with asyncio.timeout(20):
-            await whole(store)
+            await assert_consistent(store)
         for tenant, stamp in answered.items():
             storage = (await publisher.read(tenant))["storage"]
             assert isinstance(storage, dict)

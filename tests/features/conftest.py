@@ -18,6 +18,6 @@ async def hub(store_url: str) -> AsyncIterator[Hub]:
 
 @pytest.fixture
 async def other(store_url: str) -> AsyncIterator[Hub]:
-    """Another process, as far as the store is concerned."""
+    """Another hub, which to the store is another process."""
     async with mooring.connect(store_url) as opened:
         yield opened

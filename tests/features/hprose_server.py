@@ -1,5 +1,5 @@
-"""Servers of hprose: one in a thread of this process, and one that registers itself in a process of
-its own (`python -m tests.features.hprose_server`), which says `ready` once it is registered."""
+"""Servers of hprose: one in a thread of this process, and one in a separate process that registers
+itself (`python -m tests.features.hprose_server`) and then prints `ready`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mooring.testing.servers import free_port
 
 
 class Functions:
-    """What can be called."""
+    """The functions that clients can call."""
 
     def __init__(self) -> None:
         self._calls = self._under_way = 0
@@ -62,7 +62,7 @@ class Quiet(WSGIRequestHandler):
 
 
 class Killable(socketserver.TCPServer):
-    """It knows its connections, to cut them as the end of a process does."""
+    """A server that knows its connections, to cut them as the end of a process does."""
 
     request_queue_size = 128
 
@@ -80,7 +80,7 @@ class Killable(socketserver.TCPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """The client has gone, or this server was killed."""
+        """The client disconnected, or this server was killed."""
 
     def kill(self) -> None:
         self.shutdown()
@@ -91,7 +91,7 @@ class Killable(socketserver.TCPServer):
 
 
 class Single(Killable, WSGIServer):
-    """As hprose's own server starts it."""
+    """A server as hprose itself starts it."""
 
 
 class Threaded(socketserver.ThreadingMixIn, Single):
@@ -99,7 +99,8 @@ class Threaded(socketserver.ThreadingMixIn, Single):
 
 
 class Sockets(socketserver.ThreadingMixIn, Killable):
-    """hprose's TCP: the package has no server for it, so its service is put behind a socket."""
+    """hprose over TCP: the package has no server for it, so this puts its service behind a
+    socket."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -151,7 +152,7 @@ class HproseServer:
         return self
 
     def kill(self) -> None:
-        """Cut all connections, and answer no more."""
+        """Cut all connections, and answer no more calls."""
         if self._thread.is_alive():
             self._server.kill()
             self._functions.killed.set()

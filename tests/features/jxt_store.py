@@ -1,5 +1,5 @@
-"""A store in the old format, made up from a seed: what programs of years left there, and what must
-become of it. Of the migration it knows how both formats are read, and nothing of how it works."""
+"""A store in the old format, generated from a seed: what programs left there over the years, and
+what it must become. It knows how to read both formats, but nothing of how the migration works."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Fields = dict[str, Any]
 
 @dataclass
 class OldStore:
-    """What is there, and what is expected."""
+    """The stored values, and the expected result."""
 
     namespace: str = "jxt"
     entries: dict[str, bytes] = field(default_factory=dict)
     """Every key, old, foreign and broken."""
     expected: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """The new parts of each tenant, by path; 0 for what concerns all."""
+    """The new parts of each tenant, by path; 0 for those that concern all tenants."""
     goes: set[str] = field(default_factory=set)
     """Old keys that may be deleted in the end."""
     stays: dict[str, str] = field(default_factory=dict)
@@ -56,18 +56,18 @@ class OldStore:
         for batch in batches_of(puts):
             await store.commit(*batch)
 
-    def check_new(self, there: Mapping[str, bytes]) -> None:
-        """The new keys are exactly what was expected, indexes too."""
-        assert new_parts(self.namespace, there) == {
+    def check_new(self, entries: Mapping[str, bytes]) -> None:
+        """Assert that the new keys are exactly the expected ones, including indexes."""
+        assert new_parts(self.namespace, entries) == {
             id: parts for id, parts in self.expected.items() if parts
         }
-        assert indexed(self.namespace, there) == expected_index(self.expected)
+        assert indexed(self.namespace, entries) == expected_index(self.expected)
 
-    def check_left(self, there: Mapping[str, bytes]) -> None:
-        """What had to go is gone, and everything else is as it was."""
-        assert self.goes & there.keys() == set()
+    def check_left(self, entries: Mapping[str, bytes]) -> None:
+        """Assert that migrated keys are deleted, and that everything else is unchanged."""
+        assert self.goes & entries.keys() == set()
         for key in self.stays:
-            assert there.get(key) == self.entries[key], key
+            assert entries.get(key) == self.entries[key], key
 
 
 def encoded(value: object) -> bytes:
@@ -75,47 +75,47 @@ def encoded(value: object) -> bytes:
 
 
 def leads(value: bytes) -> int:
-    told = json.loads(value)
-    return int(told.get("tenantId", told.get("id")))
+    value_ = json.loads(value)
+    return int(value_.get("tenantId", value_.get("id")))
 
 
-def new_parts(namespace: str, there: Mapping[str, bytes]) -> dict[int, dict[str, Any]]:
-    """The new keys as anybody would read them."""
-    found: dict[int, dict[str, Any]] = {}
-    for key, raw in there.items():
+def new_parts(namespace: str, entries: Mapping[str, bytes]) -> dict[int, dict[str, Any]]:
+    """The new keys as any reader parses them."""
+    parts: dict[int, dict[str, Any]] = {}
+    for key, raw in entries.items():
         below = key.removeprefix(f"{namespace}/")
         if below == key or below.startswith("/"):
             continue
         kind, _, rest = below.partition("/")
         if kind in ("common", "platform"):
-            found.setdefault(0, {})[below] = json.loads(raw)
+            parts.setdefault(0, {})[below] = json.loads(raw)
         id, _, path = rest.partition("/")
         if kind == "tenants" and id.isdigit() and path not in ("database", "ftp", "foreign"):
             text = path in ("domain/primary", "domain/internal")
-            found.setdefault(int(id), {})[path] = raw.decode() if text else json.loads(raw)
-    return found
+            parts.setdefault(int(id), {})[path] = raw.decode() if text else json.loads(raw)
+    return parts
 
 
 def expected_index(tenants: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
-    found = {}
+    claims = {}
     for id, parts in tenants.items():
         if meta := parts.get("meta"):
-            found[f"by-code/{meta['code'].lower()}"] = id
-            found[f"by-name/{meta['name']}"] = id
+            claims[f"by-code/{meta['code'].lower()}"] = id
+            claims[f"by-name/{meta['name']}"] = id
         for path in parts:
             if path.startswith("ftp/"):
-                found[f"ftp-user/{path.removeprefix('ftp/')}"] = id
+                claims[f"ftp-user/{path.removeprefix('ftp/')}"] = id
         for host in hosts(parts):
-            found[f"host/{host.lower()}"] = id
-    return found
+            claims[f"host/{host.lower()}"] = id
+    return claims
 
 
-def indexed(namespace: str, there: Mapping[str, bytes]) -> dict[str, int]:
-    """The new indexes as anybody would read them."""
+def indexed(namespace: str, entries: Mapping[str, bytes]) -> dict[str, int]:
+    """The new indexes as any reader parses them."""
     root = f"{namespace}/tenants/_index/"
     return {
         urllib.parse.unquote(key.removeprefix(root)): leads(value)
-        for key, value in there.items()
+        for key, value in entries.items()
         if key.startswith(root)
     }
 
@@ -128,20 +128,20 @@ FOLDERS = {
 }
 
 
-def old_indexed(namespace: str, there: Mapping[str, bytes]) -> dict[str, int]:
-    """The old ones, by the name that the new ones have."""
-    found = {}
+def old_indexed(namespace: str, entries: Mapping[str, bytes]) -> dict[str, int]:
+    """The old indexes, with the names of the new ones."""
+    names = {}
     for kind, folder in FOLDERS.items():
         root = f"{namespace}//{folder}/"
-        for key, value in there.items():
+        for key, value in entries.items():
             if key.startswith(root):
                 name = urllib.parse.unquote(key.removeprefix(root))
-                found[f"{kind}/{name.lower() if kind == 'by-code' else name}"] = leads(value)
-    return found
+                names[f"{kind}/{name.lower() if kind == 'by-code' else name}"] = leads(value)
+    return names
 
 
 async def differing(store: Store, ring: Keyring, namespace: str = "jxt") -> list[str]:
-    """Whatever is not level: parts, new indexes, and old ones. The sentinel beats on both sides."""
+    """What is not level: parts, new indexes and old ones. The sentinel is updated on both sides."""
     snapshot = await UnitReader(store, TenantKeys(namespace)).snapshot()
     parts = [
         f"{unit}: {path}"
@@ -151,13 +151,13 @@ async def differing(store: Store, ring: Keyring, namespace: str = "jxt") -> list
         and path in {*view.new, *view.old.parts}
         and not view.is_same(path, ring)
     ]
-    there = await dump(store)
-    meant = expected_index(new_parts(namespace, there))
-    found, old = indexed(namespace, there), old_indexed(namespace, there)
+    entries = await dump(store)
+    expected = expected_index(new_parts(namespace, entries))
+    new, old = indexed(namespace, entries), old_indexed(namespace, entries)
     return [
         *parts,
-        *(f"new {name} {id}" for name, id in found.items() ^ meant.items()),
-        *(f"old {name} {id}" for name, id in old.items() ^ meant.items()),
+        *(f"new {name} {id}" for name, id in new.items() ^ expected.items()),
+        *(f"old {name} {id}" for name, id in old.items() ^ expected.items()),
     ]
 
 
@@ -178,7 +178,7 @@ async def dump(store: Store) -> dict[str, bytes]:
 
 
 def made(seed: int, tenants: int, namespace: str = "jxt") -> OldStore:
-    """An old store with so many tenants; every kind of key and of trouble is among the first 50."""
+    """An old store with this number of tenants. The first 50 have every kind of key and defect."""
     store, chance = OldStore(namespace), random.Random(seed)
     for id in range(1, tenants + 1):
         _Tenant(store, chance, id).make()
@@ -195,7 +195,9 @@ class _Tenant:
         """What it has in common with the tenant before, who gets it."""
         if id % 50 == 42:
             self.shares, self.code = "code", f"TENANT_{id - 1}"
-        if id % 50 == 43:  # and that one does not get its name, so that it is not in the way
+        if (
+            id % 50 == 43
+        ):  # and the index leads to another tenant, so that this one is not in the way
             self.name = f"{NAMES[(id - 1) % len(NAMES)]} {id - 1}"
         if id % 50 == 45:
             self.shares, self.name = "name", f"{NAMES[(id - 1) % len(NAMES)]} {id - 1}"
@@ -205,9 +207,9 @@ class _Tenant:
         for step in steps:
             step()
 
-    def part(self, rest: str, path: str, written: object, meant: object) -> None:
+    def part(self, rest: str, path: str, written: object, expected: object) -> None:
         self.store.put(self.store.tenant_key(self.id, rest), written)
-        self.store.expect(self.id, path, meant)
+        self.store.expect(self.id, path, expected)
 
     def index(self, folder: str, name: str, value: Fields, *, stays: str | None = None) -> None:
         self.store.put(f"{self.store.namespace}//{folder}/{name}", value, stays=stays)
@@ -221,7 +223,7 @@ class _Tenant:
             "billingPlan": "enterprise",
         }
         if id % 3 == 0:
-            meta["id"] = id + 1000  # the key says who it is
+            meta["id"] = id + 1000  # the key determines the id
         if id % 5 == 0:
             meta["ours"] = {"since": 2019, "tags": ["a", None]}
         if broken:
@@ -231,18 +233,18 @@ class _Tenant:
             return
         else:
             self.part("meta", "meta", meta, {**meta, "id": id})
-        told = {"id": id, "code": self.code}
+        fields = {"id": id, "code": self.code}
         stays = "orphan" if broken else None
-        self.index("tenants/by-code", self.code, {**told, "name": self.name}, stays=stays)
+        self.index("tenants/by-code", self.code, {**fields, "name": self.name}, stays=stays)
         named = self.name if id % 2 else urllib.parse.quote(self.name, safe="$&+:=@")
-        self.index("tenants/by-name", named, {**told, "primaryDomain": ""}, stays=stays)
+        self.index("tenants/by-name", named, {**fields, "primaryDomain": ""}, stays=stays)
 
     def domain(self) -> None:
         id = self.id
         primary, internal = f"T{id}.example.com", f"t{id}.internal"
         aliases = [f"www.t{id}.example.com", f"t{id}.示例.com".replace("示例", "xn--fsqu00a")]
-        told = {"tenantId": id, "code": self.code, "hostType": "frontend"}
-        if id % 50 == 46:  # the same host twice, and the tenant before has it
+        fields = {"tenantId": id, "code": self.code, "hostType": "frontend"}
+        if id % 50 == 46:  # the same host twice, claimed by the previous tenant
             for rest, value in {
                 "primary": f"t{id - 1}.internal".encode(),
                 "aliases": [f"free{id}.example.com", f"T{id - 1}.internal"],
@@ -251,22 +253,22 @@ class _Tenant:
         elif id % 9:
             quoted = encoded(primary) if id % 2 else primary.encode()
             self.part("domain/primary", "domain/primary", quoted, primary)
-            self.index("hosts", primary.lower(), told)
+            self.index("hosts", primary.lower(), fields)
         if id % 4 and id % 50 not in (11, 12, 13, 46):
             self.part("domain/aliases", "domain/aliases", aliases, aliases)
             for alias in aliases:
-                self.index("hosts", alias, told)
+                self.index("hosts", alias, fields)
         trouble = {
             11: (b"[", "unreadable"),
             12: (["good.example.com", "not a host!"], "refused"),
-            13: ([f"www.t{id - 8}.example.com"], "taken"),  # of a tenant before
+            13: ([f"www.t{id - 8}.example.com"], "taken"),  # claimed by a previous tenant
         }
         if id % 50 in trouble:
             value, verdict = trouble[id % 50]
             self.store.put(self.store.tenant_key(id, "domain/aliases"), value, stays=verdict)
         if id % 3 == 0 or id % 50 == 45:
             self.part("domain/internal", "domain/internal", internal.encode(), internal)
-            self.index("hosts", internal, {**told, "hostType": "internal"})
+            self.index("hosts", internal, {**fields, "hostType": "internal"})
 
     def databases(self) -> None:
         id = self.id
@@ -292,14 +294,14 @@ class _Tenant:
         if id % 50 == 18:
             self.database("Not Kebab", {"driver": "mysql"}, "refused")
 
-    def database(self, service: str, value: object, meant: object) -> None:
+    def database(self, service: str, value: object, expected: object) -> None:
         root = f"{self.store.namespace}//jxt/config/tenants/{self.id}"
         key = f"{root}/services/{service}/database"
-        if isinstance(meant, str):
-            self.store.put(key, value, stays=meant)
+        if isinstance(expected, str):
+            self.store.put(key, value, stays=expected)
         else:
             self.store.put(key, value)
-            self.store.expect(self.id, f"database/{service}", meant)
+            self.store.expect(self.id, f"database/{service}", expected)
 
     def user(self, name: str) -> Fields:
         return {
@@ -316,7 +318,7 @@ class _Tenant:
         if id % 50 == 21:
             self.store.put(key, b'{"ftpConfigs": [', stays="unreadable")
             return
-        if id % 50 == 48:  # the first user is that of the tenant before
+        if id % 50 == 48:  # the first user belongs to the previous tenant
             taken, own = self.user(f"shared{id - 1}"), self.user(f"own{id}")
             self.store.put(key, [taken, own], stays="taken")
             self.store.expect(id, f"ftp/own{id}", {**own, "tenantId": id})
@@ -337,10 +339,10 @@ class _Tenant:
             value = users[0]
         self.store.put(key, value, stays="refused" if nameless else None)
         for user in users:
-            path, told = f"ftp/{user['username']}", {"code": self.code, "name": self.name}
+            path, fields = f"ftp/{user['username']}", {"code": self.code, "name": self.name}
             self.store.expect(id, path, {**user, "tenantId": id})
             stays = "index" if nameless else None
-            self.index("ftp-users", user["username"], {"tenantId": id, **told}, stays=stays)
+            self.index("ftp-users", user["username"], {"tenantId": id, **fields}, stays=stays)
 
     def storage(self) -> None:
         id = self.id
@@ -357,7 +359,7 @@ class _Tenant:
             self.part("storage", "storage", old, {**meant, "tenantId": id})
 
     def former(self) -> None:
-        """What the generation before left."""
+        """The keys of the previous generation."""
         id, root = self.id, f"{self.store.namespace}/tenants/{self.id}"
         if id % 7 == 0:
             value: Fields = {"driver": "postgres", "database": f"old_{id}", "ours": 1}
@@ -392,7 +394,7 @@ def _make_common(store: OldStore) -> None:
 
 
 def _make_trouble(store: OldStore) -> None:
-    """What leads nowhere, and what is nobody's business."""
+    """Indexes that lead nowhere, and keys of other programs."""
     namespace = store.namespace
     root = f"{namespace}//"
     nobody = {"tenantId": 999_999_999, "code": "ghost", "hostType": "frontend"}
@@ -413,10 +415,10 @@ def _make_trouble(store: OldStore) -> None:
 
 
 def verdicts(store: OldStore, steps: Iterable[tuple[str, str]], *, copied: bool) -> None:
-    """Everything that stays was told, and how. Before a copy, a list with good and bad users is
-    missing in the first place."""
-    told = dict(steps)
+    """Assert that all remaining keys were reported with the right verdict. Before a copy, a list
+    with valid and invalid users counts as missing."""
+    reported = dict(steps)
     for key, verdict in store.stays.items():
-        found = told.get(key, "")
-        mixed = found == "missing" and verdict in ("refused", "taken") and key.endswith("/ftp")
-        assert found == verdict or (mixed and not copied), key
+        actual = reported.get(key, "")
+        mixed = actual == "missing" and verdict in ("refused", "taken") and key.endswith("/ftp")
+        assert actual == verdict or (mixed and not copied), key

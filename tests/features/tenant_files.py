@@ -1,4 +1,4 @@
-"""Tenants for the tests, and what must hold of a store that has some."""
+"""Tenants for the tests, and what must hold of a store with tenants."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ KEYS = TenantKeys()
 
 
 def document(tenant: int, code: str = "", **sections: JSON) -> Document:
-    """A tenant with everything; `code` names all that must be unique."""
+    """A tenant with all sections; `code` determines all names that must be unique."""
     code = code or f"t{tenant}"
-    told: dict[str, JSON] = {
+    defaults: dict[str, JSON] = {
         "meta": {"code": code, "name": f"租户 {code}/"},
         "domain": {
             "primary": f"{code}.example.com",
@@ -27,11 +27,11 @@ def document(tenant: int, code: str = "", **sections: JSON) -> Document:
         "ftp": {f"{code}_ftp": {"passwordHash": f"hash-{code}"}, f"meta.{code}": {}},
         "storage": {"uploadQuotaGb": 5},
     }
-    return parse({"id": tenant, **told, **sections})
+    return parse({"id": tenant, **defaults, **sections})
 
 
 def inconsistencies(keys: TenantKeys, entries: tuple[Entry, ...]) -> list[str]:
-    """What is wrong between the data and the indexes of entries that were read at once."""
+    """Contradictions between the data and the indexes of entries that were read at once."""
     tenants: dict[int, list[Entry]] = {}
     index: dict[bytes, bytes] = {}
     for entry in entries:
@@ -41,38 +41,38 @@ def inconsistencies(keys: TenantKeys, entries: tuple[Entry, ...]) -> list[str]:
         elif entry.key in keys.indexes:
             index[entry.key] = entry.value
     wanted: dict[bytes, bytes] = {}
-    found = []
+    problems = []
     for tenant, its in tenants.items():
         for claim in claims(keys, tenant, stored_parts(keys, tenant, its).parts).values():
             if claim.key in wanted:
-                found.append(f"two tenants claim {claim}")
+                problems.append(f"two tenants claim {claim}")
             wanted[claim.key] = claim.value
-    found += [
+    problems += [
         f"{name!r}: {index.get(name)!r} instead of {wanted.get(name)!r}"
         for name in wanted.keys() | index.keys()
         if wanted.get(name) != index.get(name)
     ]
-    return found
+    return problems
 
 
-async def whole(store: Store, keys: TenantKeys = KEYS) -> None:
-    """Fails unless all that leads to the tenants is what their data says."""
-    found = await store.commit(read=[Query(prefix(f"{keys.namespace}/tenants/".encode()))])
-    assert inconsistencies(keys, found.reads[0].entries) == []
+async def assert_consistent(store: Store, keys: TenantKeys = KEYS) -> None:
+    """Assert that all indexes of the tenants agree with their data."""
+    committed = await store.commit(read=[Query(prefix(f"{keys.namespace}/tenants/".encode()))])
+    assert inconsistencies(keys, committed.reads[0].entries) == []
 
 
 async def everything_of(store: Store, keys: TenantKeys = KEYS) -> dict[bytes, bytes]:
-    """All that there is, without the sign of life."""
-    found = await store.read(prefix(f"{keys.namespace}/".encode()))
-    return {entry.key: entry.value for entry in found.entries if entry.key != keys.sentinel}
+    """All entries except the sentinel."""
+    snapshot = await store.read(prefix(f"{keys.namespace}/".encode()))
+    return {entry.key: entry.value for entry in snapshot.entries if entry.key != keys.sentinel}
 
 
 class Stopped(Exception):
-    """The process died here."""
+    """The process died at this point."""
 
 
 class Interrupted:
-    """A store whose commits end otherwise: `after` of them, one is lost."""
+    """A store whose commit number `after` fails in the given way."""
 
     def __init__(self, store: Store, after: int, how: str) -> None:
         self._store, self.after, self.how = store, after, how

@@ -1,5 +1,5 @@
-"""Who gets in over HTTP, on the real server: nobody who does not say who they are, no page but our
-own, and no more than is good for it."""
+"""Access over HTTP, on the real server: only authenticated callers, only the server's own pages,
+and within its limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPEN = {
     "POST /login",
     "POST /admin/sessions",
 }
-"""All that answers who does not say who they are, beside the console's files."""
+"""All endpoints without authentication, besides the files of the console."""
 
 ALMOST = [
     "",
@@ -121,8 +121,8 @@ DISHONEST = [
 OTHERS = [None, "null", "http://evil.example"]
 
 TABLE = all_endpoints()
-GUARDED = [each for each in TABLE if each.needs.roles is not None]
-WRITES = [each for each in GUARDED if each.method not in SAFE]
+GUARDED = [endpoint for endpoint in TABLE if endpoint.needs.roles is not None]
+WRITES = [endpoint for endpoint in GUARDED if endpoint.method not in SAFE]
 
 
 def named(endpoint: ApiEndpoint) -> str:
@@ -141,7 +141,7 @@ def backend() -> str:
 
 @contextlib.asynccontextmanager
 async def raw(admin: Admin) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection on which anything can be said."""
+    """A connection that can send any bytes."""
     host, port = admin.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -152,56 +152,54 @@ async def raw(admin: Admin) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio
             await writer.wait_closed()
 
 
-async def said(admin: Admin, request: bytes) -> int:
-    """The status that a request is answered with, as it stands."""
+async def status_of(admin: Admin, request: bytes) -> int:
+    """The status of the response to a raw request."""
     async with raw(admin) as (reader, writer):
         writer.write(request)
         line = await reader.readline()
         return int(line.split()[1])
 
 
-class TestWithoutATokenOrWithTheWrongOne:
-    def test_what_is_open_is_listed_here(self):
-        told = {named(each) for each in TABLE if each.needs.roles is None}
-        assert {each for each in told if not each.startswith("GET /console/")} == OPEN
+class TestMissingAndWrongTokens:
+    def test_open_endpoints_are_listed_here(self):
+        open_endpoints = {named(endpoint) for endpoint in TABLE if endpoint.needs.roles is None}
+        assert {name for name in open_endpoints if not name.startswith("GET /console/")} == OPEN
 
-    async def test_everything_else_is_closed(self, admin: Admin):
-        for each in GUARDED:
-            answer = await admin.request(each.method, path_of(each), as_=None)
-            assert answer.status_code == 401, named(each)
+    async def test_all_other_endpoints_are_closed(self, admin: Admin):
+        for endpoint in GUARDED:
+            answer = await admin.request(endpoint.method, path_of(endpoint), as_=None)
+            assert answer.status_code == 401, named(endpoint)
             assert answer.json()["error"]["code"] == "unauthenticated"
             assert answer.headers["WWW-Authenticate"].startswith("Bearer")
 
-    async def test_a_header_that_is_almost_right_is_wrong(self, tmp_path: Path):
+    async def test_an_almost_correct_header_is_refused(self, tmp_path: Path):
         async with Admin("memory://", folder=tmp_path, rates={"failures": 0}) as admin:
             token = admin.tokens["viewer"]
             id = (await admin.get("/admin/whoami", as_=token)).json()["token"]
             for authorization in ALMOST:
-                told = {"Authorization": authorization.format(token=token, id=id)}
-                answer = await admin.get("/admin/whoami", as_=None, headers=told)
+                headers = {"Authorization": authorization.format(token=token, id=id)}
+                answer = await admin.get("/admin/whoami", as_=None, headers=headers)
                 assert answer.status_code == 401, authorization
 
-    async def test_a_token_elsewhere_than_in_the_header_is_none(self, admin: Admin):
+    async def test_a_token_outside_the_header_is_ignored(self, admin: Admin):
         token = admin.tokens["admin"]
         for name in ("access_token", "token"):
             answer = await admin.get("/admin/whoami", as_=None, query={name: token})
             assert answer.status_code == 401
-        told = {"Cookie": f"mooring-session={token}", "X-Forwarded-User": "admin"}
-        assert (await admin.get("/admin/whoami", as_=None, headers=told)).status_code == 401
+        headers = {"Cookie": f"mooring-session={token}", "X-Forwarded-User": "admin"}
+        assert (await admin.get("/admin/whoami", as_=None, headers=headers)).status_code == 401
 
-    async def test_a_wrong_token_counts_alone_beside_a_good_session(self, admin: Admin):
+    async def test_a_wrong_token_is_refused_despite_a_valid_session(self, admin: Admin):
         async with admin.browser() as browser:
-            told = {"Authorization": "Bearer wrong"}
-            assert (await browser.get("/admin/whoami", headers=told)).status_code == 401
+            headers = {"Authorization": "Bearer wrong"}
+            assert (await browser.get("/admin/whoami", headers=headers)).status_code == 401
 
-    async def test_two_tokens_are_none(self, admin: Admin):
+    async def test_two_tokens_are_refused(self, admin: Admin):
         line = f"Authorization: Bearer {admin.tokens['admin']}\r\n"
         text = f"GET /admin/whoami HTTP/1.1\r\nHost: localhost\r\n{line}{line}\r\n"
-        assert await said(admin, text.encode()) == 401
+        assert await status_of(admin, text.encode()) == 401
 
-    async def test_too_many_wrong_ones_are_told_to_wait_and_the_right_one_is_let_in(
-        self, admin: Admin
-    ):
+    async def test_wrong_tokens_are_limited_but_the_right_one_is_accepted(self, admin: Admin):
         refused = 0
         while (await admin.get("/admin/whoami", as_="wrong" * 10)).status_code == 401:
             refused += 1
@@ -210,41 +208,45 @@ class TestWithoutATokenOrWithTheWrongOne:
 
 
 class TestRolesAndScopes:
-    async def test_a_role_that_does_not_suffice_is_refused_everywhere(self, admin: Admin):
-        for each in GUARDED:
-            assert each.needs.roles is not None
-            for role in set(ROLES) - each.needs.roles:
-                answer = await admin.request(each.method, path_of(each), as_=role)
-                assert answer.status_code == 403, (named(each), role)
+    async def test_an_insufficient_role_is_refused_everywhere(self, admin: Admin):
+        for endpoint in GUARDED:
+            assert endpoint.needs.roles is not None
+            for role in set(ROLES) - endpoint.needs.roles:
+                answer = await admin.request(endpoint.method, path_of(endpoint), as_=role)
+                assert answer.status_code == 403, (named(endpoint), role)
                 assert answer.json()["error"]["code"] == "forbidden"
 
     async def test_a_scope_holds_on_every_path(self, admin: Admin):
         elsewhere = await admin.token("admin", groups=["Elsewhere"], tenants=[2])
-        for each in GUARDED:
-            if each.needs.within == "anywhere":
+        for endpoint in GUARDED:
+            if endpoint.needs.within == "anywhere":
                 continue
-            answer = await admin.request(each.method, path_of(each), as_=elsewhere)
-            assert answer.status_code == 403, named(each)
+            answer = await admin.request(endpoint.method, path_of(endpoint), as_=elsewhere)
+            assert answer.status_code == 403, named(endpoint)
 
-    async def test_an_encoding_of_the_path_does_not_leave_the_scope(self, admin: Admin):
+    async def test_an_encoded_path_does_not_leave_the_scope(self, admin: Admin):
         here = await admin.token("admin", groups=["Common"])
-        for each in GUARDED:
-            if each.needs.within != "group":
+        for endpoint in GUARDED:
+            if endpoint.needs.within != "group":
                 continue
             for service in ("Other%2FAuth", "Common%2F..%2FOther%2FAuth", "%43ommonX%2FAuth"):
-                path = path_of(each).replace("Common%2FAuth", service)
-                answer = await admin.request(each.method, path, as_=here)
-                assert answer.status_code in (400, 403), (named(each), service)
+                path = path_of(endpoint).replace("Common%2FAuth", service)
+                answer = await admin.request(endpoint.method, path, as_=here)
+                assert answer.status_code in (400, 403), (named(endpoint), service)
 
-    async def test_who_it_is_is_told(self, admin: Admin):
+    async def test_whoami_returns_the_principal(self, admin: Admin):
         token = await admin.token("operator", groups=["b", "a"], tenants=[3], name="ann")
-        told = (await admin.get("/admin/whoami", as_=token)).json()
-        assert (told["name"], told["role"], told["session"]) == ("ann", "operator", False)
-        assert (told["groups"], told["tenants"]) == (["a", "b"], [3])
+        principal = (await admin.get("/admin/whoami", as_=token)).json()
+        assert (principal["name"], principal["role"], principal["session"]) == (
+            "ann",
+            "operator",
+            False,
+        )
+        assert (principal["groups"], principal["tenants"]) == (["a", "b"], [3])
 
 
 class TestTokens:
-    async def test_one_is_made_used_listed_and_revoked(self, admin: Admin):
+    async def test_a_token_is_created_used_listed_and_revoked(self, admin: Admin):
         wanted = {"name": "ann", "role": "viewer", "groups": ["Common"], "expires": "1h"}
         answer = await admin.post("/admin/tokens", wanted, as_="admin")
         assert answer.status_code == 201
@@ -252,7 +254,7 @@ class TestTokens:
         assert (await admin.get("/admin/whoami", as_=made["token"])).json()["name"] == "ann"
         listed = (await admin.get("/admin/tokens", as_="admin")).text
         assert made["token"] not in listed
-        (shown,) = [each for each in json.loads(listed) if each["id"] == made["id"]]
+        (shown,) = [token for token in json.loads(listed) if token["id"] == made["id"]]
         assert shown == {
             **{name: value for name, value in made.items() if name != "token"},
             "lastUsed": shown["lastUsed"],
@@ -262,7 +264,7 @@ class TestTokens:
         assert (answer.status_code, answer.json()["state"]) == (200, "revoked")
         assert (await admin.get("/admin/whoami", as_=made["token"])).status_code == 401
 
-    async def test_one_that_has_expired_is_none(self, admin: Admin):
+    async def test_an_expired_token_is_refused(self, admin: Admin):
         token = await admin.token("viewer", lasts=0.2)
 
         async def refused() -> bool:
@@ -270,13 +272,13 @@ class TestTokens:
 
         await eventually(refused)
 
-    async def test_what_makes_no_sense_is_refused(self, admin: Admin):
+    async def test_invalid_tokens_are_not_created(self, admin: Admin):
         for body in NONSENSE:
             answer = await admin.post("/admin/tokens", body, as_="admin")
             assert answer.status_code == 400, body
             assert answer.json()["error"]["message"]
 
-    async def test_neither_an_unknown_one_nor_the_admins_is_revoked(self, admin: Admin):
+    async def test_unknown_tokens_and_the_admin_token_cannot_be_revoked(self, admin: Admin):
         answer = await admin.delete("/admin/tokens/nothing", as_="admin")
         assert answer.status_code == 404
         answer = await admin.delete(f"/admin/tokens/{ADMIN}", as_="admin")
@@ -289,7 +291,7 @@ class TestLogin:
         link = (await admin.post("/admin/login-codes", as_="viewer")).json()["url"]
         assert link.startswith(f"{admin.url}/login?code=")
         async with admin.client() as browser:
-            for _ in range(2):  # who looks at it uses up nothing
+            for _ in range(2):  # opening it does not consume it
                 page = await browser.get(link)
                 assert page.status_code == 200
                 assert "<form" in page.text
@@ -297,24 +299,24 @@ class TestLogin:
             browser.headers["Origin"] = admin.url
             answer = await browser.post(link)
             assert (answer.status_code, answer.headers["Location"]) == (303, "/")
-            told = (await browser.get("/admin/whoami")).json()
-            assert (told["role"], told["session"]) == ("viewer", True)
+            principal = (await browser.get("/admin/whoami")).json()
+            assert (principal["role"], principal["session"]) == ("viewer", True)
         async with admin.client() as other:
             other.headers["Origin"] = admin.url
             answer = await other.post(link)
             assert answer.status_code == 401
             assert "Set-Cookie" not in answer.headers
 
-    async def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(self, admin: Admin):
+    async def test_the_cookie_is_unavailable_to_scripts_and_other_sites(self, admin: Admin):
         async with admin.client() as browser:
             code = await admin.server.sessions.issue(ADMIN)
-            told = {"Origin": admin.url}
-            answer = await browser.post("/login", params={"code": code}, headers=told)
+            headers = {"Origin": admin.url}
+            answer = await browser.post("/login", params={"code": code}, headers=headers)
         flags = answer.headers["Set-Cookie"].split("; ")[1:]
         assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(flags)
         assert not any(flag.startswith("Domain") for flag in flags)
 
-    async def test_another_site_logs_nobody_in(self, admin: Admin):
+    async def test_another_site_cannot_log_in(self, admin: Admin):
         for origin in OTHERS:
             code = await admin.server.sessions.issue(ADMIN)
             headers = {"Origin": origin} if origin else {}
@@ -324,7 +326,7 @@ class TestLogin:
             answer = await admin.post("/admin/sessions", body, as_=None, headers=headers)
             assert answer.status_code == 403
 
-    async def test_a_token_begins_a_session_too(self, admin: Admin):
+    async def test_a_token_starts_a_session(self, admin: Admin):
         async with admin.client() as browser:
             browser.headers["Origin"] = admin.url
             answer = await browser.post("/admin/sessions", json={"token": admin.tokens["viewer"]})
@@ -333,27 +335,27 @@ class TestLogin:
             answer = await browser.post("/admin/sessions", json={"token": "wrong"})
             assert answer.status_code == 401
 
-    async def test_a_session_begins_no_other(self, admin: Admin):
+    async def test_a_session_cannot_start_another(self, admin: Admin):
         async with admin.browser() as browser:
             assert (await browser.post("/admin/login-codes")).status_code == 403
 
-    async def test_logging_out_ends_it(self, admin: Admin):
+    async def test_logging_out_ends_the_session(self, admin: Admin):
         async with admin.browser() as browser:
             cookie = browser.cookies["mooring-session"]
             answer = await browser.post("/logout")
             assert answer.status_code == 204
             assert "Max-Age=0" in answer.headers["Set-Cookie"]
-        told = {"Cookie": f"mooring-session={cookie}"}
-        assert (await admin.get("/admin/whoami", as_=None, headers=told)).status_code == 401
+        headers = {"Cookie": f"mooring-session={cookie}"}
+        assert (await admin.get("/admin/whoami", as_=None, headers=headers)).status_code == 401
 
-    async def test_one_that_was_slipped_in_makes_nobody_of_both(self, admin: Admin):
+    async def test_a_second_session_cookie_invalidates_both(self, admin: Admin):
         async with admin.browser() as browser, admin.browser() as other:
-            cookies = [each.cookies["mooring-session"] for each in (browser, other)]
+            cookies = [client.cookies["mooring-session"] for client in (browser, other)]
             assert (await browser.get("/admin/whoami")).status_code == 200
-        told = {"Cookie": "; ".join(f"mooring-session={each}" for each in cookies)}
-        assert (await admin.get("/admin/whoami", as_=None, headers=told)).status_code == 401
+        headers = {"Cookie": "; ".join(f"mooring-session={cookie}" for cookie in cookies)}
+        assert (await admin.get("/admin/whoami", as_=None, headers=headers)).status_code == 401
 
-    async def test_it_ends_with_its_token(self, admin: Admin):
+    async def test_a_session_ends_with_its_token(self, admin: Admin):
         made = (
             await admin.post("/admin/tokens", {"name": "a", "role": "viewer"}, as_="admin")
         ).json()
@@ -362,14 +364,14 @@ class TestLogin:
             await admin.delete(f"/admin/tokens/{made['id']}", as_="admin")
             assert (await browser.get("/admin/whoami")).status_code == 401
 
-    async def test_no_text_of_the_link_is_in_the_page(self, admin: Admin):
+    async def test_the_page_contains_no_text_of_the_link(self, admin: Admin):
         for code in HOSTILE:
             answer = await admin.get("/login", as_=None, query={"code": code})
             assert answer.status_code == 200
             assert code not in answer.text
             assert "<form" not in answer.text
 
-    async def test_it_leads_nowhere_but_home(self, admin: Admin):
+    async def test_a_login_does_not_redirect_elsewhere(self, admin: Admin):
         code = await admin.server.sessions.issue(ADMIN)
         for name in ("next", "redirect", "url"):
             query = {"code": code, name: "https://evil.example"}
@@ -377,7 +379,7 @@ class TestLogin:
             answer = await admin.post("/login", as_=None, query=query, headers=headers)
             assert answer.status_code == 400
 
-    async def test_too_many_wrong_codes_are_told_to_wait(self, admin: Admin):
+    async def test_wrong_codes_are_limited(self, admin: Admin):
         headers = {"Origin": admin.url}
         refused = 0
         while (await admin.post("/login?code=x", as_=None, headers=headers)).status_code == 401:
@@ -389,7 +391,7 @@ class TestLogin:
 
 
 class TestOtherSites:
-    async def test_a_foreign_name_is_misdirected_whatever_is_asked(self, admin: Admin):
+    async def test_a_foreign_host_is_misdirected_on_every_path(self, admin: Admin):
         for host in FOREIGN:
             for path in ("/", "/healthz", "/login", "/admin/whoami", "/nowhere"):
                 answer = await admin.get(path, as_="admin", headers={"Host": host})
@@ -397,57 +399,59 @@ class TestOtherSites:
                 assert answer.json()["error"]["code"] == "misdirected"
 
     async def test_headers_of_proxies_change_nothing(self, admin: Admin):
-        told = {"X-Forwarded-Host": "evil.example", "Forwarded": "host=evil.example"}
-        link = (await admin.post("/admin/login-codes", as_="admin", headers=told)).json()["url"]
+        headers = {"X-Forwarded-Host": "evil.example", "Forwarded": "host=evil.example"}
+        link = (await admin.post("/admin/login-codes", as_="admin", headers=headers)).json()["url"]
         assert link.startswith(admin.url)
-        told = {"Host": "evil.example", "X-Forwarded-Host": "127.0.0.1"}
-        assert (await admin.get("/healthz", as_=None, headers=told)).status_code == 421
+        headers = {"Host": "evil.example", "X-Forwarded-Host": "127.0.0.1"}
+        assert (await admin.get("/healthz", as_=None, headers=headers)).status_code == 421
 
-    async def test_a_name_of_the_settings_is_ours(self, tmp_path: Path):
+    async def test_a_configured_host_is_accepted(self, tmp_path: Path):
         async with Admin("memory://", folder=tmp_path, hosts=["mooring.example"]) as admin:
-            told = {"Host": "mooring.example:7480"}
-            assert (await admin.get("/healthz", as_=None, headers=told)).status_code == 200
+            headers = {"Host": "mooring.example:7480"}
+            assert (await admin.get("/healthz", as_=None, headers=headers)).status_code == 200
 
-    async def test_no_write_of_a_session_comes_from_another_page(self, admin: Admin):
+    async def test_a_session_cannot_write_from_another_page(self, admin: Admin):
         async with admin.browser() as browser:
-            for each in WRITES:
+            for endpoint in WRITES:
                 for origin in ("http://evil.example", "null", "http://localhost:1", None):
-                    told = {"Origin": origin} if origin else {}
+                    headers = {"Origin": origin} if origin else {}
                     request = browser.build_request(
-                        each.method, path_of(each), headers={**told, "Content-Length": "0"}
+                        endpoint.method,
+                        path_of(endpoint),
+                        headers={**headers, "Content-Length": "0"},
                     )
                     if origin is None:
                         del request.headers["Origin"]
                     answer = await browser.send(request)
-                    assert answer.status_code == 403, (named(each), origin)
+                    assert answer.status_code == 403, (named(endpoint), origin)
                     assert answer.json()["error"]["code"] == "foreign_origin"
 
-    async def test_nor_with_a_body_that_a_form_can_send(self, admin: Admin):
+    async def test_a_session_cannot_write_with_the_media_type_of_a_form(self, admin: Admin):
         body = json.dumps({"name": "evil", "role": "admin"}).encode()
         async with admin.browser() as browser:
             for media in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
-                told = {"Content-Type": media}
-                answer = await browser.post("/admin/tokens", content=body, headers=told)
+                headers = {"Content-Type": media}
+                answer = await browser.post("/admin/tokens", content=body, headers=headers)
                 assert answer.status_code == 415
         assert "evil" not in (await admin.get("/admin/tokens", as_="admin")).text
 
-    async def test_a_foreign_page_cannot_use_a_token_either(self, admin: Admin):
-        told = {"Origin": "http://evil.example"}
+    async def test_a_foreign_page_cannot_use_a_token(self, admin: Admin):
+        headers = {"Origin": "http://evil.example"}
         body = {"name": "evil", "role": "admin"}
-        answer = await admin.post("/admin/tokens", body, as_="admin", headers=told)
+        answer = await admin.post("/admin/tokens", body, as_="admin", headers=headers)
         assert answer.status_code == 403
 
-    async def test_no_other_site_is_told_that_it_may(self, admin: Admin):
-        told = {
+    async def test_preflight_requests_of_other_sites_are_refused(self, admin: Admin):
+        headers = {
             "Origin": "http://evil.example",
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization",
         }
-        answer = await admin.request("OPTIONS", "/admin/tokens", as_=None, headers=told)
+        answer = await admin.request("OPTIONS", "/admin/tokens", as_=None, headers=headers)
         assert answer.status_code == 405
         assert not [name for name in answer.headers if name.lower().startswith("access-control")]
 
-    async def test_every_answer_says_how_it_may_be_used(self, admin: Admin):
+    async def test_every_response_has_security_headers(self, admin: Admin):
         for path in PATHS:
             answer = await admin.get(path, as_=None)
             policy = answer.headers["Content-Security-Policy"]
@@ -460,22 +464,22 @@ class TestOtherSites:
 
 
 class TestPathsAndHeads:
-    async def test_no_trick_with_the_path_gets_past_the_door(self, admin: Admin):
+    async def test_malformed_paths_do_not_bypass_access_control(self, admin: Admin):
         for path in TRICKS:
             text = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            assert await said(admin, text.encode()) in (400, 401, 404, 405)
+            assert await status_of(admin, text.encode()) in (400, 401, 404, 405)
 
-    async def test_no_header_is_a_path_or_a_method(self, admin: Admin):
+    async def test_override_headers_do_not_change_the_path_or_method(self, admin: Admin):
         for line in OVERRIDES:
             text = f"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n"
-            assert await said(admin, text.encode()) == 404
+            assert await status_of(admin, text.encode()) == 404
 
-    async def test_no_dishonest_request_is_taken_and_the_server_lives(self, admin: Admin):
+    async def test_malformed_requests_are_refused_and_the_server_survives(self, admin: Admin):
         for request_ in DISHONEST:
-            assert await said(admin, request_) in (400, 401, 404, 405, 421)
+            assert await status_of(admin, request_) in (400, 401, 404, 405, 421)
             assert (await admin.get("/healthz")).status_code == 200
 
-    async def test_a_head_without_an_end_is_cut_off(self, admin: Admin):
+    async def test_an_endless_request_head_is_cut_off(self, admin: Admin):
         async with raw(admin) as (reader, writer):
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
             with contextlib.suppress(OSError):
@@ -487,7 +491,7 @@ class TestPathsAndHeads:
                 assert line == b"" or b"431" in line
         assert (await admin.get("/healthz")).status_code == 200
 
-    async def test_a_head_that_does_not_come_is_not_waited_for(
+    async def test_the_server_does_not_wait_for_an_incomplete_head(
         self, admin: Admin, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(listening, "HEAD_TIMEOUT", 0.2)
@@ -496,16 +500,16 @@ class TestPathsAndHeads:
                 writer.write(beginning)
                 assert b"408" in await reader.readline()
 
-    async def test_an_upgrade_is_not_made(self, admin: Admin):
+    async def test_upgrades_are_ignored(self, admin: Admin):
         text = (
             "GET /admin/whoami HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
             "Upgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             "Sec-WebSocket-Version: 13\r\n\r\n"
         )
-        assert await said(admin, text.encode()) == 401
+        assert await status_of(admin, text.encode()) == 401
 
 
-class TestTooMuch:
+class TestLimits:
     async def test_a_body_over_the_limit_is_refused(self, admin: Admin):
         small = {"name": "x", "role": "viewer"}
         large = json.dumps({**small, "groups": ["g" * 200] * 6000}).encode()
@@ -515,7 +519,7 @@ class TestTooMuch:
         assert answer.json()["error"]["code"] == "too_large"
         assert (await admin.post("/admin/tokens", small, as_="admin")).status_code == 201
 
-    async def test_a_body_that_does_not_come_is_not_waited_for(
+    async def test_the_server_does_not_wait_for_a_missing_body(
         self, admin: Admin, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(app, "_BODY_TIMEOUT", 0.2)
@@ -528,7 +532,7 @@ class TestTooMuch:
             )
             assert b"408" in await reader.readline()
 
-    async def test_nobody_is_made_to_read_a_body_without_a_token(self, admin: Admin):
+    async def test_a_body_without_a_token_is_not_read(self, admin: Admin):
         async with raw(admin) as (reader, writer):
             writer.write(
                 b"POST /admin/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n"
@@ -536,7 +540,7 @@ class TestTooMuch:
             )
             assert b"401" in await reader.readline()
 
-    async def test_too_many_writes_are_told_to_wait(self, tmp_path: Path):
+    async def test_writes_are_limited(self, tmp_path: Path):
         async with Admin("memory://", folder=tmp_path, rates={"writes": 0.01}) as admin:
             statuses = [
                 (await admin.post("/admin/login-codes", as_="viewer")).status_code for _ in range(3)
@@ -546,10 +550,10 @@ class TestTooMuch:
             statuses = [
                 (await admin.post("/admin/tokens", as_="operator")).status_code for _ in range(3)
             ]
-            assert statuses == [403, 429, 429]  # what is refused counts too
+            assert statuses == [403, 429, 429]  # refused requests count too
             assert (await admin.get("/admin/whoami")).status_code == 200
 
-    async def test_too_many_requests_are_told_to_wait(self, tmp_path: Path):
+    async def test_requests_are_limited(self, tmp_path: Path):
         async with Admin("memory://", folder=tmp_path, rates={"reads": 0.01}) as admin:
             assert (await admin.get("/healthz", as_=None)).status_code == 200
             answer = await admin.get("/healthz", as_=None)
@@ -558,30 +562,32 @@ class TestTooMuch:
 
 
 class TestAudit:
-    async def test_every_write_is_written_down_with_who_and_what(self, admin: Admin):
+    async def test_every_write_is_recorded_with_its_caller_and_action(self, admin: Admin):
         body = {"name": "ann", "role": "viewer"}
         made = (await admin.post("/admin/tokens", body, as_="admin")).json()
         await admin.post("/admin/tokens", body, as_="operator")
         await admin.post("/admin/tokens", body, as_=None)
         async with admin.browser() as browser:
             await browser.delete(f"/admin/tokens/{made['id']}")
-        told = (await admin.get("/admin/audit", as_="admin")).json()
-        assert [(each["actor"], each["method"], each["path"], each["status"]) for each in told] == [
+        entries = (await admin.get("/admin/audit", as_="admin")).json()
+        assert [
+            (entry["actor"], entry["method"], entry["path"], entry["status"]) for entry in entries
+        ] == [
             ("admin", "DELETE", f"/admin/tokens/{made['id']}", 200),
             ("admin", "POST", "/login", 303),
             ("anonymous", "POST", "/admin/tokens", 401),
             ("a-operator", "POST", "/admin/tokens", 403),
             ("admin", "POST", "/admin/tokens", 201),
         ]
-        assert told[0]["session"]
-        assert told[0]["from"] == "127.0.0.1"
-        assert told[-1]["notes"] == {"id": made["id"], "name": "ann", "role": "viewer"}
+        assert entries[0]["session"]
+        assert entries[0]["from"] == "127.0.0.1"
+        assert entries[-1]["notes"] == {"id": made["id"], "name": "ann", "role": "viewer"}
         kept = admin.server.data_dir.path / "audit.jsonl"
         assert made["token"] not in kept.read_text()
         assert "code=" not in kept.read_text()
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
-    async def test_it_is_read_by_page_and_filter(self, admin: Admin):
+    async def test_the_audit_log_is_paged_and_filtered(self, admin: Admin):
         for _ in range(5):
             await admin.post("/admin/login-codes", as_="viewer")
             await admin.post("/admin/tokens", as_="viewer")
@@ -589,16 +595,16 @@ class TestAudit:
         path = "/admin/audit?actor=a-viewer&refused=true&limit=2"
         while path:
             answer = await admin.get(path, as_="admin")
-            assert {each["status"] for each in answer.json()} == {403}
-            read += [each["id"] for each in answer.json()]
+            assert {entry["status"] for entry in answer.json()} == {403}
+            read += [entry["id"] for entry in answer.json()]
             path = answer.links.get("next", {}).get("url", "")
         assert len(read) == len(set(read)) == 5
         assert read == sorted(read, reverse=True)
         assert (await admin.get("/admin/audit?actor=nobody-else", as_="admin")).json() == []
 
 
-class TestWhileItStarts:
-    async def test_what_needs_the_store_waits_for_it(self, admin: Admin):
+class TestStart:
+    async def test_the_server_reports_that_it_is_starting(self, admin: Admin):
         admin.server.close()
         admin.readiness.probes = None
         assert (await admin.get("/healthz", as_=None)).status_code == 200
@@ -607,7 +613,7 @@ class TestWhileItStarts:
         assert (await admin.get("/admin/whoami")).status_code == 200
 
 
-async def test_over_tls_the_cookie_never_goes_without(tmp_path: Path, certificates: Path):
+async def test_over_tls_the_cookie_is_secure(tmp_path: Path, certificates: Path):
     tls = {"cert": str(certificates / "server.pem"), "key": str(certificates / "server.key")}
     trust = ssl.create_default_context(cafile=certificates / "ca.pem")
     async with Admin("memory://", folder=tmp_path, tls=tls) as admin:
@@ -621,8 +627,8 @@ async def test_over_tls_the_cookie_never_goes_without(tmp_path: Path, certificat
             assert "; Secure" in answer.headers["Set-Cookie"]
             assert answer.headers["Set-Cookie"].startswith("__Host-")
             assert (await browser.get("/admin/whoami")).status_code == 200
-            told = (await browser.get("/admin/openapi.json")).json()
-            session = told["components"]["securitySchemes"]["session"]
+            document = (await browser.get("/admin/openapi.json")).json()
+            session = document["components"]["securitySchemes"]["session"]
             assert session["name"] == admin.server.sessions.cookie == "__Host-mooring-session"
             plain = admin.url.replace("https", "http")
             refused = await browser.post("/logout", headers={"Origin": plain})
@@ -640,14 +646,16 @@ async def test_without_the_console_there_are_no_sessions(tmp_path: Path):
 
 
 async def test_openapi_describes_every_endpoint(admin: Admin):
-    told = (await admin.get("/admin/openapi.json")).json()
+    document = (await admin.get("/admin/openapi.json")).json()
     described = {
-        f"{method.upper()} {path}" for path, methods in told["paths"].items() for method in methods
+        f"{method.upper()} {path}"
+        for path, methods in document["paths"].items()
+        for method in methods
     }
-    assert described == {named(each) for each in TABLE}
+    assert described == {named(endpoint) for endpoint in TABLE}
 
 
-async def test_a_mistake_of_ours_is_told_without_a_word_of_it(
+async def test_an_internal_error_is_reported_without_details(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def broken(*_: object) -> None:

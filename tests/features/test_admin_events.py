@@ -1,4 +1,4 @@
-"""The live stream over HTTP, and the first page: of the fleet, on every backend."""
+"""The live stream over HTTP, and the first page of the console, on every backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 class Events:
-    """What an EventSource would hear."""
+    """The events as an EventSource receives them."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._lines = answer.aiter_lines()
@@ -41,7 +41,7 @@ class Events:
                     return name, data
 
     async def until(self, name: str, holds: Any) -> Any:
-        """The data of the next event of a name for which something holds."""
+        """The data of the next event of a name that satisfies a condition."""
         while not holds(data := (await self.next(name))[1]):
             pass
         return data
@@ -74,11 +74,11 @@ async def events(
 
 
 def names(data: Any) -> set[str]:
-    return {each["serviceName"] for each in data["changed"]}
+    return {service["serviceName"] for service in data["changed"]}
 
 
 @everywhere
-async def test_who_listens_sees_an_instance_come_fail_and_go(admin: Admin):
+async def test_a_listener_sees_an_instance_register_fail_and_leave(admin: Admin):
     async with events(admin, "?service=shop/orders") as heard:
         await heard.next("hello")
         async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)) as registration:
@@ -86,15 +86,15 @@ async def test_who_listens_sees_an_instance_come_fail_and_go(admin: Admin):
             registration.update(healthy=False)
             await heard.until(
                 "instances",
-                lambda data: [each["healthy"] for each in data["changed"]] == [False],
+                lambda data: [instance["healthy"] for instance in data["changed"]] == [False],
             )
-            told = await heard.until("problems", bool)
-            assert told[0]["service"] == "shop/orders"
+            problems = await heard.until("problems", bool)
+            assert problems[0]["service"] == "shop/orders"
         gone = await heard.until("instances", lambda data: data["removed"])
         assert gone["removed"] == ["10.0.0.1:80"]
 
 
-async def test_who_is_scoped_hears_of_their_own_groups_alone(admin: Admin):
+async def test_a_scoped_listener_gets_only_its_own_groups(admin: Admin):
     token = await admin.token("viewer", groups=["shop"])
     async with events(admin, as_=token) as heard:
         await heard.next("hello")
@@ -107,7 +107,7 @@ async def test_who_is_scoped_hears_of_their_own_groups_alone(admin: Admin):
                 assert health["totalServices"] == 1
 
 
-async def test_who_comes_back_hears_what_was_missed(admin: Admin):
+async def test_a_reconnecting_listener_gets_what_it_missed(admin: Admin):
     async with events(admin) as heard:
         await heard.next("problems")
     async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
@@ -119,7 +119,7 @@ async def test_who_comes_back_hears_what_was_missed(admin: Admin):
             await foreign.next("reset")
 
 
-async def test_a_token_that_is_revoked_ends_its_stream(admin: Admin):
+async def test_a_revoked_token_ends_its_stream(admin: Admin):
     token, text = await admin.server.tokens.create("short", "viewer", lasts=3600)
     async with events(admin, as_=text) as heard:
         await heard.next("hello")
@@ -130,7 +130,7 @@ async def test_a_token_that_is_revoked_ends_its_stream(admin: Admin):
     await eventually(lambda: stream.clients == 0)
 
 
-async def test_who_may_not_is_told_so(admin: Admin):
+async def test_unauthorized_and_invalid_streams_are_refused(admin: Admin):
     token = await admin.token("viewer", groups=["shop"])
     assert (await admin.get("/admin/events?service=media/x", as_=token)).status_code == 403
     assert (await admin.get("/admin/events", as_="service")).status_code == 403
@@ -140,7 +140,7 @@ async def test_who_may_not_is_told_so(admin: Admin):
     assert (await admin.request("HEAD", "/admin/events", as_="viewer")).status_code == 200
 
 
-async def test_there_is_a_bound_on_how_many_listen(admin: Admin):
+async def test_the_number_of_listeners_is_limited(admin: Admin):
     admin.server.stream._max_listeners = 1
     async with events(admin) as heard:
         await heard.next("hello")
@@ -149,7 +149,7 @@ async def test_there_is_a_bound_on_how_many_listen(admin: Admin):
         assert refused.json()["error"]["code"] == "too_many_streams"
 
 
-async def test_one_token_does_not_take_the_place_of_others(admin: Admin):
+async def test_the_listeners_of_one_token_are_limited(admin: Admin):
     admin.server.stream._max_per_token = 1
     async with events(admin) as heard:
         await heard.next("hello")
@@ -160,7 +160,7 @@ async def test_one_token_does_not_take_the_place_of_others(admin: Admin):
             await other.next("hello")
 
 
-async def test_what_did_not_change_is_written_once_for_all(admin: Admin):
+async def test_unchanged_pages_are_not_sent_again(admin: Admin):
     path, fleet = "/admin/overview", admin.fleet
     quiet = Instance("shop/orders", "10.0.0.1", 80)
     await admin.hub.registry.enter(quiet, ttl=600.0)
@@ -172,7 +172,7 @@ async def test_what_did_not_change_is_written_once_for_all(admin: Admin):
     assert (await admin.get(path, as_="operator")).content == first.content
     token = await admin.token("viewer", groups=["media"])
     assert (await admin.get(path, as_=token)).json()["groups"] == []
-    # Of another moment alone it is the same.
+    # At another moment it is still the same.
     fleet.sampled += 1
     later = await admin.get(path)
     assert later.json()["health"]["timestamp"] > first.json()["health"]["timestamp"]
@@ -186,7 +186,7 @@ async def test_what_did_not_change_is_written_once_for_all(admin: Admin):
 
 
 @everywhere
-async def test_the_first_page_has_everything_at_once(admin: Admin):
+async def test_the_overview_contains_everything_of_the_first_page(admin: Admin):
     hub = admin.hub
     async with (
         hub.register(Instance("shop/orders", "10.0.0.1", 80)),
@@ -204,7 +204,7 @@ async def test_the_first_page_has_everything_at_once(admin: Admin):
 
         async def one_is_unhealthy() -> bool:
             await refresh()
-            kinds = [each["kind"] for each in shown["problems"]]
+            kinds = [problem["kind"] for problem in shown["problems"]]
             return kinds == ["unhealthy"] and shown["heartbeatLag"]["count"] == 3
 
         # An instance that is unhealthy when the server first sees it makes no "health" event.
@@ -213,11 +213,11 @@ async def test_the_first_page_has_everything_at_once(admin: Admin):
         await eventually(one_is_unhealthy)
         assert shown["health"]["totalInstances"] == 3
         assert shown["health"]["healthyInstances"] == 2
-        assert [each["group"] for each in shown["groups"]] == ["default", "shop"]
+        assert [group["group"] for group in shown["groups"]] == ["default", "shop"]
         (problem,) = shown["problems"]
         assert problem["id"] == "10.0.0.2:80"
-        assert {"added", "health"} <= {each["kind"] for each in shown["events"]}
-        times = [each["time"] for each in shown["events"]]
+        assert {"added", "health"} <= {event["kind"] for event in shown["events"]}
+        times = [event["time"] for event in shown["events"]]
         assert times == sorted(times, reverse=True)
         token = await admin.token("viewer", groups=["default"])
         scoped = (await admin.get("/admin/overview", as_=token)).json()

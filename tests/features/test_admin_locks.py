@@ -1,4 +1,4 @@
-"""Locks over HTTP: who holds them, who waits, and taking one from its holder."""
+"""Locks over HTTP: their holders and waiters, and releasing a lock of another."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def path(name: str) -> str:
     return f"/admin/locks/{quote(name, safe='')}"
 
 
-def told(answer: httpx.Response) -> Any:
+def json_of(answer: httpx.Response) -> Any:
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def error(answer: httpx.Response, status: int) -> dict[str, str]:
     assert answer.status_code == status, answer.text
-    found: dict[str, str] = answer.json()["error"]
-    return found
+    refusal: dict[str, str] = answer.json()["error"]
+    return refusal
 
 
 async def queued(admin: Admin, name: str, count: int) -> dict[str, Any]:
-    """The lock, once so many wait for it."""
+    """The lock, once this number of waiters queues for it."""
 
     async def waiting() -> bool:
         answer = await admin.get(path(name))
         return answer.status_code == 200 and len(answer.json()["waiting"]) == count
 
     await eventually(waiting)
-    found: dict[str, Any] = told(await admin.get(path(name)))
-    return found
+    lock: dict[str, Any] = json_of(await admin.get(path(name)))
+    return lock
 
 
 @on_stores
@@ -67,24 +67,24 @@ async def test_a_lock_is_shown_with_its_queue(admin: Admin):
         tasks.start(wait(), name="a waiter")
         await queued(admin, "jobs/nightly", 1)
         tasks.start(wait(), name="another waiter")
-        found = await queued(admin, "jobs/nightly", 2)
-        (holder,) = found["holders"]
+        lock = await queued(admin, "jobs/nightly", 2)
+        (holder,) = lock["holders"]
         assert (holder["token"], holder["kind"]) == (held.token, "lock")
         assert ":" in holder["by"]
-        assert [each["token"] for each in found["waiting"]] == sorted(
-            each["token"] for each in found["waiting"]
+        assert [place["token"] for place in lock["waiting"]] == sorted(
+            place["token"] for place in lock["waiting"]
         )
-        life = found["leases"][holder["lease"]]
+        life = lock["leases"][holder["lease"]]
         assert 0 < life["remaining"] <= life["ttl"] == 20
-        listed = told(await admin.get("/admin/locks?prefix=jobs/"))
-        assert [each["name"] for each in listed] == ["jobs/nightly", "jobs/nightly2"]
+        listed = json_of(await admin.get("/admin/locks?prefix=jobs/"))
+        assert [lock_["name"] for lock_ in listed] == ["jobs/nightly", "jobs/nightly2"]
         first = await admin.get("/admin/locks?prefix=jobs/&limit=1")
-        assert [each["name"] for each in first.json()] == ["jobs/nightly"]
+        assert [lock_["name"] for lock_ in first.json()] == ["jobs/nightly"]
         assert first.headers["X-Total-Count"] == "2"
         assert first.links["next"]["url"]
         again = await admin.get(first.links["next"]["url"])
-        assert [each["name"] for each in again.json()] == ["jobs/nightly2"]
-        (hit,) = told(await admin.get("/admin/search?q=jobs/nightly2"))
+        assert [lock_["name"] for lock_ in again.json()] == ["jobs/nightly2"]
+        (hit,) = json_of(await admin.get("/admin/search?q=jobs/nightly2"))
         assert (hit["kind"], hit["match"], hit["path"]) == (
             "lock",
             "exact",
@@ -93,7 +93,7 @@ async def test_a_lock_is_shown_with_its_queue(admin: Admin):
     await tasks.aclose()
 
 
-async def test_what_is_shown_of_a_lock_tells_whether_it_is_another(admin: Admin):
+async def test_the_etag_of_a_lock_changes_with_what_is_shown(admin: Admin):
     store = admin.hub.store
     leases = [(await store.grant(60)).id for _ in range(60)]
     for lease in leases:
@@ -103,14 +103,14 @@ async def test_what_is_shown_of_a_lock_tells_whether_it_is_another(admin: Admin)
     assert (await admin.get(path("jobs"), headers=same)).status_code == 304
     await store.commit(Put(f"jobs/{leases[0]:x}".encode(), b"another word", leases[0]))
     second = await admin.get(path("jobs"), headers=same)
-    assert told(second)["holders"][0]["value"] == "another word"
+    assert json_of(second)["holders"][0]["value"] == "another word"
     await store.revoke(leases[-1])
     same = {"If-None-Match": second.headers["ETag"]}
-    assert len(told(await admin.get(path("jobs"), headers=same))["waiting"]) == 58
+    assert len(json_of(await admin.get(path("jobs"), headers=same))["waiting"]) == 58
 
 
 @on_stores
-async def test_a_lock_is_taken_from_its_holder_and_the_next_has_it(admin: Admin):
+async def test_a_released_lock_passes_to_the_next_waiter(admin: Admin):
     lost: asyncio.Future[LockLost] = asyncio.get_running_loop().create_future()
     got, done = asyncio.Event(), asyncio.Event()
     tasks = Tasks()
@@ -130,9 +130,9 @@ async def test_a_lock_is_taken_from_its_holder_and_the_next_has_it(admin: Admin)
     tasks.start(hold(), name="the holder")
     await eventually(lambda: _held(admin, "deploy"))
     tasks.start(follow(), name="the next")
-    found = await queued(admin, "deploy", 1)
-    lease, token = found["holders"][0]["lease"], found["holders"][0]["token"]
-    waiter = found["waiting"][0]["lease"]
+    lock = await queued(admin, "deploy", 1)
+    lease, token = lock["holders"][0]["lease"], lock["holders"][0]["token"]
+    waiter = lock["waiting"][0]["lease"]
 
     query = {"holder": lease, "reason": "stuck since noon"}
     error(await admin.delete(path("deploy"), query=query, as_="viewer"), 403)
@@ -144,7 +144,7 @@ async def test_a_lock_is_taken_from_its_holder_and_the_next_has_it(admin: Admin)
     assert error(await admin.delete(path("deploy"), query=stale), 409)["code"] == "not_held"
     assert not got.is_set()
 
-    released = told(await admin.delete(path("deploy"), query={**query, "token": str(token)}))
+    released = json_of(await admin.delete(path("deploy"), query={**query, "token": str(token)}))
     assert (released["lease"], released["token"]) == (lease, token)
     (entry,) = admin.server.audit.read(limit=1)
     assert entry.notes["reason"] == "stuck since noon"
@@ -152,7 +152,7 @@ async def test_a_lock_is_taken_from_its_holder_and_the_next_has_it(admin: Admin)
     async with asyncio.timeout(20):
         assert isinstance(await lost, LockLost)
         await got.wait()
-    # Whoever asks again with an old picture takes nothing from the next.
+    # A repeated request with an old state releases nothing of the next holder.
     assert error(await admin.delete(path("deploy"), query=query), 409)["code"] == "not_held"
     done.set()
     await eventually(lambda: _free(admin, "deploy"))
@@ -168,17 +168,17 @@ async def _free(admin: Admin, name: str) -> bool:
 
 
 @on_stores
-async def test_what_hangs_on_the_same_lease_stays(admin: Admin):
+async def test_other_keys_of_the_lease_stay(admin: Admin):
     async with admin.hub.session() as session:
         name = b"etcdctls/%x" % session.lease
         await admin.hub.store.commit(Put(name, b"", session.lease), Put(b"k", b"v", session.lease))
         query = {"holder": f"{session.lease:x}", "reason": "by hand"}
-        told(await admin.delete(path("etcdctls"), query=query))
+        json_of(await admin.delete(path("etcdctls"), query=query))
         assert (await admin.hub.store.read(key(b"k"))).first is not None
         assert (await admin.hub.store.read(key(name))).first is None
 
 
-async def test_an_unknown_lock_is_not_found_and_a_scoped_token_sees_none(admin: Admin):
+async def test_an_unknown_lock_is_not_found_and_scoped_tokens_see_none(admin: Admin):
     assert error(await admin.get(path("nope")), 404)["code"] == "not_found"
     query = {"holder": "a", "reason": "b"}
     assert error(await admin.delete(path("nope"), query=query), 404)["code"] == "not_found"
@@ -193,7 +193,7 @@ class TestWithRedisAlone:
     def backend(self) -> str:
         return "redis-7.0"
 
-    async def test_it_is_said_that_there_is_no_store(self, admin: Admin):
+    async def test_the_error_without_a_store_says_what_is_missing(self, admin: Admin):
         query = {"holder": "a", "reason": "b"}
         for answer in (
             await admin.get("/admin/locks"),
@@ -204,10 +204,10 @@ class TestWithRedisAlone:
             await admin.put("/admin/tenants/1", {"meta": {"code": "a", "name": "a"}}),
             await admin.get("/admin/tenants/1/history"),
         ):
-            found = error(answer, 409)
-            assert found["code"] == "no_store"
-            assert "--store" in found["message"]
-        assert told(await admin.get("/admin/search?q=anything")) == []
+            refusal = error(answer, 409)
+            assert refusal["code"] == "no_store"
+            assert "--store" in refusal["message"]
+        assert json_of(await admin.get("/admin/search?q=anything")) == []
 
 
 class TestBesideRedis:
@@ -215,11 +215,11 @@ class TestBesideRedis:
     def backend(self) -> str:
         return "redis-7.0"
 
-    async def test_a_hub_of_two_has_locks(self, store_url: str, tmp_path: Path):
+    async def test_a_hub_of_a_store_and_a_redis_has_locks(self, store_url: str, tmp_path: Path):
         async with (
             Admin("memory://beside-redis", registry=store_url, folder=tmp_path) as admin,
             connect("memory://beside-redis") as hub,
             hub.lock("mine"),
         ):
-            (found,) = told(await admin.get("/admin/locks"))
-            assert found["name"] == "mine"
+            (lock,) = json_of(await admin.get("/admin/locks"))
+            assert lock["name"] == "mine"

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes, and whom it shall scrape."""
+"""The metrics and the targets that the server offers to Prometheus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ on_memory = pytest.mark.parametrize("backend", ["memory"], indirect=True)
 
 REFUSED = message("probe_refused")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-"""What a label's name can be: see the data model of Prometheus."""
+"""A valid name of a label: see the data model of Prometheus."""
 
 
 async def samples(admin: Admin, as_: str = "viewer") -> dict[tuple[str, ...], float]:
@@ -46,7 +46,7 @@ async def samples(admin: Admin, as_: str = "viewer") -> dict[tuple[str, ...], fl
         ({"enabled": False}, Observation(), "disabled"),
     ],
 )
-def test_the_state_of_an_instance_is_the_worst_of_what_is_known(
+def test_the_state_of_an_instance_is_the_worst_known_one(
     instance: dict[str, Any], observed: Observation, state: str
 ):
     assert state_of(Instance("orders", "10.0.0.1", 80, **instance), observed) == state
@@ -61,22 +61,22 @@ async def test_instances_are_counted_by_service_and_state(admin: Admin):
         await admin.sees("shop/orders", "10.0.0.1:80")
         second.update(healthy=False)
 
-        async def told() -> bool:
-            found = await samples(admin)
-            unhealthy = found.get(("mooring_instances", "shop/orders", "unhealthy"))
-            return (unhealthy, found.get(("mooring_problems", "warning"))) == (1.0, 1.0)
+        async def both_reported() -> bool:
+            metrics = await samples(admin)
+            unhealthy = metrics.get(("mooring_instances", "shop/orders", "unhealthy"))
+            return (unhealthy, metrics.get(("mooring_problems", "warning"))) == (1.0, 1.0)
 
-        await eventually(told)
-        found = await samples(admin)
-        assert found["mooring_instances", "shop/orders", "up"] == 1
-        assert found["mooring_instances", "shop/orders", "silent"] == 0
-        assert found["mooring_services",] == 1
-        assert found["mooring_brake_engaged", "shop/orders"] == 0
-        assert found["mooring_fleet_stale",] == 0
-        assert found["mooring_problems", "warning"] == 1
-        assert found["mooring_audit_failures_total",] == 0
-        assert found["mooring_http_requests_total", "GET", "/metrics", "200"] >= 1
-        of_instances = [key for key in found if key[0] == "mooring_instances"]
+        await eventually(both_reported)
+        metrics = await samples(admin)
+        assert metrics["mooring_instances", "shop/orders", "up"] == 1
+        assert metrics["mooring_instances", "shop/orders", "silent"] == 0
+        assert metrics["mooring_services",] == 1
+        assert metrics["mooring_brake_engaged", "shop/orders"] == 0
+        assert metrics["mooring_fleet_stale",] == 0
+        assert metrics["mooring_problems", "warning"] == 1
+        assert metrics["mooring_audit_failures_total",] == 0
+        assert metrics["mooring_http_requests_total", "GET", "/metrics", "200"] >= 1
+        of_instances = [key for key in metrics if key[0] == "mooring_instances"]
         assert not any("10.0.0" in part for key in of_instances for part in key)
         token = await admin.token("viewer", groups=["media"])
         scoped = await samples(admin, token)
@@ -85,18 +85,18 @@ async def test_instances_are_counted_by_service_and_state(admin: Admin):
 
 
 @on_memory
-async def test_a_service_without_instances_is_counted_only_where_it_lost_them(admin: Admin):
+async def test_a_service_without_instances_is_counted_only_if_it_lost_them(admin: Admin):
     async with admin.hub.register(Instance("left", "10.0.0.1", 80)):
         wanted = {"host": "10.0.0.2", "port": 80, "ttl": 2.0}
         answer = await admin.post("/registry/services/lost/instances", wanted, as_="service")
         assert answer.status_code == 201
         await eventually(lambda: admin.fleet.names() == ["left", "lost"])
     known = [admin.fleet.service(name) for name in ("left", "lost")]
-    await eventually(lambda: all(each and each.emptied for each in known))
-    found = await samples(admin)
-    assert found["mooring_services",] == 2
-    assert found["mooring_instances", "lost", "up"] == 0
-    assert ("mooring_instances", "left", "up") not in found
+    await eventually(lambda: all(service and service.emptied for service in known))
+    metrics = await samples(admin)
+    assert metrics["mooring_services",] == 2
+    assert metrics["mooring_instances", "lost", "up"] == 0
+    assert ("mooring_instances", "left", "up") not in metrics
 
 
 @on_memory
@@ -107,11 +107,11 @@ async def test_a_service_without_instances_is_counted_only_where_it_lost_them(ad
         "application/openmetrics-text; version=nonsense; escaping=nonsense",
     ],
 )
-async def test_openmetrics_is_spoken_to_who_asks_for_it(admin: Admin, accept: str):
+async def test_openmetrics_is_sent_on_request(admin: Admin, accept: str):
     answer = await admin.get("/metrics", headers={"Accept": accept})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
-    names = {each.name for each in openmetrics(answer.text)}  # type: ignore[no-untyped-call]
+    names = {family.name for family in openmetrics(answer.text)}  # type: ignore[no-untyped-call]
     assert "mooring_instances" in names
 
 
@@ -119,14 +119,14 @@ async def test_openmetrics_is_spoken_to_who_asks_for_it(admin: Admin, accept: st
 async def test_a_route_is_counted_by_its_template(admin: Admin):
     for number in range(3):
         await admin.get(f"/nowhere/{number}")
-    found = await samples(admin)
-    routes = {key[2] for key in found if key[0] == "mooring_http_requests_total"}
+    metrics = await samples(admin)
+    routes = {key[2] for key in metrics if key[0] == "mooring_http_requests_total"}
     assert "none" in routes
     assert not any("nowhere" in route for route in routes)
 
 
 @on_memory
-async def test_targets_are_as_prometheus_documents_them(admin: Admin):
+async def test_targets_have_the_documented_form(admin: Admin):
     here = {"a.b/c": "x", "a b c": "y", "__address__": "evil:1", "long": "x" * 5000, "名": "z"}
     one = Instance("shop/orders", "10.0.0.1", 80, zone="east", version="2", metadata=here)
     two = Instance("shop/orders", "::1", 81, ports={"metrics": 9100})
@@ -143,18 +143,18 @@ async def test_targets_are_as_prometheus_documents_them(admin: Admin):
         await eventually(all_there)
         answer = await admin.get("/prometheus/targets")
         assert answer.headers["content-type"] == "application/json"
-        told = answer.json()
-        assert [each["targets"] for each in told] == [
+        targets_ = answer.json()
+        assert [target["targets"] for target in targets_] == [
             ["10.0.0.3:80"],
             ["10.0.0.1:80"],
             ["[::1]:81"],
         ]
-        for each in told:
-            assert set(each) == {"targets", "labels"}
-            assert all(LABEL.fullmatch(name) for name in each["labels"])
-            assert all(name.startswith("__meta_mooring_") for name in each["labels"])
-            assert all(isinstance(value, str) for value in each["labels"].values())
-        first = told[1]["labels"]
+        for target in targets_:
+            assert set(target) == {"targets", "labels"}
+            assert all(LABEL.fullmatch(name) for name in target["labels"])
+            assert all(name.startswith("__meta_mooring_") for name in target["labels"])
+            assert all(isinstance(value, str) for value in target["labels"].values())
+        first = targets_[1]["labels"]
         assert first["__meta_mooring_service"] == "shop/orders"
         assert first["__meta_mooring_group"] == "shop"
         assert first["__meta_mooring_zone"] == "east"
@@ -166,7 +166,7 @@ async def test_targets_are_as_prometheus_documents_them(admin: Admin):
 
         async def targets(query: str, as_: str = "viewer") -> list[str]:
             got = await admin.get(f"/prometheus/targets?{query}", as_=as_)
-            return [each["targets"][0] for each in got.json()]
+            return [target["targets"][0] for target in got.json()]
 
         assert await targets("group=shop") == ["10.0.0.1:80", "[::1]:81"]
         assert await targets("group=default") == ["10.0.0.3:80"]
@@ -180,5 +180,5 @@ async def test_targets_are_as_prometheus_documents_them(admin: Admin):
 
 def test_every_text_becomes_a_label():
     assert label_name("a-b.c/d e名") == "a_b_c_d_e_"
-    told = labels(Instance("x", "h", 1, metadata={"k": "v"}))
-    assert told["__meta_mooring_metadata_k"] == "v"
+    label_values = labels(Instance("x", "h", 1, metadata={"k": "v"}))
+    assert label_values["__meta_mooring_metadata_k"] == "v"

@@ -1,4 +1,4 @@
-"""What the API shows of the registry: the same on every backend, scoped, paged, and never a lie."""
+"""What the API shows of the registry: the same on every backend, scoped, paged and correct."""
 
 from __future__ import annotations
 
@@ -56,10 +56,13 @@ SERVICES = {
 
 @contextlib.asynccontextmanager
 async def registered(hub: Hub) -> AsyncIterator[dict[str, list[Registration]]]:
-    """The services, one of whose instances is unhealthy, one drained and one weighed."""
+    """The services, with one unhealthy, one drained and one weighed instance."""
     async with contextlib.AsyncExitStack() as stack:
         made = {
-            name: [await stack.enter_async_context(hub.register(each, wait=30)) for each in some]
+            name: [
+                await stack.enter_async_context(hub.register(instance, wait=30))
+                for instance in some
+            ]
             for name, some in SERVICES.items()
         }
         one, two, three = made["orders"]
@@ -70,16 +73,16 @@ async def registered(hub: Hub) -> AsyncIterator[dict[str, list[Registration]]]:
 
 
 def without_times(value: Any) -> Any:
-    """Whether a time is known counts, and not which."""
+    """Replace each time by whether it is known."""
     if isinstance(value, dict):
         return {
-            name: each is not None if name in TIMES else without_times(each)
-            for name, each in value.items()
+            name: field is not None if name in TIMES else without_times(field)
+            for name, field in value.items()
         }
     return [*map(without_times, value)] if isinstance(value, list) else value
 
 
-async def told(admin: Admin, *parts: str, **named: Any) -> Any:
+async def read_json(admin: Admin, *parts: str, **named: Any) -> Any:
     answer = await admin.get(path(*parts), **named)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -88,19 +91,19 @@ async def told(admin: Admin, *parts: str, **named: Any) -> Any:
 async def seven(admin: Admin) -> dict[str, Any]:
     id = "10.0.0.1:80"
     return {
-        "health": await told(admin, "health"),
-        "services": await told(admin, "services"),
-        "service": await told(admin, "services", "orders"),
-        "with a group": await told(admin, "services", "Common/Auth"),
-        "service health": await told(admin, "services", "orders", "health"),
-        "instances": await told(admin, "services", "orders", "instances"),
-        "instance": await told(admin, "services", "orders", "instances", id),
-        "metrics": await told(admin, "services", "orders", "instances", id, "metrics"),
+        "health": await read_json(admin, "health"),
+        "services": await read_json(admin, "services"),
+        "service": await read_json(admin, "services", "orders"),
+        "with a group": await read_json(admin, "services", "Common/Auth"),
+        "service health": await read_json(admin, "services", "orders", "health"),
+        "instances": await read_json(admin, "services", "orders", "instances"),
+        "instance": await read_json(admin, "services", "orders", "instances", id),
+        "metrics": await read_json(admin, "services", "orders", "instances", id, "metrics"),
     }
 
 
 async def shows_all(admin: Admin) -> bool:
-    """Whether everything that was registered has arrived, and was heard."""
+    """Whether everything that was registered is known, with a heartbeat."""
     fleet = admin.fleet
     if not fleet.loaded or fleet.names() != ["Common/Auth", "orders"]:
         return False
@@ -151,7 +154,7 @@ EXPECTED_SERVICE = {
 
 
 @pytest.mark.parametrize("backend", usual(["memory", "etcd-3.5", "redis-7.0"]))
-async def test_the_seven_are_the_same_on_every_backend_apart_from_times(
+async def test_all_views_are_the_same_on_every_backend_except_for_times(
     admin: Admin, store_url: str
 ):
     async with mooring.connect(store_url, settings=SETTINGS) as hub, registered(hub):
@@ -173,7 +176,7 @@ async def test_the_seven_are_the_same_on_every_backend_apart_from_times(
         "healthyRate": 0.6667,
         "timestamp": True,
     }
-    assert [each["serviceName"] for each in shown["services"]] == ["Common/Auth", "orders"]
+    assert [service["serviceName"] for service in shown["services"]] == ["Common/Auth", "orders"]
     assert shown["services"][1] == EXPECTED_SERVICE
     assert shown["service"] == {**EXPECTED_SERVICE, "instances": shown["instances"]}
     assert shown["instance"] == shown["instances"][0]
@@ -236,7 +239,7 @@ async def test_the_seven_are_the_same_on_every_backend_apart_from_times(
         "lastHeartbeat": True,
         "heartbeatDelay": True,
     }
-    assert [each["instanceId"] for each in shown["with a group"]["instances"]] == [
+    assert [instance["instanceId"] for instance in shown["with a group"]["instances"]] == [
         "auth.example:50051"
     ]
 
@@ -246,10 +249,10 @@ def backend() -> str:
     return "memory"
 
 
-async def test_what_is_not_there_is_404_with_the_name_that_was_meant(admin: Admin):
+async def test_an_unknown_name_is_404_with_a_suggestion(admin: Admin):
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
-        for parts, meant in (
+        for parts, suggestion in (
             (("services", "order"), "orders"),
             (("services", "Common/Aut", "health"), "Common/Auth"),
             (("services", "orders", "instances", "10.0.0.1:81"), "10.0.0.1:80"),
@@ -261,21 +264,21 @@ async def test_what_is_not_there_is_404_with_the_name_that_was_meant(admin: Admi
             assert answer.status_code == 404, parts
             error = answer.json()["error"]
             assert error["code"] == "not_found"
-            assert f"did you mean {meant!r}" in error["message"]
+            assert f"did you mean {suggestion!r}" in error["message"]
         strange = await admin.get(path("services", "a/b/c"))
         assert (strange.status_code, strange.json()["error"]["code"]) == (404, "not_found")
-        # A service with a group is one segment: as two it is something else.
+        # A service with a group is one segment: two segments are another path.
         assert (await admin.get(f"{BASE}/services/Common/Auth")).status_code == 404
 
 
-async def test_who_is_scoped_to_a_group_sees_nothing_beyond_it(admin: Admin):
+async def test_a_scoped_token_sees_only_its_group(admin: Admin):
     mine = await admin.token("viewer", groups=["Common"])
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
-        assert [each["serviceName"] for each in await told(admin, "services", as_=mine)] == [
-            "Common/Auth"
-        ]
-        assert (await told(admin, "health", as_=mine))["totalInstances"] == 1
+        assert [
+            service["serviceName"] for service in await read_json(admin, "services", as_=mine)
+        ] == ["Common/Auth"]
+        assert (await read_json(admin, "health", as_=mine))["totalInstances"] == 1
         for parts in (("services", "orders"), ("services", "orders", "instances")):
             assert (await admin.get(path(*parts), as_=mine)).status_code == 403
         missing = await admin.get(path("services", "Common/order"), as_=mine)
@@ -283,11 +286,11 @@ async def test_who_is_scoped_to_a_group_sees_nothing_beyond_it(admin: Admin):
         assert "orders" not in missing.text
 
 
-async def test_a_service_may_read_instances_and_nothing_else(admin: Admin):
+async def test_a_service_token_can_only_read_instances(admin: Admin):
     service = await admin.token("service", groups=["Common"])
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
-        (one,) = await told(admin, "services", "Common/Auth", "instances", as_=service)
+        (one,) = await read_json(admin, "services", "Common/Auth", "instances", as_=service)
         assert one["host"] == "auth.example"
         for parts in (("services",), ("health",), ("services", "Common/Auth", "timeline")):
             assert (await admin.get(path(*parts), as_=service)).status_code == 403
@@ -300,8 +303,8 @@ async def test_lists_are_paged_and_filtered(admin: Admin):
         await eventually(lambda: shows_all(admin))
 
         async def ids(**query: str) -> list[str]:
-            found = await told(admin, "services", "orders", "instances", query=query)
-            return [each["instanceId"].removeprefix("10.0.0.") for each in found]
+            instances = await read_json(admin, "services", "orders", "instances", query=query)
+            return [instance["instanceId"].removeprefix("10.0.0.") for instance in instances]
 
         assert await ids(healthy="false") == ["1:80"]
         assert await ids(enabled="true") == ["1:80", "3:80"]
@@ -312,7 +315,10 @@ async def test_lists_are_paged_and_filtered(admin: Admin):
         assert await ids(state="draining") == []
 
         async def names(**query: str) -> list[str]:
-            return [each["serviceName"] for each in await told(admin, "services", query=query)]
+            return [
+                service["serviceName"]
+                for service in await read_json(admin, "services", query=query)
+            ]
 
         assert await names(group="Common") == ["Common/Auth"]
         assert await names(name="AUTH") == ["Common/Auth"]
@@ -322,14 +328,14 @@ async def test_lists_are_paged_and_filtered(admin: Admin):
         while where:
             answer = await admin.get(where)
             assert answer.headers["X-Total-Count"] == "3"
-            seen.append([each["instanceId"] for each in answer.json()])
+            seen.append([instance["instanceId"] for instance in answer.json()])
             where = answer.links.get("next", {}).get("url", "")
         assert seen == [["10.0.0.1:80", "10.0.0.2:80"], ["10.0.0.3:80"]]
         wrong = await admin.get(path("services"), query={"healthy": "maybe"})
         assert wrong.status_code == 400
 
 
-async def test_what_has_not_changed_is_not_sent_again(admin: Admin):
+async def test_unchanged_lists_are_not_sent_again(admin: Admin):
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
         where = path("services", "orders", "instances")
@@ -352,7 +358,7 @@ async def test_what_has_not_changed_is_not_sent_again(admin: Admin):
         await eventually(changed)
 
 
-async def test_what_happens_elsewhere_is_not_told_by_a_tag(admin: Admin):
+async def test_an_etag_does_not_reveal_changes_outside_the_scope(admin: Admin):
     mine = await admin.token("viewer", groups=["Common"])
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
@@ -361,14 +367,14 @@ async def test_what_happens_elsewhere_is_not_told_by_a_tag(admin: Admin):
 
         async def tags() -> list[str]:
             paths = (path("services"), path("health"))
-            return [(await admin.get(each, as_=mine)).headers["ETag"] for each in paths]
+            return [(await admin.get(page, as_=mine)).headers["ETag"] for page in paths]
 
         async def unmoved() -> bool:
             before, version = await tags(), known.version
             weight = 10 + version % 80
             await admin.hub.registry.configure("orders", "10.0.0.1:80", set={"weight": weight})
             await eventually(lambda: known.version > version)
-            return await tags() == before  # unless it was found out meanwhile how their own are
+            return await tags() == before  # unless their own status changed meanwhile
 
         await eventually(unmoved)
         before = await tags()
@@ -377,7 +383,7 @@ async def test_what_happens_elsewhere_is_not_told_by_a_tag(admin: Admin):
             assert not {*before} & {*await tags()}
 
 
-async def test_metrics_are_aggregated_charted_and_told(admin: Admin, store_url: str):
+async def test_metrics_are_aggregated_charted_and_shown(admin: Admin, store_url: str):
     async with (
         mooring.connect(store_url, settings=SETTINGS) as hub,
         hub.register(Instance("a", "h", 1)) as one,
@@ -385,66 +391,68 @@ async def test_metrics_are_aggregated_charted_and_told(admin: Admin, store_url: 
         one.update(metrics={"load": {"now": 1.5, "kind": "x"}}, weight=2)  # which is sent at once
 
         async def arrived() -> bool:
-            found = await admin.get(path("services", "a"))
-            return found.status_code == 200 and bool(found.json()["aggregatedMetrics"])
+            service = await admin.get(path("services", "a"))
+            return service.status_code == 200 and bool(service.json()["aggregatedMetrics"])
 
         await eventually(arrived)
-        told_of = await told(admin, "services", "a")
-        assert told_of["aggregatedMetrics"]["load.now"]["p99"] == 1.5
-        shown = await told(admin, "services", "a", "instances", "h:1", "metrics")
+        service = await read_json(admin, "services", "a")
+        assert service["aggregatedMetrics"]["load.now"]["p99"] == 1.5
+        shown = await read_json(admin, "services", "a", "instances", "h:1", "metrics")
         assert shown["metrics"] == {"load": {"now": 1.5, "kind": "x"}}
-        (sample,) = await told(admin, "services", "a", "instances", "h:1", "history")
+        (sample,) = await read_json(admin, "services", "a", "instances", "h:1", "history")
         assert sample["metrics"] == {"load.now": 1.5}
 
 
-async def test_what_happened_is_told_also_of_who_is_gone(admin: Admin):
+async def test_the_timeline_includes_removed_instances(admin: Admin):
     await eventually(lambda: admin.fleet.loaded)
     async with admin.hub.register(Instance("a", "h", 1)) as one:
         await eventually(lambda: admin.fleet.service("a") is not None)
         one.update(healthy=False)
 
         async def unwell() -> bool:
-            return not (await told(admin, "services", "a"))["instances"][0]["healthy"]
+            return not (await read_json(admin, "services", "a"))["instances"][0]["healthy"]
 
         await eventually(unwell)
     await eventually(lambda: admin.fleet.service("a").emptied is not None)  # type: ignore[union-attr]
-    events = await told(admin, "services", "a", "timeline")
-    assert [each["kind"] for each in events] == ["added", "health", "state", "removed", "emptied"]
-    own = await told(admin, "services", "a", "instances", "h:1", "timeline")
-    assert [each["kind"] for each in own] == ["added", "health", "state", "removed"]
-    empty = await told(admin, "services", "a")
+    events = await read_json(admin, "services", "a", "timeline")
+    assert [event["kind"] for event in events] == ["added", "health", "state", "removed", "emptied"]
+    own = await read_json(admin, "services", "a", "instances", "h:1", "timeline")
+    assert [event["kind"] for event in own] == ["added", "health", "state", "removed"]
+    empty = await read_json(admin, "services", "a")
     assert (empty["totalInstances"], empty["healthyRate"], empty["instances"]) == (0, 0, [])
 
 
-async def test_why_each_is_or_is_not_called_is_explained(admin: Admin):
+async def test_explain_states_why_an_instance_is_called_or_not(admin: Admin):
     async with registered(admin.hub):
         await eventually(lambda: shows_all(admin))
-        found = await told(admin, "services", "orders", "explain", query={"version": "2.0.0"})
-        assert [each["called"] for each in found] == [False, False, False]
-        assert found[1]["reasons"] == ["disabled by an operator"]
-        assert found[2]["reasons"] == ["its version is 0.0.0, not 2.0.0"]
-        (reason,) = found[2]["messages"]
+        candidates = await read_json(
+            admin, "services", "orders", "explain", query={"version": "2.0.0"}
+        )
+        assert [candidate["called"] for candidate in candidates] == [False, False, False]
+        assert candidates[1]["reasons"] == ["disabled by an operator"]
+        assert candidates[2]["reasons"] == ["its version is 0.0.0, not 2.0.0"]
+        (reason,) = candidates[2]["messages"]
         assert reason["kind"] == "other_version"
         assert reason["params"] == {"version": "0.0.0", "wanted": "2.0.0"}
 
 
-async def test_services_without_instances_are_known_where_the_registry_knows_them(
+async def test_described_services_without_instances_are_listed(
     admin: Admin,
 ):
     await admin.hub.registry.describe(service="idle", set={"description": "sleeps"})
-    admin.fleet.update_names([each.name for each in await admin.hub.registry.services()])
+    admin.fleet.update_names([service.name for service in await admin.hub.registry.services()])
     await eventually(lambda: admin.fleet.loaded)
-    assert [each["serviceName"] for each in await told(admin, "services")] == ["idle"]
+    assert [service["serviceName"] for service in await read_json(admin, "services")] == ["idle"]
 
 
 @pytest.mark.parametrize("kind", ["etcd", "redis"])
-async def test_while_the_store_is_away_the_picture_stays_and_is_called_stale(
+async def test_during_an_outage_of_the_store_the_last_state_stays_and_is_flagged_as_stale(
     kind: str,
     etcd: Callable[[str], EtcdServer],
     redis: Callable[[str], RedisServer],
     tmp_path: Path,
 ):
-    """The store is behind a proxy, so that it can go without being hurt."""
+    """The store is behind a proxy, which can simulate an outage."""
     server = etcd("3.5") if kind == "etcd" else redis("7.0")
     namespace = f"namespace=/{uuid.uuid4().hex}" if kind == "etcd" else f"prefix={uuid.uuid4().hex}"
     async with FaultProxy(server.address) as proxy:
@@ -463,41 +471,42 @@ async def test_while_the_store_is_away_the_picture_stays_and_is_called_stale(
             await eventually(lambda: admin.fleet.stale)
             answer = await admin.get(path("services"))
             assert answer.headers[STALE] == "true"
-            assert [each["totalInstances"] for each in answer.json()] == [1, 3]
+            assert [answer_["totalInstances"] for answer_ in answer.json()] == [1, 3]
             await eventually(lambda: bool(admin.fleet.timeline()))
             assert admin.fleet.timeline()[-1].kind == "stale"
             proxy.heal()
             await eventually(lambda: not admin.fleet.stale)
-            assert (await told(admin, "health"))["totalInstances"] == 4
+            assert (await read_json(admin, "health"))["totalInstances"] == 4
             await hub.registry.configure("orders", "10.0.0.1:80", set={"weight": 8})
 
             async def followed() -> bool:
-                one = await told(admin, "services", "orders", "instances", "10.0.0.1:80")
+                one = await read_json(admin, "services", "orders", "instances", "10.0.0.1:80")
                 return bool(one["weight"] == 8)
 
             await eventually(followed)
 
 
 @pytest.mark.parametrize("backend", ["redis-7.0"])
-async def test_who_is_missing_from_redis_is_shown_so_and_counts_for_nothing(admin: Admin):
-    """As after FLUSHALL: nobody left, and whoever lives comes back with the next heartbeat."""
+async def test_instances_missing_in_redis_are_flagged_and_not_counted(admin: Admin):
+    """As after FLUSHALL: all records are gone, and live instances return with the next
+    heartbeat."""
     entered = await admin.hub.registry.enter(Instance("orders", "10.0.0.1", 80))
     await eventually(lambda: admin.fleet.observation("orders", "10.0.0.1:80").silence is not None)
     await raw_records_of(admin.hub).delete_all()
     await eventually(lambda: admin.fleet.observation("orders", "10.0.0.1:80").missing)
-    found = await told(admin, "services", "orders")
-    assert (found["totalInstances"], found["healthyInstances"]) == (1, 0)
-    (abnormal,) = found["abnormalInstances"]
+    service = await read_json(admin, "services", "orders")
+    assert (service["totalInstances"], service["healthyInstances"]) == (1, 0)
+    (abnormal,) = service["abnormalInstances"]
     assert abnormal["reason"] == "missing from the registry"
-    assert (await told(admin, "health"))["activeInstances"] == 0
+    assert (await read_json(admin, "health"))["activeInstances"] == 0
     wrong = (await admin.get("/admin/overview")).json()["problems"]
-    assert {each["service"] for each in wrong} == {"orders"}
+    assert {problem["service"] for problem in wrong} == {"orders"}
     await admin.hub.registry.enter(entered.instance)
     await eventually(lambda: not admin.fleet.observation("orders", "10.0.0.1:80").missing)
-    assert (await told(admin, "services", "orders"))["healthyInstances"] == 1
+    assert (await read_json(admin, "services", "orders"))["healthyInstances"] == 1
 
 
-async def test_before_the_store_has_answered_nothing_is_said_of_it(
+async def test_before_the_first_answer_of_the_store_requests_are_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sharing, "_WAIT", 0.1)

@@ -1,4 +1,4 @@
-"""Secrets in what operators and services say: who sees them, and what becomes of a mask."""
+"""Secrets in configuration and metadata: who sees them, and how masks are handled."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 on_redis_too = pytest.mark.parametrize("backend", ["memory", "redis-7.0"])
-"""Redis keeps a configuration field by field, and other registries as one record."""
+"""Redis stores a configuration field by field, other registries as one record."""
 
 
 @pytest.fixture
@@ -64,25 +64,25 @@ async def echo(admin: Admin) -> AsyncIterator[None]:
 
         def known() -> bool:
             service = admin.fleet.service("Common/echo")
-            found = service.instances.get("10.0.0.1:80") if service is not None else None
-            return found is not None and bool(found.config.values)
+            instance = service.instances.get("10.0.0.1:80") if service is not None else None
+            return instance is not None and bool(instance.config.values)
 
         await eventually(known)
         yield
 
 
-def told(answer: httpx.Response, status: int = 200) -> Any:
+def json_of(answer: httpx.Response, status: int = 200) -> Any:
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
 def error(answer: httpx.Response, status: int) -> str:
-    message: str = told(answer, status)["error"]["message"]
+    message: str = json_of(answer, status)["error"]["message"]
     return message
 
 
 def noted(admin: Admin) -> dict[str, Any]:
-    """What the audit says of the last write."""
+    """The notes of the last write in the audit log."""
     (entry,) = admin.server.audit.read(limit=1)
     return entry.notes
 
@@ -99,22 +99,22 @@ async def kept(admin: Admin) -> dict[str, JSON]:
 async def test_a_configuration_is_shown_without_its_secrets(admin: Admin, echo: None):
     for who in ("viewer", "operator", "admin"):
         answer = await admin.get(f"{ECHO}/config", as_=who)
-        assert told(answer) == SHOWN
+        assert json_of(answer) == SHOWN
     for path in (ECHO, f"{ECHO}/instances", ONE, "/prometheus/targets", "/admin/search?q=north-7"):
         for who in ("viewer", "admin", *(["service"] if "/instances" in path else [])):
             answer = await admin.get(path, as_=who)
             assert answer.status_code == 200
             assert "hunter2" not in answer.text
-    shown = told(await admin.get(ONE, as_="service"))
+    shown = json_of(await admin.get(ONE, as_="service"))
     assert {name: shown["config"][name] for name in SHOWN} == SHOWN
     assert shown["metadata"]["rack"] == "north-7"
     assert shown["metadata"]["apiToken"] == MASK
     assert shown["metadata"]["site"] == f"https://u:{MASK}@h"
-    # Nobody guesses it letter by letter.
-    assert told(await admin.get("/admin/search?q=hunter")) == []
+    # It cannot be guessed letter by letter.
+    assert json_of(await admin.get("/admin/search?q=hunter")) == []
 
 
-async def test_the_live_stream_tells_no_secret(admin: Admin, echo: None):
+async def test_the_live_stream_contains_no_secret(admin: Admin, echo: None):
     async with (
         admin.client("viewer") as client,
         client.stream("GET", "/admin/events?service=Common/echo") as answer,
@@ -132,53 +132,51 @@ async def test_the_live_stream_tells_no_secret(admin: Admin, echo: None):
         assert "hunter" not in seen
 
 
-async def test_a_configuration_is_unmasked_for_admins_and_that_is_written_down(
-    admin: Admin, echo: None
-):
+async def test_a_configuration_is_unmasked_for_admins_and_recorded(admin: Admin, echo: None):
     for path in (f"{ECHO}/config", f"{ONE}/config"):
         for who in ("viewer", "operator"):
             error(await admin.get(f"{path}?unmask=true", as_=who), 403)
             (entry,) = admin.server.audit.read(limit=1)
             assert (entry.role, entry.status, entry.notes) == (who, 403, {"unmask": True})
         answer = await admin.get(f"{path}?unmask=true", as_="admin")
-        assert told(answer) == (CONFIG if path.startswith(f"{ECHO}/config") else {})
+        assert json_of(answer) == (CONFIG if path.startswith(f"{ECHO}/config") else {})
         assert answer.headers["Cache-Control"] == "no-store"
         (entry,) = admin.server.audit.read(limit=1)
         assert (entry.role, entry.status, entry.notes) == ("admin", 200, {"unmask": True})
         assert entry.service == "Common/echo"
 
 
-async def test_who_registered_hears_the_operators_word_in_clear(admin: Admin):
+async def test_the_registered_service_gets_its_configuration_in_clear_text(admin: Admin):
     here = "/registry/services/Common%2Fecho/instances"
     metadata = {"apiToken": "hunter2"}
     wanted = {"host": "10.0.0.9", "port": 80, "metadata": metadata}
-    made = told(await admin.post(here, wanted, as_="service"), 201)
+    made = json_of(await admin.post(here, wanted, as_="service"), 201)
     await admin.hub.registry.configure("Common/echo", made["id"], set={"db_password": "hunter2"})
 
-    async def heard() -> bool:
+    async def received() -> bool:
         beat = f"{here}/{made['id']}/beat"
         answer = await admin.put(beat, {"incarnation": made["incarnation"]}, as_="service")
-        return bool(told(answer)["config"] == {"db_password": "hunter2"})
+        return bool(json_of(answer)["config"] == {"db_password": "hunter2"})
 
-    await eventually(heard)
-    # Callers call by what is registered; people who look need not know it.
-    (offered,) = told(await admin.get(here, as_="service"))
+    await eventually(received)
+    # Callers need what is registered; viewers do not.
+    (offered,) = json_of(await admin.get(here, as_="service"))
     assert offered["metadata"] == metadata
-    (offered,) = told(await admin.get(here, as_="viewer"))
+    (offered,) = json_of(await admin.get(here, as_="viewer"))
     assert offered["metadata"] == {"apiToken": MASK}
 
 
 @on_redis_too
-async def test_a_mask_that_is_sent_back_keeps_what_is_there(admin: Admin, echo: None):
-    shown = told(await admin.get(f"{ECHO}/config"))
+async def test_a_mask_that_is_sent_back_keeps_the_stored_secret(admin: Admin, echo: None):
+    shown = json_of(await admin.get(f"{ECHO}/config"))
     shown["limit"] = 6
     shown["smtp"]["tries"] = 4
-    after = told(await edit(admin, {"set": shown}))
+    after = json_of(await edit(admin, {"set": shown}))
     assert after == shown
     smtp = {"host": "mail", "auth": "hunter2", "tries": 4}
     assert await kept(admin) == {**CONFIG, "limit": 6, "smtp": smtp}
     assert "hunter2" not in str(noted(admin))
-    # A mask of which there is nothing is no secret.
+    # A mask without a stored secret is not a secret.
     for change in (
         {"new_token": MASK},
         {"mirror": f"https://u:{MASK}@evil.example"},
@@ -190,19 +188,19 @@ async def test_a_mask_that_is_sent_back_keeps_what_is_there(admin: Admin, echo: 
     assert await kept(admin) == {**CONFIG, "limit": 6, "smtp": smtp}
 
 
-async def test_the_audit_of_one_line_of_a_private_key_does_not_show_it(admin: Admin, echo: None):
+async def test_the_audit_log_does_not_show_a_line_of_a_private_key(admin: Admin, echo: None):
     lines: dict[str, JSON] = {"k1": "-----BEGIN PRIVATE KEY-----", "k2": "hunter2"}
     await admin.hub.registry.configure("Common/echo", set=lines)
     for change, role in (
         ({"set": {"k2": MASK, "limit": 7}}, "operator"),
         ({"set": {"k2": "hunter3"}}, "admin"),
     ):
-        told(await edit(admin, change, as_=role))
+        json_of(await edit(admin, change, as_=role))
         assert "hunter" not in str(noted(admin))
     assert (await kept(admin))["k2"] == "hunter3"
 
 
-async def test_a_secret_in_a_configuration_goes_nowhere_else_by_its_mask(admin: Admin, echo: None):
+async def test_a_mask_cannot_send_a_secret_elsewhere(admin: Admin, echo: None):
     smtp = {"host": "evil.example", "auth": MASK, "tries": 3}
     message = error(await edit(admin, {"set": {"smtp": smtp}}), 409)
     assert "smtp.auth" in message
@@ -210,16 +208,16 @@ async def test_a_secret_in_a_configuration_goes_nowhere_else_by_its_mask(admin: 
     assert await kept(admin) == CONFIG
     mine = {"smtp": {**smtp, "auth": "mine"}}
     error(await edit(admin, {"set": mine}), 409)  # the other secrets are kept
-    told(await edit(admin, {"set": {**CONFIG, **mine}}))
+    json_of(await edit(admin, {"set": {**CONFIG, **mine}}))
     other = {"smtp": {**smtp, "host": "mail2", "auth": "hunter2"}}
-    told(await edit(admin, {"set": {**CONFIG, **other}}))
-    told(await edit(admin, {"set": {"smtp": {**smtp, "host": "mail"}}}, as_="admin"))
+    json_of(await edit(admin, {"set": {**CONFIG, **other}}))
+    json_of(await edit(admin, {"set": {"smtp": {**smtp, "host": "mail"}}}, as_="admin"))
     assert await kept(admin) == CONFIG
 
 
-async def test_a_secret_in_a_flat_configuration_goes_nowhere_else(admin: Admin, echo: None):
+async def test_a_secret_in_a_flat_configuration_cannot_be_sent_elsewhere(admin: Admin, echo: None):
     flat: dict[str, JSON] = {"dbHost": "db.corp", "dbPassword": "x"}
-    told(await edit(admin, {"set": flat, "unset": list(CONFIG)}, as_="admin"))
+    json_of(await edit(admin, {"set": flat, "unset": list(CONFIG)}, as_="admin"))
     for change in (
         {"set": {"dbHost": "evil.example"}},
         {"set": {"dbHost": "evil.example", "dbPassword": MASK}},
@@ -231,68 +229,70 @@ async def test_a_secret_in_a_flat_configuration_goes_nowhere_else(admin: Admin, 
         assert message.startswith("dbPassword is kept")
     assert await kept(admin) == flat
     ordinary = {"plan": "gold", "zone": "eu.west", "weight": 2, "description": "Of db.corp, mostly"}
-    told(await edit(admin, {"set": ordinary}))
-    told(await edit(admin, {"set": {"dbHost": "db2.corp", "dbPassword": "y"}}))
-    told(await edit(admin, {"set": {"dbHost": "db3.corp"}}, as_="admin"))
-    told(await edit(admin, {"unset": ["dbPassword", "dbHost"]}))
+    json_of(await edit(admin, {"set": ordinary}))
+    json_of(await edit(admin, {"set": {"dbHost": "db2.corp", "dbPassword": "y"}}))
+    json_of(await edit(admin, {"set": {"dbHost": "db3.corp"}}, as_="admin"))
+    json_of(await edit(admin, {"unset": ["dbPassword", "dbHost"]}))
     assert await kept(admin) == ordinary
 
 
 @on_redis_too
-async def test_a_services_secret_goes_nowhere_else_by_an_instances_word(admin: Admin, echo: None):
+async def test_an_instance_override_cannot_send_a_secret_of_its_service_elsewhere(
+    admin: Admin, echo: None
+):
     flat: dict[str, JSON] = {"dbHost": "db.corp", "dbPassword": "x"}
-    told(await edit(admin, {"set": flat, "unset": list(CONFIG)}, as_="admin"))
+    json_of(await edit(admin, {"set": flat, "unset": list(CONFIG)}, as_="admin"))
 
     async def own(change: object, as_: str = "operator") -> httpx.Response:
         return await admin.request("PATCH", f"{ONE}/config", change, as_=as_)
 
     assert "dbPassword" in error(await own({"set": {"dbHost": "evil.example"}}), 409)
-    told(await own({"set": {"limit": 3, "zone": "z.one"}}))
-    # Who says his own may send it where he likes; but not go back to the service's there.
-    told(await own({"set": {"dbHost": "evil.example", "dbPassword": "mine"}}))
+    json_of(await own({"set": {"limit": 3, "zone": "z.one"}}))
+    # A configuration with its own secret can send it anywhere, but not the secret of the service.
+    json_of(await own({"set": {"dbHost": "evil.example", "dbPassword": "mine"}}))
     assert "dbPassword" in error(await own({"unset": ["dbPassword"]}), 409)
     assert "dbPassword" in error(await own({"unset": ["dbHost"]}), 409)
-    told(await own({"set": {"limit": 4}}))
-    told(await own({"unset": ["dbPassword", "dbHost"]}))
-    # Where an admin sent it, it stays while other things change.
-    told(await own({"set": {"dbHost": "db2.corp"}}, as_="admin"))
-    told(await own({"set": {"limit": 5}}))
+    json_of(await own({"set": {"limit": 4}}))
+    json_of(await own({"unset": ["dbPassword", "dbHost"]}))
+    # After an admin changed the target, other changes keep it.
+    json_of(await own({"set": {"dbHost": "db2.corp"}}, as_="admin"))
+    json_of(await own({"set": {"limit": 5}}))
     assert "dbPassword" in error(await own({"unset": ["dbHost"]}), 409)
 
 
-async def test_the_audit_says_what_it_was_and_what_it_is(admin: Admin, echo: None):
-    told(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
+async def test_the_audit_log_contains_both_values(admin: Admin, echo: None):
+    json_of(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
     assert noted(admin) == {"before": {"weight": None}, "after": {"weight": 2.5}}
-    told(await admin.put(f"{ONE}/weight", {"weight": None}))
+    json_of(await admin.put(f"{ONE}/weight", {"weight": None}))
     assert noted(admin) == {"before": {"weight": 2.5}, "after": {"weight": None}}
     change = {"set": {"limit": 7, "db_password": "hunter3"}, "unset": ["mirror"]}
-    told(await edit(admin, change, as_="admin"))
+    json_of(await edit(admin, change, as_="admin"))
     assert noted(admin) == {
         "before": {"limit": 5, "db_password": MASK, "mirror": f"https://u:{MASK}@mirror.example"},
         "after": {"limit": 7, "db_password": MASK, "mirror": None},
     }
-    told(await admin.request("PATCH", f"{ECHO}/info", {"description": "echoes"}))
+    json_of(await admin.request("PATCH", f"{ECHO}/info", {"description": "echoes"}))
     assert noted(admin) == {"before": {"description": ""}, "after": {"description": "echoes"}}
 
 
 @on_redis_too
-async def test_every_name_that_was_changed_is_in_the_audit(admin: Admin, echo: None):
+async def test_every_changed_name_is_in_the_audit_log(admin: Admin, echo: None):
     names = [f"{n:03}{'x' * 197}" for n in range(100)]
-    told(await edit(admin, {"set": dict.fromkeys(names, "y" * 1000)}, as_="admin"))
+    json_of(await edit(admin, {"set": dict.fromkeys(names, "y" * 1000)}, as_="admin"))
     notes = noted(admin)
     assert list(notes["after"]) == names
     assert list(notes["before"]) == names
-    told(await edit(admin, {"unset": names}, as_="admin"))
+    json_of(await edit(admin, {"unset": names}, as_="admin"))
     names = ["limit", *(f"n{n:02}" for n in range(99))]
     change = {"set": {name: f"{name}{'y' * 1000}" for name in names}}
-    told(await edit(admin, change, as_="admin"))
+    json_of(await edit(admin, change, as_="admin"))
     assert list(noted(admin)["after"]) == names
     assert str(noted(admin)["after"]["n07"]).startswith("n07")
     assert noted(admin)["before"]["limit"] in (5, "5")
-    told(await edit(admin, {"unset": names}, as_="admin"))
+    json_of(await edit(admin, {"unset": names}, as_="admin"))
 
 
-async def test_an_edit_of_too_much_is_refused(admin: Admin, echo: None):
+async def test_an_oversized_change_is_refused(admin: Admin, echo: None):
     for change in TOO_MUCH:
         error(await edit(admin, change), 400)
     assert await kept(admin) == CONFIG

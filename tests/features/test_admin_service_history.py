@@ -1,4 +1,4 @@
-"""Services that servers know are known after a restart, and to servers that start later."""
+"""Services that a server knows are known after a restart, and to servers that start later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mooring.server.live import service_history
 from mooring.server.live.service_history import ServiceHistory
 from mooring.testing.redis import RedisServer
 from tests.admin import Admin
-from tests.features.test_admin_sharing import given_key
+from tests.features.test_admin_credential_store import given_key
 from tests.waiting import eventually
 
 CART = "shop/cart"
@@ -36,12 +36,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def written(admin: Admin) -> dict[str, tuple[bool, bool]]:
-    """What is written down: of each service, whether it is empty, and was lost."""
+    """The stored state: whether each service is empty, and whether it was lost."""
     assert admin.server.shared is not None
     store = await admin.server.shared.store()
-    found = await store.read(mooring.store.prefix(b"/mooring/services/"))
+    snapshot = await store.read(mooring.store.prefix(b"/mooring/services/"))
     decode = service_history._decoder.decode
-    records = [(entry.key, decode(entry.value)) for entry in found.entries]
+    records = [(entry.key, decode(entry.value)) for entry in snapshot.entries]
     return {
         name.decode().rpartition("/")[2]: (record.emptied is not None, record.lost)
         for name, record in records
@@ -55,7 +55,7 @@ async def becomes(admin: Admin, wanted: dict[str, tuple[bool, bool]]) -> None:
     await eventually(is_so)
 
 
-async def test_when_a_service_lost_its_last_instance_is_known_after_a_restart(
+async def test_the_loss_of_the_last_instance_is_known_after_a_restart(
     store_url: str, tmp_path: Path
 ):
     async with Admin(store_url, folder=tmp_path) as admin:
@@ -75,7 +75,8 @@ async def test_when_a_service_lost_its_last_instance_is_known_after_a_restart(
 
         await eventually(is_restored)
         names = [
-            each["serviceName"] for each in (await admin.get("/admin/registry/services")).json()
+            service["serviceName"]
+            for service in (await admin.get("/admin/registry/services")).json()
         ]
         assert names == [CART]
         async with admin.hub.register(Instance(CART, "10.0.0.1", 80)):
@@ -83,7 +84,9 @@ async def test_when_a_service_lost_its_last_instance_is_known_after_a_restart(
             assert known.emptied is None
 
 
-async def test_a_service_that_ended_while_no_server_ran_is_missed(store_url: str, tmp_path: Path):
+async def test_a_service_that_ended_while_no_server_ran_is_reported_as_missing(
+    store_url: str, tmp_path: Path
+):
     async with (
         mooring.connect(store_url) as hub,
         hub.register(Instance(CART, "10.0.0.1", 80)),
@@ -94,13 +97,15 @@ async def test_a_service_that_ended_while_no_server_ran_is_missed(store_url: str
         outlook = admin.server.problems
 
         def is_a_problem() -> bool:
-            return [(each.kind, each.service) for each in outlook.problems()] == [("absent", CART)]
+            return [(problem.kind, problem.service) for problem in outlook.problems()] == [
+                ("absent", CART)
+            ]
 
         await eventually(is_a_problem)
         await becomes(admin, {"shop%2Fcart": (True, True)})
 
 
-async def test_what_is_forgotten_right_after_a_start_stays_forgotten(
+async def test_a_service_forgotten_right_after_a_start_stays_forgotten(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     async with Admin(store_url, folder=tmp_path) as admin:
@@ -113,7 +118,7 @@ async def test_what_is_forgotten_right_after_a_start_stays_forgotten(
         await becomes(admin, {})
 
 
-async def test_what_is_forgotten_while_the_store_tells_late_stays_forgotten(
+async def test_a_service_forgotten_while_the_store_lags_stays_forgotten(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(service_history, "RangeFeed", LateFeed)
@@ -152,15 +157,13 @@ class _LateSteps:
             yield step
 
 
-class TestOfSeveralServers:
+class TestSeveralServers:
     @pytest.fixture(params=["sqlite", "etcd-3.5"])
     def backend(self, request: pytest.FixtureRequest) -> str:
         name: str = request.param
         return name
 
-    async def test_what_one_knew_the_next_knows_and_what_one_forgets_all_forget(
-        self, store_url: str, tmp_path: Path
-    ):
+    async def test_servers_share_known_and_forgotten_services(self, store_url: str, tmp_path: Path):
         a, b = given_key(tmp_path, "a", "b")
         async with Admin(store_url, folder=a) as one:
             async with one.hub.register(Instance(CART, "10.0.0.1", 80)):
@@ -181,12 +184,12 @@ class TestOfSeveralServers:
                     await eventually(lambda: other.fleet.service(CART) is not None)
                     await becomes(other, {"shop%2Fcart": (False, False)})
 
-    async def test_of_two_that_write_the_first_one_counts(self, store_url: str, tmp_path: Path):
+    async def test_the_first_of_two_concurrent_writes_wins(self, store_url: str, tmp_path: Path):
         a, b = given_key(tmp_path, "a", "b")
         async with Admin(store_url, folder=a) as one, Admin(store_url, folder=b):
             store, root = one.hub.store, b"/mooring/services/late/"
             async with Mirror(RangeFeed(store, mooring.store.prefix(root))) as mirror:
-                pass  # from now on it is behind
+                pass  # from now on it lags
             async with one.hub.register(Instance(CART, "10.0.0.1", 80)):
                 await eventually(lambda: one.fleet.service(CART) is not None)
                 name = root + b"shop%2Fcart"
@@ -194,11 +197,11 @@ class TestOfSeveralServers:
                 assert one.server.shared is not None
                 history = ServiceHistory(one.fleet, one.server.shared.store, "late")
                 await history._write(store, mirror)
-                found = (await store.read(mooring.store.key(name))).first
-                assert found is not None
-                assert found.value == b"what another server wrote"
+                entry = (await store.read(mooring.store.key(name))).first
+                assert entry is not None
+                assert entry.value == b"what another server wrote"
 
-    async def test_what_is_forgotten_is_written_also_after_another_server_wrote(
+    async def test_a_forgotten_service_is_written_even_after_another_server_wrote(
         self, store_url: str, tmp_path: Path
     ):
         async with Admin(store_url, folder=tmp_path) as one:
@@ -211,7 +214,7 @@ class TestOfSeveralServers:
                     await eventually(lambda: one.fleet.service(CART) is not None)
                     await history._write(store, mirror)
                 await eventually(lambda: name in mirror.items)
-            # From now on the mirror is behind.
+            # From now on the mirror lags.
             await store.commit(mooring.store.Put(name, b"{}"))
             await eventually(lambda: one.fleet.forget(CART))
             await history._write(store, mirror)
@@ -220,7 +223,7 @@ class TestOfSeveralServers:
                 await history._write(store, mirror)
             assert (await store.read(mooring.store.key(name))).first is None
 
-    async def test_another_registry_beside_the_store_has_its_own(
+    async def test_another_registry_beside_the_store_has_a_separate_history(
         self, store_url: str, tmp_path: Path, redis: Callable[[str], RedisServer]
     ):
         a, b = given_key(tmp_path, "a", "b")

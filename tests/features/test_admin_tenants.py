@@ -1,4 +1,4 @@
-"""Tenants over HTTP: published, shown with their secrets masked, compared, rolled back."""
+"""Tenants over HTTP: published, shown with masked secrets, compared, rolled back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ with_and_without_key = pytest.mark.parametrize(
 on_stores = pytest.mark.parametrize("backend", ["memory", "etcd-3.5"])
 
 
-def told(answer: httpx.Response, status: int = 200) -> Any:
+def json_of(answer: httpx.Response, status: int = 200) -> Any:
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -71,7 +71,7 @@ def error(answer: httpx.Response, status: int) -> str:
 
 
 async def publish(admin: Admin, document: dict[str, Any], status: int = 200, **named: Any) -> Any:
-    return told(await admin.put(ONE, document, **named), status)
+    return json_of(await admin.put(ONE, document, **named), status)
 
 
 async def stored(admin: Admin) -> dict[str, Any]:
@@ -84,7 +84,7 @@ async def test_a_tenant_is_published_and_shown_without_its_secrets(admin: Admin)
     made = await publish(admin, ACME, 201, query={"reason": "new customer"})
     assert (made["tenant"], made["version"], made["transactions"]) == (7, 1, 1)
     answer = await admin.get(ONE)
-    shown = told(answer)
+    shown = json_of(answer)
     assert shown["document"]["id"] == 7
     assert shown["problems"] == []
     database = shown["document"]["database"]["orders"]
@@ -101,19 +101,19 @@ async def test_a_tenant_is_published_and_shown_without_its_secrets(admin: Admin)
 
 
 @with_and_without_key
-async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admin):
+async def test_a_shown_document_can_be_sent_back_and_keeps_every_secret(admin: Admin):
     await publish(admin, ACME, 201)
     before = await stored(admin)
-    document = told(await admin.get(ONE))["document"]
-    assert told(await admin.post(f"{ONE}/diff", document))["changes"] == []
+    document = json_of(await admin.get(ONE))["document"]
+    assert json_of(await admin.post(f"{ONE}/diff", document))["changes"] == []
     assert (await publish(admin, document))["version"] is None
     assert await stored(admin) == before
     document["database"]["orders"]["username"] = "v"
     document["database"]["orders"]["extra"]["tier"] = "silver"
     document["meta"]["name"] = "Acme Inc"
     error(await admin.post(f"{ONE}/diff", document), 409)
-    would = told(await admin.post(f"{ONE}/diff", document, as_="admin"))["changes"]
-    assert [(each["path"], each["action"]) for each in would] == [
+    would = json_of(await admin.post(f"{ONE}/diff", document, as_="admin"))["changes"]
+    assert [(change["path"], change["action"]) for change in would] == [
         ("meta", "change"),
         ("database/orders", "change"),
     ]
@@ -124,7 +124,7 @@ async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admi
     for field in ("password", "passwordEncrypted", "passwordKeyId"):
         assert new.get(field) == old.get(field)
     assert after["ftp/acme_ftp"] == before["ftp/acme_ftp"]
-    # A mask of which there is nothing is no secret.
+    # A mask without a stored secret is not a secret.
     document["database"]["billing"] = {**document["database"]["orders"], "extra": {"token": MASK}}
     assert "masked" in error(await admin.put(ONE, document), 400)
 
@@ -133,12 +133,12 @@ async def test_what_is_shown_can_be_sent_back_and_keeps_every_secret(admin: Admi
 @pytest.mark.parametrize(
     ("field", "value"), [("host", "evil"), ("port", 1), ("driver", "x"), ("sslMode", "disable")]
 )
-async def test_a_password_goes_nowhere_else_without_being_said(
+async def test_a_password_that_is_not_restated_cannot_be_sent_elsewhere(
     admin: Admin, field: str, value: object
 ):
     await publish(admin, ACME, 201)
     before = await stored(admin)
-    orders = told(await admin.get(ONE))["document"]["database"]["orders"]
+    orders = json_of(await admin.get(ONE))["document"]["database"]["orders"]
     orders[field] = value
     without = {name: inner for name, inner in orders.items() if name != "password"}
     for database in (orders, without, {**orders, "password": None}):
@@ -150,7 +150,7 @@ async def test_a_password_goes_nowhere_else_without_being_said(
             (entry,) = admin.server.audit.read(limit=1)
             assert (entry.status, entry.tenant) == (409, "7")
     assert await stored(admin) == before
-    # Who says it may, and so may who can see it.
+    # Restating the password allows it, and so does the right to see it.
     restated = {**orders, "password": "mine", "extra": ACME["database"]["orders"]["extra"]}
     await publish(admin, {"database": {"orders": restated}})
     await publish(
@@ -158,13 +158,13 @@ async def test_a_password_goes_nowhere_else_without_being_said(
         {"database": {"orders": {**orders, field: ACME["database"]["orders"].get(field)}}},
         as_="admin",
     )
-    told_of = told(await admin.get(f"{ONE}?unmask=true", as_="admin"))["document"]
-    assert told_of["database"]["orders"]["password"] == "mine"
+    document = json_of(await admin.get(f"{ONE}?unmask=true", as_="admin"))["document"]
+    assert document["database"]["orders"]["password"] == "mine"
 
 
-async def test_nor_does_a_secret_of_another_name(admin: Admin):
+async def test_a_secret_of_another_name_cannot_be_sent_elsewhere(admin: Admin):
     await publish(admin, ACME, 201)
-    orders = told(await admin.get(ONE))["document"]["database"]["orders"]
+    orders = json_of(await admin.get(ONE))["document"]["database"]["orders"]
     orders["extra"]["smtp"]["host"] = "evil"
     assert "smtp.password" in error(await admin.put(ONE, {"database": {"orders": orders}}), 409)
     orders["extra"]["smtp"]["password"] = "mine"
@@ -173,21 +173,21 @@ async def test_nor_does_a_secret_of_another_name(admin: Admin):
 
 
 @with_and_without_key
-async def test_nor_by_a_history_that_does_not_know_it(admin: Admin, sealed: bool):
+async def test_a_rollback_without_the_secret_cannot_send_it_elsewhere(admin: Admin, sealed: bool):
     orders = {**ACME["database"]["orders"], "extra": {}}
     await publish(admin, {"database": {"orders": {**orders, "host": "evil", "password": "j"}}}, 201)
     await publish(admin, {"database": {"orders": orders}})
     back = await admin.post(f"{ONE}/rollback", {"version": 1})
-    if sealed:  # the history has the password that was there
-        assert told(back)["version"] == 3
+    if sealed:  # the history contains the former password
+        assert json_of(back)["version"] == 3
         return
     assert "database/orders.host changes" in error(back, 409)
     error(await admin.post(f"{ONE}/rollback", {"version": 1, "dry": True}), 409)
-    assert told(await admin.post(f"{ONE}/rollback", {"version": 1}, as_="admin"))["version"] == 3
+    assert json_of(await admin.post(f"{ONE}/rollback", {"version": 1}, as_="admin"))["version"] == 3
 
 
 @with_and_without_key
-async def test_what_only_may_have_a_secret_in_it_is_masked_too(admin: Admin):
+async def test_values_that_may_contain_a_secret_are_masked(admin: Admin):
     extra = {
         "dsn": "mysql://u:s3cret@h/x",
         "url": "https://u:s3cret@h",
@@ -197,21 +197,21 @@ async def test_what_only_may_have_a_secret_in_it_is_masked_too(admin: Admin):
     }
     database = {**ACME["database"]["orders"], "extra": extra}
     made = await admin.put(ONE, {"database": {"orders": database}})
-    told(made, 201)
+    json_of(made, 201)
     shown = await admin.get(ONE)
     version = await admin.get(f"{ONE}/history/1")
     for answer in (made, shown, version):
         assert "s3cret" not in answer.text
         assert "hunter2" not in answer.text
-    assert told(shown)["document"]["database"]["orders"]["extra"]["url"] == f"https://u:{MASK}@h"
+    assert json_of(shown)["document"]["database"]["orders"]["extra"]["url"] == f"https://u:{MASK}@h"
     before = await stored(admin)
-    await publish(admin, told(shown)["document"])
+    await publish(admin, json_of(shown)["document"])
     assert await stored(admin) == before
-    clear = told(await admin.get(f"{ONE}?unmask=true", as_="admin"))["document"]
+    clear = json_of(await admin.get(f"{ONE}?unmask=true", as_="admin"))["document"]
     assert clear["database"]["orders"]["extra"] == extra
 
 
-async def test_whose_a_name_is_that_is_taken_is_told_to_who_may_know(admin: Admin):
+async def test_the_holder_of_a_taken_name_is_shown_only_within_the_scope(admin: Admin):
     await publish(admin, ACME, 201)
     mine, both = (
         await admin.token("operator", tenants=[8]),
@@ -233,14 +233,14 @@ async def test_whose_a_name_is_that_is_taken_is_told_to_who_may_know(admin: Admi
 
 
 @with_and_without_key
-async def test_secrets_are_shown_to_an_admin_and_that_is_written_down(admin: Admin):
+async def test_secrets_are_shown_to_admins_and_that_is_recorded(admin: Admin):
     await publish(admin, ACME, 201)
     for who in ("viewer", "operator"):
         error(await admin.get(f"{ONE}?unmask=true", as_=who), 403)
         (entry,) = admin.server.audit.read(limit=1)
         assert (entry.role, entry.status, entry.notes) == (who, 403, {"unmask": True})
     answer = await admin.get(f"{ONE}?unmask=true", as_="admin")
-    document = told(answer)["document"]
+    document = json_of(answer)["document"]
     assert document["database"]["orders"]["password"] == "hunter2"
     assert document["database"]["orders"]["extra"]["smtp"]["password"] == "s3cret"
     assert document["ftp"]["acme_ftp"]["passwordHash"] == "$2a$10$hash"
@@ -250,18 +250,18 @@ async def test_secrets_are_shown_to_an_admin_and_that_is_written_down(admin: Adm
 
 
 @with_and_without_key
-async def test_a_secret_whose_key_is_not_known_stays_masked(
+async def test_a_secret_with_an_unknown_key_stays_masked(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, sealed: bool
 ):
     await publish(admin, ACME, 201)
     monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "j" * 32)
-    shown = told(await admin.get(f"{ONE}?unmask=true", as_="admin"))
+    shown = json_of(await admin.get(f"{ONE}?unmask=true", as_="admin"))
     password = shown["document"]["database"]["orders"]["password"]
     assert password == (MASK if sealed else "hunter2")
     assert bool(shown["problems"]) is sealed
 
 
-# A guess of each secret: where it is in a document, and the guess that is right.
+# A guess of each secret: its place in a document, and the guess that is right.
 GUESSES: list[tuple[str, dict[str, Any], str]] = [
     ("password", {"password": "hunter2"}, "guess"),
     ("smtp.password", {"extra": {"smtp": {"host": "mail", "password": "s3cret"}}}, "guess"),
@@ -272,35 +272,35 @@ GUESSES: list[tuple[str, dict[str, Any], str]] = [
 SECRET_DATABASE = {
     **{name: value for name, value in ACME["database"]["orders"].items() if name != "extra"},
     "extra": {
-        name: value for _, told, _ in GUESSES for name, value in told.get("extra", {}).items()
+        name: value for _, part, _ in GUESSES for name, value in part.get("extra", {}).items()
     },
 }
 
 
-def wrong(told: Any, guess: str) -> Any:
-    """The same with another secret in it."""
-    if isinstance(told, dict):
+def wrong(document: Any, guess: str) -> Any:
+    """The same document with another secret."""
+    if isinstance(document, dict):
         return {
             name: inner if name in ("host", "user") else wrong(inner, guess)
-            for name, inner in told.items()
+            for name, inner in document.items()
         }
     return guess
 
 
 @with_and_without_key
-@pytest.mark.parametrize(("field", "right", "guess"), GUESSES, ids=[each[0] for each in GUESSES])
-async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(
+@pytest.mark.parametrize(("field", "right", "guess"), GUESSES, ids=[guess[0] for guess in GUESSES])
+async def test_no_view_reveals_whether_a_guess_of_a_secret_is_right(
     admin: Admin, field: str, right: dict[str, Any], guess: str
 ):
-    told(await admin.put(ONE, {"database": {"orders": SECRET_DATABASE}}, as_="admin"), 201)
-    shown = told(await admin.get(ONE))["document"]["database"]["orders"]
+    json_of(await admin.put(ONE, {"database": {"orders": SECRET_DATABASE}}, as_="admin"), 201)
+    shown = json_of(await admin.get(ONE))["document"]["database"]["orders"]
 
     def document(part: dict[str, Any]) -> dict[str, Any]:
         extra = {**shown["extra"], **part.get("extra", {})}
         return {"database": {"orders": {**shown, **part, "extra": extra}}}
 
     guesses = [document(right), document(wrong(right, guess))]
-    compared = [await admin.post(f"{ONE}/diff", each) for each in guesses]
+    compared = [await admin.post(f"{ONE}/diff", guessed) for guessed in guesses]
     assert compared[0].status_code == compared[1].status_code
     assert compared[0].text == compared[1].text
     (entry,) = admin.server.audit.read(limit=1)
@@ -314,30 +314,30 @@ async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(
         return
     (change,) = compared[0].json()["changes"]
     assert change["sensitive"] == [field]
-    # An admin, who may see it, is told.
-    assert told(await admin.post(f"{ONE}/diff", guesses[0], as_="admin"))["changes"] == []
-    # Nor by publishing it, from the history, or on the way back.
+    # An admin, who may see the secret, gets the difference.
+    assert json_of(await admin.post(f"{ONE}/diff", guesses[0], as_="admin"))["changes"] == []
+    # Nor does publishing it, the history, or a rollback.
     answers: list[list[Any]] = []
-    for each in guesses:
-        published = told(await admin.put(ONE, each))
+    for guessed in guesses:
+        published = json_of(await admin.put(ONE, guessed))
         version = published["version"]
         assert version
-        entry_of = told(await admin.get(f"{ONE}/history/{version}"))["changes"]
+        entry_of = json_of(await admin.get(f"{ONE}/history/{version}"))["changes"]
         back = {"version": version - 1}
-        dry = told(await admin.post(f"{ONE}/rollback", {**back, "dry": True}))["changes"]
-        undone = told(await admin.post(f"{ONE}/rollback", back))
+        dry = json_of(await admin.post(f"{ONE}/rollback", {**back, "dry": True}))["changes"]
+        undone = json_of(await admin.post(f"{ONE}/rollback", back))
         assert undone["version"] == version + 1
         answers.append([published["changes"], entry_of, dry, undone["changes"], undone["lost"]])
     assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["beside-encrypted", "alone"])
-async def test_a_server_without_a_key_does_not_tell_whether_a_guessed_password_is_right(
+async def test_a_server_without_a_key_does_not_reveal_whether_a_guessed_password_is_right(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, beside: bool
 ):
     monkeypatch.setenv("MOORING_ENCRYPTION_KEY", "")
     database = {**ACME["database"]["orders"], "extra": {}}
-    told(await admin.put(ONE, {"database": {"orders": database}}, as_="admin"), 201)
+    json_of(await admin.put(ONE, {"database": {"orders": database}}, as_="admin"), 201)
     if beside:
         value = b'{"driver":"mysql","passwordEncrypted":"c2VhbGVk"}'
         await admin.server.hub.store.commit(Put(TenantKeys().part(8, "database/query"), value))
@@ -345,25 +345,25 @@ async def test_a_server_without_a_key_does_not_tell_whether_a_guessed_password_i
         {"database": {"orders": {**database, "password": guess}}}
         for guess in ("hunter2", "wrong!!")
     ]
-    compared = [await admin.post(f"{ONE}/diff", each) for each in guesses]
+    compared = [await admin.post(f"{ONE}/diff", guessed) for guessed in guesses]
     assert compared[0].text == compared[1].text
-    assert [each.status_code for each in compared] == [400 if beside else 200] * 2
-    published = [await admin.put(ONE, each) for each in guesses]
+    assert [answer.status_code for answer in compared] == [400 if beside else 200] * 2
+    published = [await admin.put(ONE, guessed) for guessed in guesses]
     assert published[0].status_code == published[1].status_code == (400 if beside else 200)
     if beside:
         assert published[0].text == published[1].text
         assert "clear text" in error(published[0], 400)
         # An admin may see the password, and changes nothing by sending it again.
-        assert told(await admin.put(ONE, guesses[0], as_="admin"))["changes"] == []
+        assert json_of(await admin.put(ONE, guesses[0], as_="admin"))["changes"] == []
     else:
-        right, wrong_one = (each.json() for each in published)
+        right, wrong_one = (answer.json() for answer in published)
         assert right.pop("version") + 1 == wrong_one.pop("version")
         assert right == wrong_one
         assert "clear text" in right["warnings"][0]
 
 
 @on_stores
-async def test_creation_requires_that_there_is_none(admin: Admin):
+async def test_a_creation_can_require_that_there_is_no_tenant(admin: Admin):
     absent = {"If-None-Match": "*"}
     await publish(admin, ACME, 201, headers=absent)
     other = {"meta": {"code": "other", "name": "Other"}}
@@ -380,7 +380,7 @@ async def test_creation_requires_that_there_is_none(admin: Admin):
 
 
 @on_stores
-async def test_rollback_and_delete_can_require_what_was_seen(admin: Admin):
+async def test_rollback_and_delete_can_require_the_seen_revision(admin: Admin):
     await publish(admin, ACME, 201)
     answer = await admin.get(ONE)
     etag, base = answer.headers["ETag"], answer.json()["revision"]
@@ -393,18 +393,18 @@ async def test_rollback_and_delete_can_require_what_was_seen(admin: Admin):
     error(await admin.delete(ONE, headers={"If-Match": etag}), 412)
     error(await admin.delete(f"{ONE}?base={base}"), 409)
     assert (await stored(admin))["storage"]["uploadQuotaGb"] == 20
-    fresh = told(await admin.get(ONE))["revision"]
-    assert told(await admin.post(f"{ONE}/rollback", {**back, "base": fresh}))["version"] == 3
+    fresh = json_of(await admin.get(ONE))["revision"]
+    assert json_of(await admin.post(f"{ONE}/rollback", {**back, "base": fresh}))["version"] == 3
     etag = (await admin.get(ONE)).headers["ETag"]
-    assert told(await admin.delete(ONE, headers={"If-Match": etag}))["version"] == 4
-    # One that is not there is brought back only if it still is not.
+    assert json_of(await admin.delete(ONE, headers={"If-Match": etag}))["version"] == 4
+    # A deleted tenant is restored only if it is still deleted.
     absent = {"If-None-Match": "*"}
-    told(await admin.post(f"{ONE}/rollback", {"version": 3}, headers=absent))
+    json_of(await admin.post(f"{ONE}/rollback", {"version": 3}, headers=absent))
     error(await admin.post(f"{ONE}/rollback", {"version": 3}, headers=absent), 412)
 
 
 @on_stores
-async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
+async def test_concurrent_edits_do_not_overwrite_each_other(admin: Admin):
     await publish(admin, ACME, 201)
     answer = await admin.get(ONE)
     etag, base = answer.headers["ETag"], answer.json()["revision"]
@@ -413,7 +413,7 @@ async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
     await publish(admin, one, headers={"If-Match": etag})
     assert "changed since" in error(await admin.put(ONE, other, headers={"If-Match": etag}), 412)
     assert "changed since" in error(await admin.put(ONE, other, query={"base": base}), 409)
-    fresh = told(await admin.get(ONE))["revision"]
+    fresh = json_of(await admin.get(ONE))["revision"]
     await publish(admin, other, query={"base": fresh})
     await publish(admin, one, headers={"If-Match": "*"})
     missing = await admin.put("/admin/tenants/8", one, headers={"If-Match": "*"})
@@ -425,47 +425,47 @@ async def test_history_is_shown_and_rolled_back_to(admin: Admin):
     await publish(admin, ACME, 201)
     await publish(admin, {"storage": {"uploadQuotaGb": 20}}, query={"reason": "more room"})
     await publish(admin, {"storage": None})
-    listed = told(await admin.get(f"{ONE}/history"))
-    assert [each["version"] for each in listed] == [1, 2, 3]
+    listed = json_of(await admin.get(f"{ONE}/history"))
+    assert [version["version"] for version in listed] == [1, 2, 3]
     assert (listed[1]["note"], listed[1]["by"], listed[1]["paths"]) == (
         "more room",
         "a-operator",
         ["storage"],
     )
     page = await admin.get(f"{ONE}/history?limit=2")
-    assert [each["version"] for each in page.json()] == [1, 2]
+    assert [version["version"] for version in page.json()] == [1, 2]
     rest = await admin.get(page.links["next"]["url"])
-    assert [each["version"] for each in rest.json()] == [3]
-    (change,) = told(await admin.get(f"{ONE}/history/2"))["changes"]
+    assert [version["version"] for version in rest.json()] == [3]
+    (change,) = json_of(await admin.get(f"{ONE}/history/2"))["changes"]
     assert (change["before"]["uploadQuotaGb"], change["after"]["uploadQuotaGb"]) == (10, 20)
     for missing in ("9", "x", "02"):
         error(await admin.get(f"{ONE}/history/{missing}"), 404)
 
-    dry = told(await admin.post(f"{ONE}/rollback", {"version": 2, "dry": True}))
-    assert [each["action"] for each in dry["changes"]] == ["add"]
+    dry = json_of(await admin.post(f"{ONE}/rollback", {"version": 2, "dry": True}))
+    assert [change["action"] for change in dry["changes"]] == ["add"]
     assert "storage" not in await stored(admin)
-    back = told(await admin.post(f"{ONE}/rollback", {"version": 2, "note": "a mistake"}))
+    back = json_of(await admin.post(f"{ONE}/rollback", {"version": 2, "note": "a mistake"}))
     assert back["version"] == 4
     assert (await stored(admin))["storage"]["uploadQuotaGb"] == 20
     error(await admin.post(f"{ONE}/rollback", {"version": 40}), 404)
     error(await admin.post(f"{ONE}/rollback", {"version": -1}), 400)
 
-    gone = told(await admin.delete(f"{ONE}?reason=left"))
-    assert {each["action"] for each in gone["changes"]} == {"remove"}
+    gone = json_of(await admin.delete(f"{ONE}?reason=left"))
+    assert {change["action"] for change in gone["changes"]} == {"remove"}
     error(await admin.get(ONE), 404)
     error(await admin.delete(ONE), 404)
-    assert [each["version"] for each in told(await admin.get(f"{ONE}/history"))][-1] == 5
+    assert [version["version"] for version in json_of(await admin.get(f"{ONE}/history"))][-1] == 5
     error(await admin.get("/admin/tenants/8/history"), 404)
 
 
 @on_stores
-async def test_tenants_are_listed_by_page_and_filtered(admin: Admin):
+async def test_tenants_are_listed_by_page_and_filter(admin: Admin):
     for id in (2, 10, 7):
         document = {"meta": {"code": f"c{id}", "name": f"Shop {id}"}}
         document["domain"] = {"primary": f"shop{id}.example"}
-        told(await admin.put(f"/admin/tenants/{id}", document), 201)
-    listed = told(await admin.get("/admin/tenants"))
-    assert [each["id"] for each in listed] == [2, 7, 10]
+        json_of(await admin.put(f"/admin/tenants/{id}", document), 201)
+    listed = json_of(await admin.get("/admin/tenants"))
+    assert [tenant["id"] for tenant in listed] == [2, 7, 10]
     assert listed[0] == {
         "id": 2,
         "code": "c2",
@@ -478,16 +478,18 @@ async def test_tenants_are_listed_by_page_and_filtered(admin: Admin):
         "problems": 0,
     }
     page = await admin.get("/admin/tenants?limit=2")
-    assert [each["id"] for each in page.json()] == [2, 7]
+    assert [tenant["id"] for tenant in page.json()] == [2, 7]
     assert page.headers["X-Total-Count"] == "3"
     rest = await admin.get(page.links["next"]["url"])
-    assert [each["id"] for each in rest.json()] == [10]
-    assert [each["id"] for each in told(await admin.get("/admin/tenants?after=7"))] == [10]
-    assert [each["id"] for each in told(await admin.get("/admin/tenants?name=SHOP+1"))] == [10]
-    assert [each["id"] for each in told(await admin.get("/admin/tenants?code=c7"))] == [7]
-    assert told(await admin.get("/admin/tenants?status=suspended")) == []
+    assert [tenant["id"] for tenant in rest.json()] == [10]
+    assert [tenant["id"] for tenant in json_of(await admin.get("/admin/tenants?after=7"))] == [10]
+    assert [tenant["id"] for tenant in json_of(await admin.get("/admin/tenants?name=SHOP+1"))] == [
+        10
+    ]
+    assert [tenant["id"] for tenant in json_of(await admin.get("/admin/tenants?code=c7"))] == [7]
+    assert json_of(await admin.get("/admin/tenants?status=suspended")) == []
 
-    (hit,) = told(await admin.get("/admin/search?q=shop7.example"))
+    (hit,) = json_of(await admin.get("/admin/search?q=shop7.example"))
     assert (hit["kind"], hit["tenant"], hit["field"], hit["match"]) == (
         "tenant",
         7,
@@ -496,9 +498,11 @@ async def test_tenants_are_listed_by_page_and_filtered(admin: Admin):
     )
     assert hit["path"] == ONE
     scoped = await admin.token("operator", tenants=[7])
-    assert [each["id"] for each in told(await admin.get("/admin/tenants", as_=scoped))] == [7]
-    found = told(await admin.get("/admin/search?q=shop", as_=scoped))
-    assert [each["tenant"] for each in found] == [7]
+    assert [tenant["id"] for tenant in json_of(await admin.get("/admin/tenants", as_=scoped))] == [
+        7
+    ]
+    hits = json_of(await admin.get("/admin/search?q=shop", as_=scoped))
+    assert [hit["tenant"] for hit in hits] == [7]
     assert (await admin.get(ONE, as_=scoped)).status_code == 200
     for method in ("GET", "DELETE"):
         error(await admin.request(method, "/admin/tenants/2", as_=scoped), 403)
@@ -507,7 +511,7 @@ async def test_tenants_are_listed_by_page_and_filtered(admin: Admin):
     error(await admin.get(ONE, as_=await admin.token("viewer", groups=["Common"])), 403)
 
 
-async def test_what_is_wrong_is_said(admin: Admin):
+async def test_invalid_requests_are_explained(admin: Admin):
     await publish(admin, ACME, 201)
     assert "'code'" in error(await admin.put(ONE, {"meta": {"cod": "x"}}), 400)
     assert "unknown field" in error(await admin.put(ONE, {"metta": {}}), 400)
@@ -521,16 +525,16 @@ async def test_what_is_wrong_is_said(admin: Admin):
     error(await admin.post(f"{ONE}/rollback", {"version": 1}, as_="viewer"), 403)
 
 
-async def test_a_document_that_says_nothing_makes_no_tenant(admin: Admin):
-    made = told(await admin.put(ONE, {}))
+async def test_an_empty_document_creates_no_tenant(admin: Admin):
+    made = json_of(await admin.put(ONE, {}))
     assert (made["version"], made["changes"]) == (None, [])
     error(await admin.get(ONE), 404)
 
 
-async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: Admin):
+async def test_an_unreadable_part_is_reported_and_hides_nothing_else(admin: Admin):
     await publish(admin, ACME, 201)
     await admin.hub.store.commit(Put(TenantKeys().part(7, "storage"), b"{oops"))
-    shown = told(await admin.get(ONE))
+    shown = json_of(await admin.get(ONE))
     assert shown["document"]["meta"]["code"] == "acme"
     (problem,) = shown["problems"]
     assert (problem["kind"], problem["params"]) == ("part_unreadable", {"path": "storage"})
@@ -538,12 +542,12 @@ async def test_what_cannot_be_understood_is_told_and_hides_nothing_else(admin: A
 
 
 @on_stores
-async def test_the_namespace_of_the_settings_is_the_one_of_the_api(store_url: str, tmp_path: Path):
+async def test_the_configured_namespace_is_used(store_url: str, tmp_path: Path):
     async with Admin(store_url, folder=tmp_path, tenants_namespace="acme/prod") as admin:
         await publish(admin, ACME, 201)
         assert (await admin.hub.store.read(prefix(b"acme/prod/tenants/7/"))).entries
         assert not (await admin.hub.store.read(prefix(b"jxt/"))).entries
-        assert told(await admin.get(ONE))["document"]["meta"]["code"] == "acme"
-        assert [each["id"] for each in told(await admin.get("/admin/tenants"))] == [7]
-        assert [each["tenant"] for each in told(await admin.get("/admin/search?q=acme"))] == [7]
-        assert [each["version"] for each in told(await admin.get(f"{ONE}/history"))] == [1]
+        assert json_of(await admin.get(ONE))["document"]["meta"]["code"] == "acme"
+        assert [tenant["id"] for tenant in json_of(await admin.get("/admin/tenants"))] == [7]
+        assert [hit["tenant"] for hit in json_of(await admin.get("/admin/search?q=acme"))] == [7]
+        assert [version["version"] for version in json_of(await admin.get(f"{ONE}/history"))] == [1]

@@ -1,4 +1,4 @@
-"""A webhook hears of what lasts, once, and of what is over; and of nothing that is secret."""
+"""Notices to a webhook: lasting problems once, and their end, without secrets."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from tests.waiting import PATIENCE, eventually
 
 
 class Receiver(http.server.ThreadingHTTPServer):
-    """Somebody's webhook: it answers with `status`, and keeps what it was told."""
+    """A webhook that answers with `status`, and keeps the notices."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.status = 204
         self.answers = threading.Event()
         self.answers.set()
-        self.told: list[dict[str, Any]] = []
+        self.notices: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
 
     @property
     def problems(self) -> list[tuple[str, ...]]:
-        """What came, in order: what it was, and the keys."""
+        """The problems of the notices, in order: their state and their keys."""
         return [
-            (which, *(each["key"] for each in told[which]))
-            for told in self.told
+            (which, *(event["key"] for event in notice[which]))
+            for notice in self.notices
             for which in ("firing", "resolved")
-            if told[which]
+            if notice[which]
         ]
 
 
@@ -57,7 +57,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.told.append(msgspec.json.decode(body))
+        self.server.notices.append(msgspec.json.decode(body))
         self.server.headers.append(dict(self.headers))
         self.server.paths.append(self.path)
         self.server.answers.wait()
@@ -85,13 +85,13 @@ def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
 
 
 def sent() -> float:
-    """Calls that were answered, and are in the ledger of the server that made them."""
+    """Notices that were answered and counted by the server that sent them."""
     count: float = NOTICES.labels("sent")._value.get()
     return count
 
 
-class Wrong(CurrentProblems):
-    """What is wrong, as the test says."""
+class SettableProblems(CurrentProblems):
+    """The current problems, as the test sets them."""
 
     def __init__(self) -> None:
         super().__init__(cast(Fleet, Seen()))
@@ -110,7 +110,7 @@ def problem(service: str, severity: Any = "critical") -> FleetProblem:
 
 
 class Alone(NotifierElection):
-    """Of a server that has no others beside it."""
+    """The election of a server without others beside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,8 +135,8 @@ class Alone(NotifierElection):
 def alerts(
     wrong: CurrentProblems, url: str, duty: NotifierElection | None = None, **settings: Any
 ) -> Alerts:
-    told = AlertSettings(webhook=url, after=0.05, **settings)
-    return Alerts(wrong, told, duty or Alone(), interval=0.02)
+    alert_settings = AlertSettings(webhook=url, after=0.05, **settings)
+    return Alerts(wrong, alert_settings, duty or Alone(), interval=0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -145,24 +145,24 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts_module, "_MAX_RETRY", 0.1)
 
 
-async def test_what_lasts_is_told_once_and_so_is_its_end():
-    wrong = Wrong()
+async def test_a_lasting_problem_and_its_end_are_sent_once():
+    wrong = SettableProblems()
     with receiving() as receiver:
         async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/hook?x=1"):
             wrong.now = [problem("orders"), problem("quiet", "info")]
-            await eventually(lambda: len(receiver.told) == 1)
+            await eventually(lambda: len(receiver.notices) == 1)
             wrong.now = [problem("orders"), problem("cart")]
-            await eventually(lambda: len(receiver.told) == 2)
+            await eventually(lambda: len(receiver.notices) == 2)
             wrong.now = [problem("cart")]
-            await eventually(lambda: len(receiver.told) == 3)
+            await eventually(lambda: len(receiver.notices) == 3)
     assert receiver.problems == [
         ("firing", "no_instances:orders"),
         ("firing", "no_instances:cart"),
         ("resolved", "no_instances:orders"),
     ]
-    assert receiver.told[0]["firing"][0]["text"] == "orders has no instance"
-    assert set(receiver.told[0]) == {"source", "time", "firing", "resolved"}
-    assert re.fullmatch(r"\S+T\d\d:\d\d:\d\d[.]\d{3}Z", receiver.told[0]["time"])
+    assert receiver.notices[0]["firing"][0]["text"] == "orders has no instance"
+    assert set(receiver.notices[0]) == {"source", "time", "firing", "resolved"}
+    assert re.fullmatch(r"\S+T\d\d:\d\d:\d\d[.]\d{3}Z", receiver.notices[0]["time"])
     assert receiver.headers[0]["Content-Type"] == "application/json"
     assert receiver.paths == ["/hook?x=1"] * 3
 
@@ -182,74 +182,74 @@ async def test_a_problem_does_not_last_because_it_is_reported_from_the_cache():
             await eventually(lambda: asked >= 10)
             fleet.stale, clock = False, 1.0
             await eventually(lambda: asked >= 20)
-    assert receiver.told == []
+    assert receiver.notices == []
 
 
 @pytest.mark.parametrize("status", [500, 404, 302])
-async def test_what_is_refused_is_tried_again(status: int, caplog: pytest.LogCaptureFixture):
-    wrong = Wrong()
+async def test_a_refused_notice_is_sent_again(status: int, caplog: pytest.LogCaptureFixture):
+    wrong = SettableProblems()
     wrong.now = [problem("orders")]
     with receiving() as receiver:
         receiver.status = status
         url = f"http://127.0.0.1:{receiver.server_port}/a-secret-path"
         with caplog.at_level("INFO", "mooring.server.alerts"):
             async with alerts(wrong, url):
-                await eventually(lambda: len(receiver.told) >= 3)
+                await eventually(lambda: len(receiver.notices) >= 3)
                 receiver.status = 200
                 await eventually(lambda: "accepts alerts again" in caplog.text)
     assert caplog.text.count(f"it answered {status}") == 1
     assert "a-secret-path" not in caplog.text
-    assert {each[0] for each in receiver.problems} == {"firing"}
+    assert {listed[0] for listed in receiver.problems} == {"firing"}
     assert set(receiver.paths) == {"/a-secret-path"}  # a redirect is not followed
 
 
-async def test_a_webhook_that_is_away_hears_of_what_holds_when_it_is_back(
+async def test_a_webhook_gets_the_current_problems_after_an_outage(
     caplog: pytest.LogCaptureFixture,
 ):
-    wrong = Wrong()
+    wrong = SettableProblems()
     with receiving() as receiver:
         receiver.status = 503
         async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/"):
             wrong.now = [problem("orders")]
-            await eventually(lambda: len(receiver.told) >= 1)
+            await eventually(lambda: len(receiver.notices) >= 1)
             wrong.now = [problem("cart")]
             await eventually(lambda: receiver.problems[-1] == ("firing", "no_instances:cart"))
             receiver.status = 200
-            receiver.told.clear()
-            await eventually(lambda: bool(receiver.told))
+            receiver.notices.clear()
+            await eventually(lambda: bool(receiver.notices))
     assert receiver.problems == [("firing", "no_instances:cart")]
 
 
-async def test_its_certificate_is_verified(
+async def test_the_certificate_of_a_webhook_is_verified(
     certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     token = tmp_path / "token"
     token.write_text("a-token\n")
-    wrong = Wrong()
+    wrong = SettableProblems()
     wrong.now = [problem("orders")]
     with receiving(context) as receiver:
         url = f"https://127.0.0.1:{receiver.server_port}/"
         async with alerts(wrong, url, ca=str(certificates / "other-ca.pem")):
             await eventually(lambda: "its certificate is not trusted" in caplog.text)
-        assert receiver.told == []
+        assert receiver.notices == []
         trusted = str(certificates / "ca.pem")
         async with alerts(wrong, url, ca=trusted, token_file=str(token)):
-            await eventually(lambda: bool(receiver.told))
+            await eventually(lambda: bool(receiver.notices))
     assert receiver.headers[0]["Authorization"] == "Bearer a-token"
     assert "a-token" not in caplog.text
 
 
-async def test_leaving_waits_for_no_webhook():
-    wrong = Wrong()
+async def test_closing_waits_for_no_webhook():
+    wrong = SettableProblems()
     wrong.now = [problem("orders")]
     with receiving() as receiver:
         receiver.answers.clear()
         url = f"http://127.0.0.1:{receiver.server_port}/"
         try:
             async with asyncio.timeout(PATIENCE), alerts(wrong, url, timeout=10 * PATIENCE):
-                await eventually(lambda: bool(receiver.told))
+                await eventually(lambda: bool(receiver.notices))
         finally:
             receiver.answers.set()
 
@@ -258,7 +258,7 @@ async def test_leaving_waits_for_no_webhook():
 async def alerting(
     url: str, wrong: CurrentProblems, hook: str, *, ttl: float = 6.0
 ) -> AsyncIterator[NotifierElection]:
-    """A server with a hub of its own, as in a process of its own."""
+    """A server with a separate hub, as in a separate process."""
     async with mooring.connect(url) as hub:
         duty: NotifierElection = (
             RedisElection(cast(RedisRegistry, hub.registry).leader_lease, ttl=ttl)
@@ -269,20 +269,20 @@ async def alerting(
             yield duty
 
 
-class TestOfSeveralServers:
+class TestSeveralServers:
     @pytest.fixture(params=["sqlite", "etcd-3.5", "redis-7.0", "redis-cluster"])
     def backend(self, request: pytest.FixtureRequest) -> str:
         name: str = request.param
         return name
 
-    async def test_one_calls_and_the_next_goes_on_from_there(self, store_url: str):
-        wrong, before = Wrong(), sent()
+    async def test_one_server_sends_notices_and_the_next_continues(self, store_url: str):
+        wrong, before = SettableProblems(), sent()
         wrong.now = [problem("orders"), problem("cart")]
         with receiving() as receiver:
             hook = f"http://127.0.0.1:{receiver.server_port}/"
             async with contextlib.AsyncExitStack() as others:
                 async with alerting(store_url, wrong, hook) as first:
-                    await eventually(lambda: first.elected and len(receiver.told) == 1)
+                    await eventually(lambda: first.elected and len(receiver.notices) == 1)
                     second, third = [
                         await others.enter_async_context(alerting(store_url, wrong, hook))
                         for _ in range(2)
@@ -294,16 +294,16 @@ class TestOfSeveralServers:
                 wrong.now = [problem("orders"), problem("stock"), problem("mail")]
                 firing = ("firing", "no_instances:mail")
                 await eventually(lambda: len(receiver.problems) >= 4)
-                await eventually(lambda: sent() - before == len(receiver.told))
+                await eventually(lambda: sent() - before == len(receiver.notices))
                 assert second.elected is not third.elected
-        assert [set(each[1:]) for each in receiver.problems[:2]] == [
+        assert [set(listed[1:]) for listed in receiver.problems[:2]] == [
             {"no_instances:orders", "no_instances:cart"},
             {"no_instances:stock"},
         ]
         assert sorted(receiver.problems[2:]) == [firing, ("resolved", "no_instances:cart")]
 
-    async def test_a_restart_tells_nothing_again(self, store_url: str):
-        wrong = Wrong()
+    async def test_a_restart_sends_no_notice_again(self, store_url: str):
+        wrong = SettableProblems()
         wrong.now = [problem("orders"), problem("cart")]
         with receiving() as receiver:
             hook = f"http://127.0.0.1:{receiver.server_port}/"
@@ -311,12 +311,10 @@ class TestOfSeveralServers:
                 await _left(duty, b"cart")
             wrong.now = [problem("orders")]
             async with alerting(store_url, wrong, hook):
-                await eventually(lambda: len(receiver.told) == 2)
+                await eventually(lambda: len(receiver.notices) == 2)
         assert receiver.problems[1:] == [("resolved", "no_instances:cart")]
 
-    async def test_a_server_that_lost_the_duty_and_does_not_know_it_leaves_nothing(
-        self, store_url: str
-    ):
+    async def test_a_server_that_unknowingly_lost_the_duty_overwrites_nothing(self, store_url: str):
         async with mooring.connect(store_url) as hub:
             if store_url.startswith("redis"):
                 lease = cast(RedisRegistry, hub.registry).leader_lease
@@ -343,8 +341,8 @@ class TestOfSeveralServers:
                 assert await duty.load_reported() == b"new"
 
 
-async def test_a_server_that_regains_the_duty_at_once_goes_on_from_what_another_one_reported():
-    wrong, duty = Wrong(), Alone()
+async def test_a_server_that_regains_the_duty_continues_from_the_report_of_another():
+    wrong, duty = SettableProblems(), Alone()
     with receiving() as receiver:
         async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/", duty) as server:
             wrong.now = [problem("orders")]
@@ -352,7 +350,7 @@ async def test_a_server_that_regains_the_duty_at_once_goes_on_from_what_another_
             duty.term, duty._left, wrong.now = duty.term + 1, b"[]", []
             await eventually(lambda: not server._state.reported())
             wrong.now = [problem("cart")]
-            await eventually(lambda: len(receiver.told) == 2)
+            await eventually(lambda: len(receiver.notices) == 2)
     assert receiver.problems == [("firing", "no_instances:orders"), ("firing", "no_instances:cart")]
 
 
@@ -374,14 +372,14 @@ async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_ov
     async with mooring.connect(store_url) as hub, mooring.connect(store_url) as other_hub:
         duty = Confirming(hub, ttl=60.0)
         duty._elected = True
-        old, other = (each.election(alerts_module._ELECTION) for each in (hub, other_hub))
+        old, other = (elector.election(alerts_module._ELECTION) for elector in (hub, other_hub))
         reported = msgspec.json.encode([problem("orders")])
         await hub.store.commit(Put(alerts_module._REPORTED, reported))
 
         async def standing(count: int) -> None:
             async def stand() -> bool:
-                found = await hub.store.read(prefix(b"/mooring/alerts/leader/"))
-                return len(found.entries) == count
+                snapshot = await hub.store.read(prefix(b"/mooring/alerts/leader/"))
+                return len(snapshot.entries) == count
 
             await eventually(stand)
 
@@ -398,18 +396,18 @@ async def test_after_an_outage_a_server_reports_nothing_until_the_election_is_ov
                     tasks.create_task(lead_until_done())
                     await standing(2)
                     await stack.enter_async_context(duty)
-                    await stack.enter_async_context(alerts(Wrong(), hook, duty))
+                    await stack.enter_async_context(alerts(SettableProblems(), hook, duty))
                     await standing(3)
                     await eventually(lambda: len(duty.confirmed) >= 3)
-                    assert (duty.elected, receiver.told) == (True, [])
+                    assert (duty.elected, receiver.notices) == (True, [])
                 await eventually(lambda: not duty.elected)
                 done.set()
-                await eventually(lambda: bool(receiver.told))
+                await eventually(lambda: bool(receiver.notices))
     assert receiver.problems == [("resolved", "no_instances:orders")]
 
 
 async def _left(duty: NotifierElection, text: bytes) -> None:
-    """Wait until the successor of a server would know that something was told."""
+    """Wait until the successor of a server would know the sent notices."""
 
     async def is_known() -> bool:
         return text in await duty.load_reported()
@@ -418,9 +416,9 @@ async def _left(duty: NotifierElection, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("regains", [False, True])
-async def test_a_server_that_reported_while_the_store_was_away_reports_the_end(regains: bool):
+async def test_a_server_that_reported_during_an_outage_reports_the_end(regains: bool):
     """The server that takes over the duty knows only what is stored."""
-    wrong, duty = Wrong(), Alone()
+    wrong, duty = SettableProblems(), Alone()
     with receiving() as receiver:
         async with alerts(wrong, f"http://127.0.0.1:{receiver.server_port}/", duty) as server:
             wrong.now = [problem("orders")]
@@ -434,7 +432,7 @@ async def test_a_server_that_reported_while_the_store_was_away_reports_the_end(r
                 duty._elected = True
                 await _left(duty, b"store")
             wrong.now = []
-            await eventually(lambda: len(receiver.told) == 3)
+            await eventually(lambda: len(receiver.notices) == 3)
     assert receiver.problems == [
         ("firing", "no_instances:orders"),
         ("firing", "no_instances:store"),
@@ -442,10 +440,10 @@ async def test_a_server_that_reported_while_the_store_was_away_reports_the_end(r
     ]
 
 
-async def test_a_server_that_never_reached_the_store_calls():
-    wrong = Wrong()
+async def test_a_server_that_never_reached_the_store_sends_notices():
+    wrong = SettableProblems()
     wrong.now = [problem("store")]
     with receiving() as receiver:
         hook = f"http://127.0.0.1:{receiver.server_port}/"
         async with alerting("etcd://127.0.0.1:1?timeout=200ms", wrong, hook):
-            await eventually(lambda: len(receiver.told) == 1)
+            await eventually(lambda: len(receiver.notices) == 1)

@@ -46,7 +46,7 @@ async def hub(url: str) -> AsyncIterator[mooring.Hub]:
 
 @pytest.fixture(autouse=True)
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test has its own folder of locks."""
+    """A separate folder of locks for each test."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
@@ -55,14 +55,14 @@ async def instances(hub: mooring.Hub, service: str = "echo") -> tuple[Instance, 
 
 
 async def registered_by(hub: mooring.Hub) -> int:
-    """The process that holds the registration; 0 where none does."""
-    found = await instances(hub)
-    metrics = found[0].status.metrics.get("application") if found else None
+    """The process that holds the registration, or 0."""
+    registered = await instances(hub)
+    metrics = registered[0].status.metrics.get("application") if registered else None
     return int(metrics["pid"]) if isinstance(metrics, dict) else 0  # type: ignore[arg-type]
 
 
-def somebody_waits(folder: Path) -> bool:
-    """Whether another worker has started so far that it waits for its turn."""
+def a_worker_waits(folder: Path) -> bool:
+    """Whether another worker has started and waits for its turn."""
     (lock,) = (folder / "mooring").glob("*.lock")
     return Turn(lock).wanted
 
@@ -88,7 +88,7 @@ app = mooring.asgi.registered(
 
 
 class Uvicorn(ServerProcess):
-    """A real server with the application above, and as many workers as asked for."""
+    """A real server with the application above, and this number of workers."""
 
     def __init__(self, folder: Path, url: str, *, workers: int = 1, port: int = 0) -> None:
         self.port = port or free_port()
@@ -117,7 +117,9 @@ class Uvicorn(ServerProcess):
     def workers(self) -> list[int]:
         assert self.process is not None
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return [each.pid for each in children if "resource_tracker" not in "".join(each.cmdline())]
+        return [
+            child.pid for child in children if "resource_tracker" not in "".join(child.cmdline())
+        ]
 
     def __exit__(self, *_: object) -> None:
         left = [] if self.ended else self.workers
@@ -127,7 +129,7 @@ class Uvicorn(ServerProcess):
                 os.kill(pid, signal.SIGKILL)
 
 
-async def test_it_is_registered_while_it_serves_and_drains_before_it_stops(
+async def test_an_application_is_registered_while_it_serves_and_drains_before_it_stops(
     hub: mooring.Hub, url: str, tmp_path: Path
 ):
     with Uvicorn(tmp_path / "one", url) as server:
@@ -139,11 +141,13 @@ async def test_it_is_registered_while_it_serves_and_drains_before_it_stops(
             listening: list[bool] = []
 
             async def look() -> None:
-                """As soon as it drains: does it still take connections?"""
+                """Check whether it still accepts connections as soon as it drains."""
                 async with view.changes() as changes:
                     async for update in changes:
                         after = [change.after for change in update.changes]
-                        if any(each and each.status.state == "draining" for each in after):
+                        if any(
+                            instance and instance.status.state == "draining" for instance in after
+                        ):
                             break
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -162,30 +166,30 @@ async def test_it_is_registered_while_it_serves_and_drains_before_it_stops(
 
 
 @pytest.mark.deadline
-async def test_of_two_workers_one_registers_and_the_other_takes_over_when_it_is_killed(
+async def test_another_worker_takes_over_when_the_registered_one_is_killed(
     hub: mooring.Hub, url: str, tmp_path: Path
 ):
     with Uvicorn(tmp_path / "two", url, workers=2) as server:
         server.start()
         first = 0
 
-        async def somebody() -> bool:
+        async def is_registered() -> bool:
             nonlocal first
             first = await registered_by(hub)
             return bool(first)
 
-        await eventually(somebody, within=20)
+        await eventually(is_registered, within=20)
         await eventually(lambda: len(server.workers) == 2 and first in server.workers)
-        await eventually(lambda: somebody_waits(tmp_path))
+        await eventually(lambda: a_worker_waits(tmp_path))
         incarnation = (await instances(hub))[0].incarnation
         os.kill(first, signal.SIGKILL)
 
-        async def another() -> bool:
+        async def has_taken_over() -> bool:
             now = await registered_by(hub)
             return bool(now) and now != first
 
-        # At once, not when the lease of the dead one runs out and not when it is started anew.
-        await eventually(another, within=3)
+        # At once, before the lease of the dead worker expires and before a new worker starts.
+        await eventually(has_taken_over, within=3)
         assert (await instances(hub))[0].incarnation != incarnation
         server.signal(signal.SIGTERM)
         await eventually(lambda: server.ended, within=20)
@@ -196,7 +200,7 @@ async def test_of_two_workers_one_registers_and_the_other_takes_over_when_it_is_
         await eventually(gone)
 
 
-async def test_a_worker_that_goes_hands_over_without_a_gap(
+async def test_a_worker_that_stops_hands_over_without_a_gap(
     hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("mooring.workers.HAND_OVER", 20.0)
@@ -222,7 +226,7 @@ async def test_a_worker_that_goes_hands_over_without_a_gap(
             await eventually(lambda: removals == ["10.0.0.1:80"])
 
 
-async def test_what_an_operator_deregistered_is_not_brought_back_by_who_waited(hub: mooring.Hub):
+async def test_a_deregistration_by_an_operator_is_not_undone_by_a_waiting_worker(hub: mooring.Hub):
     me = Instance("echo", "10.0.0.1", 80)
     one = SharedRegistration(hub, me)
     async with mooring.connect(hub.registry.url) as elsewhere:
@@ -244,7 +248,7 @@ async def test_what_an_operator_deregistered_is_not_brought_back_by_who_waited(h
             assert anew.state == "registered"
 
 
-async def test_who_waits_may_give_up(hub: mooring.Hub):
+async def test_a_waiting_worker_can_be_closed(hub: mooring.Hub):
     one = SharedRegistration(hub, Instance("echo", "10.0.0.1", 80))
     two = SharedRegistration(hub, Instance("echo", "10.0.0.1", 80))
     await one.__aenter__()
@@ -270,7 +274,7 @@ async def test_a_waiting_process_also_serves_for_its_linger_time_when_it_drains(
     await one.aclose()
 
 
-async def test_other_addresses_and_other_services_are_other_turns(hub: mooring.Hub):
+async def test_different_addresses_and_services_do_not_share_a_turn(hub: mooring.Hub):
     async with (
         SharedRegistration(hub, Instance("echo", "10.0.0.1", 80)) as one,
         SharedRegistration(hub, Instance("echo", "10.0.0.1", 81)) as two,
@@ -279,7 +283,7 @@ async def test_other_addresses_and_other_services_are_other_turns(hub: mooring.H
         assert {one.state, two.state, three.state} == {"registered"}
 
 
-async def test_other_layouts_of_one_store_are_other_turns(hub: mooring.Hub):
+async def test_different_layouts_of_one_store_do_not_share_a_turn(hub: mooring.Hub):
     me = Instance("echo", "10.0.0.1", 80)
     async with (
         mooring.connect(hub.registry.url, layout="endpoints:/go/") as go,
@@ -291,7 +295,7 @@ async def test_other_layouts_of_one_store_are_other_turns(hub: mooring.Hub):
         assert {one.state, two.state, three.state} == {"registered"}
 
 
-async def test_a_file_that_was_tidied_away_locks_nothing(tmp_path: Path):
+async def test_a_deleted_lock_file_blocks_no_worker(tmp_path: Path):
     one, two = Turn(tmp_path / "a"), Turn(tmp_path / "a")
     assert one.take()
     assert not two.take()
@@ -326,7 +330,9 @@ async def test_a_forked_child_does_not_keep_the_turn(tmp_path: Path):
         await child.communicate()
 
 
-def test_the_folder_of_the_locks_is_this_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_folder_of_the_locks_belongs_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     assert runtime_folder() == tmp_path / "mooring"
     assert runtime_folder().stat().st_mode & 0o777 == 0o700
     monkeypatch.delenv("XDG_RUNTIME_DIR")
@@ -337,7 +343,7 @@ def test_the_folder_of_the_locks_is_this_users(tmp_path: Path, monkeypatch: pyte
 
 
 class Lifespan:
-    """A server's part of the lifespan protocol."""
+    """The server's side of the lifespan protocol."""
 
     def __init__(self, app: asgi.Application) -> None:
         self._inbox: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
@@ -346,7 +352,7 @@ class Lifespan:
         scope = {"type": "lifespan", "state": self.state}
         self.task = asyncio.ensure_future(app(scope, self._inbox.get, self.outbox.put))
 
-    async def say(self, what: str) -> str:
+    async def send(self, what: str) -> str:
         await self._inbox.put({"type": f"lifespan.{what}"})
         answer = asyncio.ensure_future(self.outbox.get())
         await asyncio.wait([answer, self.task], return_when=asyncio.FIRST_COMPLETED)
@@ -364,14 +370,14 @@ async def listening() -> AsyncIterator[int]:
     await close_server(server)
 
 
-async def test_an_application_with_a_lifespan_keeps_it(hub: mooring.Hub, url: str, listening: int):
-    told: list[str] = []
+async def test_the_lifespan_of_an_application_is_kept(hub: mooring.Hub, url: str, listening: int):
+    events: list[str] = []
 
     @asynccontextmanager
     async def own(app: Starlette) -> AsyncIterator[dict[str, str]]:
-        told.append("up")
+        events.append("up")
         yield {"mine": "yes"}
-        told.append("down")
+        events.append("down")
 
     app = asgi.registered(
         Starlette(lifespan=own),
@@ -379,8 +385,8 @@ async def test_an_application_with_a_lifespan_keeps_it(hub: mooring.Hub, url: st
         Instance("echo", "127.0.0.1", listening),
     )
     server = Lifespan(app)
-    assert await server.say("startup") == "lifespan.startup.complete"
-    assert told == ["up"]
+    assert await server.send("startup") == "lifespan.startup.complete"
+    assert events == ["up"]
     assert server.state["mine"] == "yes"
     assert isinstance(server.state["mooring"], mooring.Hub)
 
@@ -388,8 +394,8 @@ async def test_an_application_with_a_lifespan_keeps_it(hub: mooring.Hub, url: st
         return len(await instances(hub)) == 1
 
     await eventually(there)
-    assert await server.say("shutdown") == "lifespan.shutdown.complete"
-    assert told == ["up", "down"]
+    assert await server.send("shutdown") == "lifespan.shutdown.complete"
+    assert events == ["up", "down"]
     assert await instances(hub) == ()
     await server.task
 
@@ -406,42 +412,44 @@ async def test_an_application_that_fails_to_start_is_not_registered(hub: mooring
         Instance("echo", "10.0.0.1", 80),
     )
     server = Lifespan(app)
-    assert await server.say("startup") == "lifespan.startup.failed"
+    assert await server.send("startup") == "lifespan.startup.failed"
     with pytest.raises(ValueError, match="no database"):
         await server.task
     assert await instances(hub) == ()
 
 
-async def test_an_application_that_crashes_in_its_lifespan_is_not_taken_for_one_without(url: str):
+async def test_a_crash_in_the_lifespan_is_not_taken_for_a_missing_lifespan(url: str):
     async def app(scope: object, receive: asgi.Receive, send: asgi.Send) -> None:
         await receive()
         raise ValueError("no database")
 
     server = Lifespan(asgi.registered(app, url, Instance("echo", "10.0.0.1", 80)))
     with pytest.raises(ValueError, match="no database"):
-        await server.say("startup")
+        await server.send("startup")
 
 
-async def test_what_can_never_be_registered_keeps_it_from_starting(url: str):
+async def test_an_application_that_can_never_be_registered_does_not_start(url: str):
     async def app(scope: MutableMapping[str, Any], receive: object, send: object) -> None:
         assert scope["type"] == "http"
 
     server = Lifespan(asgi.registered(app, mooring.connect(url, layout="hprose"), BAD))
     with pytest.raises(InvalidRequest):
-        await server.say("startup")
+        await server.send("startup")
 
 
 BAD = Instance("Common/Echo", "10.0.0.1", 80)  # hprose has no groups
 
 
-async def test_a_lifespan_for_starlette_and_its_kind(hub: mooring.Hub, url: str, listening: int):
+async def test_a_lifespan_for_starlette_and_similar_frameworks(
+    hub: mooring.Hub, url: str, listening: int
+):
     @asynccontextmanager
     async def own(app: Starlette) -> AsyncIterator[dict[str, str]]:
         yield {"mine": "yes"}
 
     async def who(request: Request) -> PlainTextResponse:
-        found = await request.state.mooring.registry.instances("echo")
-        return PlainTextResponse(found.instances[0].id + request.state.mine)
+        listing = await request.state.mooring.registry.instances("echo")
+        return PlainTextResponse(listing.instances[0].id + request.state.mine)
 
     me = Instance("echo", "127.0.0.1", listening)
     app = Starlette(
@@ -449,7 +457,7 @@ async def test_a_lifespan_for_starlette_and_its_kind(hub: mooring.Hub, url: str,
         lifespan=asgi.lifespan(url, me, inner=own),
     )
     server = Lifespan(app)
-    assert await server.say("startup") == "lifespan.startup.complete"
+    assert await server.send("startup") == "lifespan.startup.complete"
 
     async def there() -> bool:
         return len(await instances(hub)) == 1
@@ -466,12 +474,12 @@ async def test_a_lifespan_for_starlette_and_its_kind(hub: mooring.Hub, url: str,
     }
     await app(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
     assert sent[1]["body"] == f"127.0.0.1:{listening}yes".encode()
-    assert await server.say("shutdown") == "lifespan.shutdown.complete"
+    assert await server.send("shutdown") == "lifespan.shutdown.complete"
     assert await instances(hub) == ()
     await server.task
 
 
-async def test_an_address_that_cannot_be_reached_from_here_is_registered_all_the_same(
+async def test_an_address_that_is_unreachable_from_here_is_still_registered(
     hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("mooring.workers.LISTENS_WITHIN", 0.1)

@@ -52,7 +52,7 @@ def called(view: mooring.discovery.view.View) -> list[int]:
 
 
 def fail(view: mooring.discovery.view.View, port: int) -> None:
-    """A call to an instance fails."""
+    """Let a call to an instance fail."""
     node = next(member.node for member in view.rotation if member.instance.port == port)
     view.rotation.picker.started(node)
     view.rotation.finished(node, 0.01, False, time.monotonic())
@@ -72,7 +72,7 @@ async def test_the_snapshot_has_a_mark_an_age_and_is_not_stale(hub: Hub):
         await eventually(up_to_date)
 
 
-async def test_changes_can_be_iterated_and_called_back(hub: Hub):
+async def test_changes_can_be_iterated_and_subscribed_to(hub: Hub):
     seen: list[int] = []
     async with hub.discover("echo") as view:
         end = view.subscribe(lambda update: seen.append(len(update.changes)))
@@ -89,15 +89,15 @@ async def test_changes_can_be_iterated_and_called_back(hub: Hub):
         assert len(seen) == count
 
 
-async def test_who_subscribes_before_it_is_entered_is_told_after_the_change_too(hub: Hub):
+async def test_an_early_subscriber_sees_the_state_after_the_change(hub: Hub):
     seen: list[tuple[set[str], set[str]]] = []
     view = hub.discover("echo")
 
-    def told(update: Update[str, Instance]) -> None:
+    def on_update(update: Update[str, Instance]) -> None:
         changed = {change.key for change in update.changes}
         seen.append((changed, {instance.id for instance in view.instances}))
 
-    view.subscribe(told)
+    view.subscribe(on_update)
     async with hub.register(at(1)), view, hub.register(at(2)):
         await view.wait(2, timeout=20)
         assert all(changed <= there for changed, there in seen)
@@ -108,7 +108,7 @@ def shown(metric: str) -> float | None:
     return REGISTRY.get_sample_value(f"mooring_view_{metric}", {"service": "echo"})
 
 
-async def test_its_metrics_are_there_while_it_is_open(hub: Hub):
+async def test_a_view_has_metrics_while_it_is_open(hub: Hub):
     assert shown("instances") is None
     async with hub.register(at(1)), hub.discover("echo") as view:
         async with hub.register(at(2)), hub.discover("echo", version="2"):
@@ -119,7 +119,7 @@ async def test_its_metrics_are_there_while_it_is_open(hub: Hub):
     assert shown("stale") is None
 
 
-async def test_calls_are_spread_by_weight(hub: Hub):
+async def test_calls_are_distributed_by_weight(hub: Hub):
     calm = Resilience(slow_start=0)
     async with (
         hub.register(at(1, weight=5)),
@@ -134,7 +134,7 @@ async def test_calls_are_spread_by_weight(hub: Hub):
         assert counts == {1: 50, 2: 30, 3: 20}
 
 
-async def test_who_cannot_be_reached_is_left_alone_for_a_while(hub: Hub):
+async def test_an_unreachable_instance_is_ejected_for_a_while(hub: Hub):
     async with (
         hub.register(at(1)),
         hub.register(at(2)),
@@ -149,11 +149,11 @@ async def test_who_cannot_be_reached_is_left_alone_for_a_while(hub: Hub):
             except ConnectionRefusedError:
                 pass
         assert called(view) == [2, 3]
-        told = {e.instance.port: str(e) for e in view.explain()}
-        assert "ejected: calls to it failed" in told[1]
+        explanations = {e.instance.port: str(e) for e in view.explain()}
+        assert "ejected: calls to it failed" in explanations[1]
 
 
-async def test_a_call_moves_on_to_another_instance(hub: Hub):
+async def test_a_failed_call_is_repeated_on_another_instance(hub: Hub):
     async def work(instance: Instance) -> int:
         if instance.port == 1:
             raise ConnectionRefusedError
@@ -195,7 +195,7 @@ async def test_retries_stay_within_their_budget(hub: Hub):
     assert calls == 110
 
 
-async def test_an_error_of_the_caller_s_own_blames_nobody(hub: Hub):
+async def test_an_error_of_the_caller_blames_no_instance(hub: Hub):
     async with hub.register(at(1)), hub.register(at(2)), hub.discover("echo") as view:
         for _ in range(30):
             with pytest.raises(KeyError):
@@ -205,7 +205,7 @@ async def test_an_error_of_the_caller_s_own_blames_nobody(hub: Hub):
 
 
 class Failed(OSError):
-    """As libraries have it: an error with a number, but of a type of their own."""
+    """An error with a number, but of a type of its own, as in many libraries."""
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ class Failed(OSError):
     ],
     ids=repr,
 )
-def test_what_happens_on_the_way_is_blamed_on_the_instance(error: Exception):
+def test_connection_errors_are_blamed_on_the_instance(error: Exception):
     assert blames(error)
 
 
@@ -241,17 +241,17 @@ def test_what_happens_on_the_way_is_blamed_on_the_instance(error: Exception):
     ],
     ids=repr,
 )
-def test_what_happens_here_is_not_blamed_on_the_instance(error: Exception):
+def test_local_errors_are_not_blamed_on_the_instance(error: Exception):
     assert not blames(error)
 
 
-async def test_pick_works_without_async_too(hub: Hub):
+async def test_pick_works_without_async(hub: Hub):
     async with hub.register(at(1)), hub.discover("echo") as view:
         with view.pick() as instance:
             assert instance.port == 1
 
 
-async def test_nobody_there_is_an_error_in_words(hub: Hub):
+async def test_no_instance_is_an_error_in_plain_words(hub: Hub):
     async with hub.discover("echo") as view:
         with pytest.raises(NoInstance, match=r"^echo: no instance is registered"):
             async with view.pick():
@@ -262,7 +262,7 @@ async def test_nobody_there_is_an_error_in_words(hub: Hub):
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("way", ["pick", "call"])
-async def test_who_retries_at_once_does_not_starve_the_loop(hub: Hub, way: str):
+async def test_retrying_without_a_pause_does_not_starve_the_loop(hub: Hub, way: str):
     async with hub.discover("echo") as view:
 
         async def pick() -> None:
@@ -282,7 +282,7 @@ async def test_waiting_for_instances(hub: Hub):
             await waiting
 
 
-async def test_waiting_counts_those_of_other_zones(hub: Hub):
+async def test_waiting_counts_instances_of_other_zones(hub: Hub):
     async with (
         hub.register(at(1, zone="a")),
         hub.register(at(2, zone="b")),
@@ -304,7 +304,7 @@ async def test_waiting_ends_when_an_ejection_does(hub: Hub):
 
 
 @pytest.mark.parametrize("what", ["view", "hub"])
-async def test_waiting_ends_with_the_view_and_with_its_hub(what: str):
+async def test_waiting_ends_when_the_view_or_its_hub_is_closed(what: str):
     async with mooring.connect() as hub, hub.discover("echo") as view:
         waiting = asyncio.ensure_future(view.wait())
         await asyncio.sleep(0)
@@ -314,7 +314,7 @@ async def test_waiting_ends_with_the_view_and_with_its_hub(what: str):
                 await waiting
 
 
-async def test_a_long_ejection_holds_up_nothing_else(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+async def test_a_long_ejection_delays_nothing_else(hub: Hub, monkeypatch: pytest.MonkeyPatch):
     long = Resilience(
         consecutive_failures=1, ejection=90, slow_start=4, recovery_spacing=0, panic_threshold=0
     )
@@ -343,7 +343,7 @@ async def test_a_long_ejection_holds_up_nothing_else(hub: Hub, monkeypatch: pyte
             await eventually(lambda: node.weight == 1)
 
 
-async def test_the_draining_and_the_disabled_are_not_called(hub: Hub):
+async def test_draining_and_disabled_instances_are_not_called(hub: Hub):
     async with hub.register(at(1)) as one, hub.register(at(2)), hub.discover("echo") as view:
         await hub.registry.configure("echo", "10.0.0.1:2", set={"enabled": False})
         await eventually(lambda: called(view) == [1])
@@ -354,7 +354,7 @@ async def test_the_draining_and_the_disabled_are_not_called(hub: Hub):
 
 
 @pytest.mark.parametrize("empty", ["accept", "keep"])
-async def test_a_genuine_empty_list(hub: Hub, empty: str):
+async def test_an_empty_service(hub: Hub, empty: str):
     async with hub.discover("echo", empty=empty) as view:  # type: ignore[arg-type]
         async with hub.register(at(1)):
             await eventually(lambda: called(view) == [1])
@@ -368,18 +368,18 @@ async def test_a_genuine_empty_list(hub: Hub, empty: str):
         assert not view.stale
 
 
-async def test_an_unknown_policy_is_told(hub: Hub):
+async def test_an_unknown_policy_is_refused_with_a_suggestion(hub: Hub):
     with pytest.raises(InvalidRequest, match="did you mean 'round_robin'"):
         hub.discover("echo", policy="roundrobin")
 
 
 async def test_explain_without_a_view(hub: Hub):
     async with hub.register(at(1, zone="a")), hub.register(at(2, zone="b")):
-        told = {e.instance.port: e.called for e in await hub.explain("echo", zone="a")}
-        assert told == {1: True, 2: False}
+        called_ports = {e.instance.port: e.called for e in await hub.explain("echo", zone="a")}
+        assert called_ports == {1: True, 2: False}
 
 
-async def test_garbage_under_the_registry_hides_nobody(hub: Hub):
+async def test_an_invalid_record_hides_no_instance(hub: Hub):
     async with hub.register(at(1)), hub.discover("echo") as view:
         from mooring.store import Put
 
@@ -388,9 +388,9 @@ async def test_garbage_under_the_registry_hides_nobody(hub: Hub):
             await eventually(lambda: called(view) == [1, 2])
 
 
-class TestTheRegistryAway:
+class TestUnavailableRegistry:
     @pytest.mark.deadline
-    async def test_consumers_go_on_and_the_view_says_that_it_is_stale(
+    async def test_consumers_continue_and_the_view_is_stale(
         self, etcd: Callable[[str], EtcdServer], tmp_path: Path
     ):
         server = etcd("3.5")
@@ -426,7 +426,7 @@ class TestTheRegistryAway:
                 assert stat.S_IMODE(file.stat().st_mode) == 0o600
             proxy.refuse()
             async with mooring.connect(url, cache=cache, layout="plain:/other/") as hub:
-                with pytest.raises(Unavailable):  # whose instances are not these
+                with pytest.raises(Unavailable):  # another cluster, whose instances are not these
                     async with hub.discover("echo", wait=1):
                         pass
             async with mooring.connect(url, cache=cache) as hub, hub.discover("echo") as view:
@@ -438,7 +438,7 @@ class TestTheRegistryAway:
                     proxy.heal()
                     await eventually(lambda: not view.stale and called(view) == [2])
 
-    async def test_after_a_start_from_disk_the_difference_to_the_copy_is_told(
+    async def test_after_a_start_from_disk_the_difference_to_the_copy_is_reported(
         self, etcd: Callable[[str], EtcdServer], tmp_path: Path
     ):
         server = etcd("3.5")
@@ -470,7 +470,7 @@ class TestTheRegistryAway:
                     assert known == {"10.0.0.1:1", "10.0.0.1:3"}
 
     @pytest.mark.real_time
-    async def test_what_changes_while_the_copy_is_saved_is_saved_next(
+    async def test_changes_while_the_copy_is_saved_are_saved_next(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         saved: list[int] = []
@@ -494,14 +494,14 @@ class TestTheRegistryAway:
                 await eventually(lambda: saved == [1, 2])
 
     @pytest.mark.real_time
-    async def test_without_a_copy_it_says_what_is_wrong(self, tmp_path: Path):
+    async def test_a_start_without_a_copy_states_the_reason(self, tmp_path: Path):
         async with mooring.connect("etcd://127.0.0.1:1?timeout=1s", cache=tmp_path) as hub:
             with pytest.raises(Unavailable, match="instances of echo cannot be read"):
                 async with hub.discover("echo", wait=1):
                     pass
 
     @pytest.mark.real_time
-    async def test_a_view_that_opens_while_its_hub_closes_says_so_at_once(self):
+    async def test_a_view_that_opens_while_its_hub_closes_fails_at_once(self):
         hub = await mooring.connect("etcd://127.0.0.1:1?timeout=500ms").__aenter__()
         view = hub.discover("echo", wait=60)
         opening = asyncio.ensure_future(view.__aenter__())
@@ -530,7 +530,7 @@ class TestTheRegistryAway:
         assert "cannot be used" in caplog.text
 
 
-async def test_keys_deleted_behind_its_back_are_restored_and_never_missed(hub: Hub):
+async def test_keys_deleted_by_another_program_are_restored_and_stay_in_the_view(hub: Hub):
     async with hub.register(at(1)), hub.discover("echo") as view:
         await eventually(lambda: called(view) == [1])
         await hub.store.commit(Delete(prefix(b"/registry/")))

@@ -1,4 +1,4 @@
-"""What stands above the hub works on Redis as on a store: blocking code, servers, clients."""
+"""What builds on the hub works on Redis as on a store: blocking code, servers, clients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.acceptance.commands import python_program
 from tests.backends import usual
 from tests.contract.registries import RawRecordsOnRedis
 from tests.features.hprose_server import HproseServer
-from tests.features.test_asgi import Uvicorn, somebody_waits
+from tests.features.test_asgi import Uvicorn, a_worker_waits
 from tests.features.test_wsgi import GUNICORN, Quiet
 from tests.waiting import eventually, until
 
@@ -61,14 +61,14 @@ def blocking(url: str) -> Iterator[mooring.sync.Hub]:
 
 @pytest.fixture(autouse=True)
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test has its own folder of locks."""
+    """A separate folder of locks for each test."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 def registered_by(hub: mooring.sync.Hub, service: str = "echo") -> int:
-    """The process that holds the registration; 0 where none does."""
-    found = hub.registry.instances(service).instances
-    metrics = found[0].status.metrics.get("application") if found else None
+    """The process that holds the registration, or 0."""
+    registered = hub.registry.instances(service).instances
+    metrics = registered[0].status.metrics.get("application") if registered else None
     return int(metrics["pid"]) if isinstance(metrics, dict) else 0  # type: ignore[arg-type]
 
 
@@ -86,18 +86,18 @@ class TestRedisAlone:
             lambda hub: hub.mirror(prefix(b"/")),
         ],
     )
-    async def test_what_needs_a_store_says_which_has_it(
+    async def test_a_feature_that_needs_a_store_says_so(
         self, hub: mooring.Hub, use: Callable[[object], object]
     ):
-        with pytest.raises(InvalidRequest, match=NO_STORE) as told:
+        with pytest.raises(InvalidRequest, match=NO_STORE) as refused:
             use(hub)
-        assert 'connect("etcd://…", registry="redis://…")' in str(told.value)
+        assert 'connect("etcd://…", registry="redis://…")' in str(refused.value)
 
-    async def test_the_same_of_what_is_awaited(self, hub: mooring.Hub):
+    async def test_an_awaited_feature_that_needs_a_store_says_so(self, hub: mooring.Hub):
         with pytest.raises(InvalidRequest, match=NO_STORE):
             await hub.locks()
 
-    def test_the_same_from_blocking_code(self, blocking: mooring.sync.Hub):
+    def test_blocking_code_that_needs_a_store_says_so(self, blocking: mooring.sync.Hub):
         with pytest.raises(InvalidRequest, match=NO_STORE):
             blocking.lock("a")
         with pytest.raises(InvalidRequest, match=NO_STORE):
@@ -107,7 +107,7 @@ class TestRedisAlone:
 
 
 class TestBlockingCode:
-    def test_it_does_what_the_async_api_does(self, blocking: mooring.sync.Hub):
+    def test_blocking_code_does_the_same_as_async_code(self, blocking: mooring.sync.Hub):
         with (
             blocking.register(ECHO) as registration,
             blocking.discover("Common/Echo") as view,
@@ -118,7 +118,7 @@ class TestBlockingCode:
             assert registration.state == "registered"
         assert blocking.registry.instances("Common/Echo").instances == ()
 
-    def test_a_hub_of_two(self, url: str):
+    def test_a_hub_of_a_store_and_a_redis(self, url: str):
         with mooring.sync.connect(f"memory://{uuid.uuid4().hex}", registry=url) as hub:
             hub.store.commit(Put(b"/a", b"1"))
             with hub.register(ECHO), hub.lock("a") as held:
@@ -137,7 +137,7 @@ class TestBlockingCode:
             assert all(threads.map(register, range(1, 101)))
         assert blocking.registry.instances("echo").instances == ()
 
-    def test_a_forked_child_leaves_it_alone_and_may_connect_again(self, url: str):
+    def test_a_forked_child_leaves_the_registration_alone_and_can_connect_again(self, url: str):
         script = """
             import os, sys
             import mooring.sync
@@ -167,7 +167,7 @@ class TestBlockingCode:
         """
         self._run(script, url)
 
-    def test_what_was_not_opened_before_a_fork_is_opened_after_it(self, url: str):
+    def test_a_hub_that_was_not_opened_before_a_fork_is_opened_after_it(self, url: str):
         script = """
             import os, sys
             import mooring.sync
@@ -181,7 +181,7 @@ class TestBlockingCode:
         """
         self._run(script, url)
 
-    async def test_an_async_hub_says_that_it_was_opened_before_a_fork(self, hub: mooring.Hub):
+    async def test_an_async_hub_reports_that_it_was_opened_before_a_fork(self, hub: mooring.Hub):
         async with hub.register(ECHO):
             child = os.fork()
             if not child:
@@ -210,40 +210,40 @@ class TestBlockingCode:
 
 class TestServers:
     @pytest.mark.extended("test_asgi.py runs it on etcd, and test_gunicorn on Redis")
-    async def test_of_two_uvicorn_workers_one_registers_and_the_other_takes_over(
+    async def test_another_uvicorn_worker_takes_over_when_the_registered_one_is_killed(
         self, hub: mooring.Hub, url: str, tmp_path: Path
     ):
         async def holder() -> int:
-            found = (await hub.registry.instances("echo")).instances
-            metrics = found[0].status.metrics.get("application") if found else None
+            registered = (await hub.registry.instances("echo")).instances
+            metrics = registered[0].status.metrics.get("application") if registered else None
             return int(metrics["pid"]) if isinstance(metrics, dict) else 0  # type: ignore[arg-type]
 
         with Uvicorn(tmp_path / "two", url, workers=2) as server:
             server.start()
             first = 0
 
-            async def somebody() -> bool:
+            async def is_registered() -> bool:
                 nonlocal first
                 first = await holder()
                 return bool(first)
 
-            await eventually(somebody, within=20)
+            await eventually(is_registered, within=20)
             await eventually(lambda: len(server.workers) == 2 and first in server.workers)
-            await eventually(lambda: somebody_waits(tmp_path))
+            await eventually(lambda: a_worker_waits(tmp_path))
             os.kill(first, signal.SIGKILL)
 
-            async def another() -> bool:
+            async def has_taken_over() -> bool:
                 return await holder() not in (0, first)
 
-            await eventually(another)
+            await eventually(has_taken_over)
             server.signal(signal.SIGTERM)
             await eventually(lambda: server.ended, within=20)
             assert (await hub.registry.instances("echo")).instances == ()
 
     @pytest.mark.parametrize("preload", usual(["yes"], [""], reason="test_wsgi.py runs it on etcd"))
     def test_gunicorn(self, blocking: mooring.sync.Hub, url: str, tmp_path: Path, preload: str):
-        """One of its workers registers and the next takes over, also if they share what was loaded
-        before the fork."""
+        """One of its workers registers and the next takes over, even if they share an application
+        that was loaded before the fork."""
         (tmp_path / "served.py").write_text(textwrap.dedent(GUNICORN))
         port = str(free_port())
         process = subprocess.Popen(
@@ -270,7 +270,7 @@ class TestServers:
 
 
 class TestClients:
-    def test_hprose_finds_its_servers(
+    def test_hprose_discovers_its_servers(
         self, blocking: mooring.sync.Hub, caplog: pytest.LogCaptureFixture
     ):
         service = hprose.HttpServer()

@@ -1,4 +1,4 @@
-"""gRPC channels for asyncio: balanced, repeated, followed; with generated stubs."""
+"""gRPC channels for asyncio: balanced, retried, followed; with generated stubs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Serve = Callable[..., Awaitable[EchoServer]]
 
 @pytest.fixture
 async def serve(hub: mooring.Hub) -> AsyncIterator[Serve]:
-    """Starts and registers servers; `server.registration` ends it."""
+    """Start and register servers; `server.registration` ends it."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(by: str, **fields: Any) -> EchoServer:
@@ -75,15 +75,17 @@ async def by(stub: Any, text: str = "hello", **options: Any) -> str:
 
 
 async def ready(opened: Channel, count: int) -> None:
-    await eventually(lambda: sum(each.called for each in opened.explain()) == count, within=20)
+    await eventually(
+        lambda: sum(candidate.called for candidate in opened.explain()) == count, within=20
+    )
 
 
-async def test_who_retries_at_once_does_not_starve_the_loop(hub: mooring.Hub):
+async def test_retrying_without_a_pause_does_not_starve_the_loop(hub: mooring.Hub):
     async with calling(hub) as (_, stub):
         await retried_at_once(lambda: by(stub), grpc.aio.AioRpcError)
 
 
-async def test_calls_are_spread_over_the_instances(hub: mooring.Hub, serve: Serve):
+async def test_calls_are_distributed_over_the_instances(hub: mooring.Hub, serve: Serve):
     for name in "abc":
         await serve(name)
     async with calling(hub) as (opened, stub):
@@ -101,7 +103,7 @@ async def test_weights_are_exact(hub: mooring.Hub, serve: Serve):
     assert spread == {"five": 50, "three": 30, "two": 20}
 
 
-async def test_who_comes_is_called_and_who_goes_is_not(hub: mooring.Hub, serve: Serve):
+async def test_new_instances_are_called_and_removed_ones_are_not(hub: mooring.Hub, serve: Serve):
     first = await serve("first")
     async with calling(hub) as (opened, stub):
         assert await by(stub) == "first"
@@ -119,7 +121,7 @@ async def said_by(stub: Any, name: str) -> bool:
 async def test_all_four_kinds_of_calls(hub: mooring.Hub, serve: Serve):
     await serve("a")
     async with calling(hub) as (opened, stub):
-        for _ in ("while nobody is connected", "when somebody is"):
+        for _ in ("before a connection", "after a connection"):
             chat = stub.Chat()
             joining = stub.Join()
             await asyncio.gather(*(said(stub) for _ in range(3)))
@@ -175,7 +177,7 @@ LAYOUTS = "the contract of registries runs each layout on these stores"
         ),
     ],
 )
-async def test_it_works_on_every_layout(store_url: str, layout: str):
+async def test_calls_work_on_every_layout(store_url: str, layout: str):
     async with (
         EchoServer("a") as server,
         mooring.connect(store_url, layout=layout) as hub,
@@ -189,7 +191,7 @@ async def test_it_works_on_every_layout(store_url: str, layout: str):
     "backend",
     usual(["redis-7.0"], ["redis-cluster"], reason="the contract of registries runs on it"),
 )
-async def test_it_works_on_redis(store_url: str):
+async def test_calls_work_on_redis(store_url: str):
     async with (
         EchoServer("a") as server,
         mooring.connect(store_url) as hub,
@@ -201,7 +203,7 @@ async def test_it_works_on_redis(store_url: str):
         await ready(opened, 0)
 
 
-async def test_a_url_opens_a_hub_of_the_channels_own(tmp_path: Path):
+async def test_a_url_opens_a_separate_hub(tmp_path: Path):
     url = f"memory://{tmp_path.name}"
     async with (
         EchoServer("a") as server,
@@ -212,7 +214,9 @@ async def test_a_url_opens_a_hub_of_the_channels_own(tmp_path: Path):
         assert await by(stub) == "a"
 
 
-async def test_no_instance_is_unavailable_at_once_and_says_why(hub: mooring.Hub, serve: Serve):
+async def test_without_an_instance_calls_fail_at_once_with_the_reason(
+    hub: mooring.Hub, serve: Serve
+):
     async with calling(hub) as (opened, stub):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await by(stub)
@@ -226,7 +230,7 @@ async def test_no_instance_is_unavailable_at_once_and_says_why(hub: mooring.Hub,
         assert "1 × its weight is 0" in await call.details()
 
 
-async def test_who_waits_for_ready_waits_for_somebody_to_come(hub: mooring.Hub, serve: Serve):
+async def test_wait_for_ready_waits_for_an_instance(hub: mooring.Hub, serve: Serve):
     async with calling(hub) as (opened, stub):
         await opened.wait_for_state_change(grpc.ChannelConnectivity.CONNECTING)
         call = stub.Say(Word(text="hello"), wait_for_ready=True, timeout=60)
@@ -243,8 +247,8 @@ async def test_who_waits_for_ready_waits_for_somebody_to_come(hub: mooring.Hub, 
 
 
 class Cut:
-    """What an interceptor does at the first call of each kind: stop the server that was chosen,
-    and go on once its connection is gone."""
+    """What an interceptor does at the first call of each kind: stop the chosen server, and continue
+    once its connection is gone."""
 
     def __init__(self) -> None:
         self.server: EchoServer
@@ -275,7 +279,7 @@ class Cut:
             async def intercept_stream_unary(self, proceed: Any, details: Any, words: Any) -> Any:
                 await cut("Join")
                 call = await proceed(details, words)
-                await call  # as OpenTelemetry's does
+                await call  # like the interceptor of OpenTelemetry
                 return call
 
         class StreamStream(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
@@ -334,7 +338,7 @@ async def write_and_read(stub: Any, **options: Any) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("retry", [[], ["echo.Echo"]], ids=["once", "retried"])
-async def test_who_waits_for_ready_waits_on_if_the_connection_breaks_before_the_call_left(
+async def test_wait_for_ready_waits_on_if_the_connection_breaks_before_the_call_is_sent(
     hub: mooring.Hub, serve: Serve, kind: Any, answer: list[str], retry: list[str]
 ):
     cut = Cut()
@@ -347,7 +351,7 @@ async def test_who_waits_for_ready_waits_on_if_the_connection_breaks_before_the_
         assert await calling_now == answer
 
 
-async def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
+async def test_calls_wait_for_the_first_list_until_their_deadline():
     url = f"etcd://127.0.0.1:{free_port()}?timeout=1s"
     async with mooring.connect(url) as hub, calling(hub) as (opened, stub):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -357,7 +361,7 @@ async def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
         assert opened.get_state() is grpc.ChannelConnectivity.CONNECTING
 
 
-async def test_nobody_who_can_be_reached_is_unavailable(hub: mooring.Hub, serve: Serve):
+async def test_unreachable_instances_are_unavailable(hub: mooring.Hub, serve: Serve):
     async with hub.register(here(free_port())), calling(hub) as (opened, stub):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await by(stub, timeout=20)
@@ -366,15 +370,13 @@ async def test_nobody_who_can_be_reached_is_unavailable(hub: mooring.Hub, serve:
         waiting = stub.Say(Word(text="hello"), wait_for_ready=True)
         await serve("a")
         assert (await waiting).by == "a"
-        assert sorted(str(each).partition(": ")[2] for each in opened.explain()) == [
+        assert sorted(str(candidate).partition(": ")[2] for candidate in opened.explain()) == [
             "called: in rotation",
             "not called: no connection",
         ]
 
 
-async def test_a_channel_that_cannot_be_made_is_the_cause_that_calls_report(
-    hub: mooring.Hub, serve: Serve
-):
+async def test_calls_report_why_a_channel_cannot_be_created(hub: mooring.Hub, serve: Serve):
     await serve("a")
     async with calling(hub, options=[("grpc.primary_user_agent", object())]) as (opened, stub):
         for wait_for_ready in (False, True):
@@ -387,9 +389,7 @@ async def test_a_channel_that_cannot_be_made_is_the_cause_that_calls_report(
         assert opened.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
-async def test_who_does_not_serve_leaves_the_rotation_and_comes_back(
-    hub: mooring.Hub, serve: Serve
-):
+async def test_an_unhealthy_server_leaves_the_rotation_and_returns(hub: mooring.Hub, serve: Serve):
     well, ill = await serve("well"), await serve("ill")
     async with calling(hub) as (opened, stub):
         await ready(opened, 2)
@@ -403,7 +403,7 @@ async def test_who_does_not_serve_leaves_the_rotation_and_comes_back(
         assert {await by(stub) for _ in range(4)} == {"ill"}
 
 
-async def test_a_service_config_of_the_callers_keeps_health_checks(hub: mooring.Hub, serve: Serve):
+async def test_a_service_config_of_the_caller_keeps_health_checks(hub: mooring.Hub, serve: Serve):
     ill, _ = await serve("ill"), await serve("well")
     limit = {"methodConfig": [{"name": [{"service": "echo.Echo"}], "maxRequestMessageBytes": 99}]}
     options = [("grpc.service_config", json.dumps(limit))]
@@ -417,7 +417,7 @@ async def test_a_service_config_of_the_callers_keeps_health_checks(hub: mooring.
         assert {await by(stub) for _ in range(4)} == {"well"}
 
 
-async def test_the_health_of_one_service_is_asked_for_or_of_none(hub: mooring.Hub, serve: Serve):
+async def test_the_health_of_a_single_service_can_be_checked(hub: mooring.Hub, serve: Serve):
     server = await serve("a")
     server.health.set("echo.Echo", False)
     async with calling(hub, health="echo.Echo") as (opened, stub):
@@ -440,7 +440,7 @@ async def test_a_server_without_the_health_service_counts_as_healthy(hub: moorin
         assert await by(stub) == "a"
 
 
-async def test_an_open_stream_outlives_the_removal_of_its_instance(hub: mooring.Hub, serve: Serve):
+async def test_an_open_stream_survives_the_removal_of_its_instance(hub: mooring.Hub, serve: Serve):
     server = await serve("a")
     async with calling(hub) as (opened, stub):
         await opened.channel_ready()
@@ -454,14 +454,14 @@ async def test_an_open_stream_outlives_the_removal_of_its_instance(hub: mooring.
         assert await count.code() is grpc.StatusCode.OK
 
 
-async def test_only_methods_that_opt_in_are_repeated(hub: mooring.Hub, serve: Serve):
+async def test_only_methods_that_opt_in_are_retried(hub: mooring.Hub, serve: Serve):
     servers = [await serve(name) for name in "abc"]
 
     def tries() -> int:
-        told = sum(len(server.echo.said) for server in servers)
+        attempts = sum(len(server.echo.said) for server in servers)
         for server in servers:
             server.echo.said.clear()
-        return told
+        return attempts
 
     async with calling(hub, retry=[SAY]) as (opened, stub):
         await ready(opened, 3)
@@ -498,7 +498,7 @@ async def test_retries_end_with_their_budget(hub: mooring.Hub, serve: Serve):
     assert sum(len(server.echo.said) for server in servers) == 5 + 1
 
 
-async def test_an_instance_that_fails_is_ejected(hub: mooring.Hub, serve: Serve):
+async def test_a_failing_instance_is_ejected(hub: mooring.Hub, serve: Serve):
     bad, _ = await serve("bad"), await serve("good")
     once = Resilience(consecutive_failures=1, panic_threshold=0, slow_start=0)
     async with calling(hub, resilience=once) as (opened, stub):
@@ -527,7 +527,7 @@ class Broken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("retry", [[], [SAY]])
-async def test_a_mistake_of_an_interceptor_reaches_the_caller_and_blames_nobody(
+async def test_an_error_of_an_interceptor_reaches_the_caller_and_blames_no_instance(
     hub: mooring.Hub, serve: Serve, retry: list[str]
 ):
     await serve("a")
@@ -536,13 +536,13 @@ async def test_a_mistake_of_an_interceptor_reaches_the_caller_and_blames_nobody(
         for _ in range(10):
             with pytest.raises(RuntimeError, match="of its own"):
                 await by(stub)
-        assert [str(each).partition(": ")[2] for each in opened.explain()] == [
+        assert [str(candidate).partition(": ")[2] for candidate in opened.explain()] == [
             "called: in rotation"
         ]
         assert [subchannel.in_flight for subchannel in opened.subchannels] == [0]
 
 
-async def test_a_call_can_be_cancelled_wherever_it_is(hub: mooring.Hub, serve: Serve):
+async def test_a_call_can_be_cancelled_at_any_stage(hub: mooring.Hub, serve: Serve):
     async with calling(hub, retry=[SAY]) as (opened, stub):
         waiting = stub.Say(Word(text="hello"), wait_for_ready=True)
         over: list[Any] = []
@@ -594,7 +594,7 @@ async def test_interceptors_metadata_and_compression_reach_the_instance(
         assert await failing.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_tls_with_credentials_of_a_call(hub: mooring.Hub, certificates: Path):
+async def test_tls_with_call_credentials(hub: mooring.Hub, certificates: Path):
     server = EchoServer(
         "secret",
         credentials=grpc.ssl_server_credentials(
@@ -620,20 +620,20 @@ async def test_tls_with_credentials_of_a_call(hub: mooring.Hub, certificates: Pa
                 await by(stub)
 
 
-async def test_a_key_leads_to_the_same_instance(hub: mooring.Hub, serve: Serve):
+async def test_a_key_selects_the_same_instance(hub: mooring.Hub, serve: Serve):
     for name in "abc":
         await serve(name)
     async with calling(hub, policy="consistent_hash") as (opened, stub):
         await ready(opened, 3)
-        found = {
+        names_by_key = {
             user: {await by(stub, metadata=(("mooring-key", user),)) for _ in range(5)}
             for user in map(str, range(20))
         }
-    assert all(len(names) == 1 for names in found.values())
-    assert len(set.union(*found.values())) > 1
+    assert all(len(names) == 1 for names in names_by_key.values())
+    assert len(set.union(*names_by_key.values())) > 1
 
 
-async def test_only_what_was_asked_for_is_connected(hub: mooring.Hub, serve: Serve):
+async def test_only_selected_instances_are_connected(hub: mooring.Hub, serve: Serve):
     await serve("old", version="1.0.0")
     await serve("new", version="2.0.0")
     async with calling(hub, version="2.0.0") as (opened, stub):
@@ -641,7 +641,7 @@ async def test_only_what_was_asked_for_is_connected(hub: mooring.Hub, serve: Ser
         assert len(opened.subchannels) == 1
 
 
-async def test_another_process_at_the_same_address_gets_a_connection_of_its_own(hub: mooring.Hub):
+async def test_another_process_at_the_same_address_gets_a_new_connection(hub: mooring.Hub):
     port = free_port()
     server = EchoServer("first", port=port)
     async with calling(hub) as (opened, stub):
@@ -665,7 +665,7 @@ async def test_the_state_of_the_channel_can_be_followed(hub: mooring.Hub, serve:
     assert opened.get_state() is grpc.ChannelConnectivity.SHUTDOWN
 
 
-async def test_closing_cancels_and_nothing_can_be_called_afterwards(hub: mooring.Hub, serve: Serve):
+async def test_closing_cancels_calls_and_refuses_new_ones(hub: mooring.Hub, serve: Serve):
     server = await serve("a")
     async with calling(hub, retry=[COUNT]) as (opened, stub):
         call, waiting = stub.Say(Word(text="slow")), stub.Count(Word(text="held 2"))
@@ -679,7 +679,7 @@ async def test_closing_cancels_and_nothing_can_be_called_afterwards(hub: mooring
                 late(Word(text="hello"))
 
 
-async def test_closing_with_grace_lets_calls_end(hub: mooring.Hub, serve: Serve):
+async def test_closing_with_grace_lets_calls_finish(hub: mooring.Hub, serve: Serve):
     server = await serve("a")
     async with calling(hub) as (opened, stub):
         await opened.channel_ready()
@@ -693,7 +693,7 @@ async def test_closing_with_grace_lets_calls_end(hub: mooring.Hub, serve: Serve)
 
 
 @pytest.mark.parametrize(
-    ("target", "options", "told"),
+    ("target", "options", "message"),
     [
         ("echo", {}, "must begin with etcdv3:///"),
         ("etcdv3:///a/b/c", {}, "two slashes"),
@@ -704,14 +704,14 @@ async def test_closing_with_grace_lets_calls_end(hub: mooring.Hub, serve: Serve)
         ("etcdv3:///echo", {"hub": 3}, "mooring.connect"),
     ],
 )
-async def test_bad_input_is_refused_as_the_channel_is_made(
-    hub: mooring.Hub, target: str, options: dict[str, Any], told: str
+async def test_invalid_arguments_are_refused_when_the_channel_is_created(
+    hub: mooring.Hub, target: str, options: dict[str, Any], message: str
 ):
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         channel(target, **{"hub": hub, **options})
 
 
-async def test_a_hub_that_cannot_be_used_is_refused_as_the_channel_is_made(hub: mooring.Hub):
+async def test_an_unusable_hub_is_refused_when_the_channel_is_created(hub: mooring.Hub):
     with pytest.raises(InvalidURL):
         channel("etcdv3:///echo", hub="nowhere://")
     with pytest.raises(Closed):
@@ -726,13 +726,15 @@ def test_a_channel_needs_a_running_loop():
         channel("etcdv3:///echo", hub="memory://")
 
 
-async def test_what_is_asked_with_a_stream_cannot_be_named_for_retries(hub: mooring.Hub):
+async def test_methods_with_a_request_stream_cannot_be_retried(hub: mooring.Hub):
     with pytest.raises(InvalidRequest, match="its requests are a stream"):
         async with calling(hub, retry=["echo.Echo/Chat"]):
             pass
 
 
-async def test_who_waits_hears_of_an_instance_that_is_let_in_again(hub: mooring.Hub, serve: Serve):
+async def test_a_waiting_call_uses_an_instance_that_is_enabled_again(
+    hub: mooring.Hub, serve: Serve
+):
     server = await serve("a")
     async with calling(hub) as (opened, stub):
         assert await by(stub) == "a"
@@ -745,7 +747,7 @@ async def test_who_waits_hears_of_an_instance_that_is_let_in_again(hub: mooring.
         assert await waiting == "a"
 
 
-async def test_a_stub_for_each_call_leaves_nothing_behind(hub: mooring.Hub, serve: Serve):
+async def test_a_stub_per_call_leaves_nothing_behind(hub: mooring.Hub, serve: Serve):
     await serve("a")
     async with calling(hub) as (opened, stub):
         assert await by(stub) == "a"
@@ -756,7 +758,7 @@ async def test_a_stub_for_each_call_leaves_nothing_behind(hub: mooring.Hub, serv
         assert not opened._subchannels._methods
 
 
-async def test_what_is_forgotten_of_an_instance_that_went(hub: mooring.Hub, serve: Serve):
+async def test_a_removed_instance_leaves_nothing_behind(hub: mooring.Hub, serve: Serve):
     gone = await serve("gone")
     async with calling(hub) as (opened, stub):
         assert await by(stub) == "gone"
@@ -770,7 +772,7 @@ async def test_what_is_forgotten_of_an_instance_that_went(hub: mooring.Hub, serv
 
 
 async def test_a_stub_of_a_closed_channel_keeps_no_connection(hub: mooring.Hub, serve: Serve):
-    """A process may fork after it closed its channels, also while it still has their stubs."""
+    """A process can fork after it closed its channels, even if it still has their stubs."""
     await serve("a")
     gc.collect()
     before = len(forks._channels)
@@ -786,7 +788,7 @@ async def test_a_stub_of_a_closed_channel_keeps_no_connection(hub: mooring.Hub, 
     assert stub is not None
 
 
-async def test_closing_goes_on_where_nobody_waits_for_it(hub: mooring.Hub, serve: Serve):
+async def test_closing_continues_after_its_caller_gave_up(hub: mooring.Hub, serve: Serve):
     server = await serve("a")
     async with calling(hub) as (opened, stub):
         call = stub.Say(Word(text="slow"))
@@ -801,7 +803,7 @@ async def test_closing_goes_on_where_nobody_waits_for_it(hub: mooring.Hub, serve
 
 
 @pytest.mark.parametrize("retry", [(), (SAY,)])
-async def test_a_mistake_in_what_is_asked_reaches_the_caller(
+async def test_an_error_in_the_arguments_of_a_call_reaches_the_caller(
     hub: mooring.Hub, serve: Serve, retry: tuple[str, ...]
 ):
     await serve("a")

@@ -1,4 +1,4 @@
-"""The compression of a call, as it is on the wire."""
+"""The compression of a call, as sent over the connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = "long" * 50_000
 
 
 class Counting:
-    """A relay to a server that counts what clients send."""
+    """A relay to a server that counts the bytes that clients send."""
 
     def __init__(self, port: int) -> None:
         self._to, self.sent, self.port = port, 0, 0
@@ -60,7 +60,7 @@ BOTH = ("at once", "waiting", "of the channel")
         *(("blocking", way) for way in (*BOTH, "future")),
     ],
 )
-async def test_the_compression_of_a_call_reaches_the_wire(kind: str, way: str):
+async def test_the_compression_of_a_call_is_used_on_the_connection(kind: str, way: str):
     of_calls: dict[str, Any] = {"timeout": 20, "wait_for_ready": way == "waiting"}
 
     def options(compression: grpc.Compression | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""gRPC channels in a process whose gRPC is instrumented: OpenTelemetry and Sentry wrap gRPC's
-functions for the whole process, before any channel is made."""
+"""gRPC channels in an instrumented process: OpenTelemetry and Sentry wrap the functions of gRPC for
+the whole process, before any channel is created."""
 
 from __future__ import annotations
 

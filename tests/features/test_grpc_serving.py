@@ -1,4 +1,4 @@
-"""Servers that are registered while they serve: in this order they come, in that they go."""
+"""Servers that are registered while they serve, and the order of their start and stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def names(hub: mooring.Hub, service: str = "echo") -> list[str]:
     return [instance.address for instance in (await hub.registry.instances(service)).instances]
 
 
-async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: mooring.Hub):
+async def test_a_server_serves_then_registers_and_stops_in_reverse_order(hub: mooring.Hub):
     server = EchoServer("a")
     seen: list[Any] = []
     address = f"127.0.0.1:{server.port}"
@@ -51,7 +51,7 @@ async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: moor
         async with serve_and_register(server.server, hub, here(server.port)) as serving:
             assert await names(hub) == [address]
             assert (await stub.Say(Word(text="hello"))).by == "a"
-            assert [each.state for each in serving.registrations] == ["registered"]
+            assert [registration.state for registration in serving.registrations] == ["registered"]
             health = watch(b"")
             seen.append(await health.read())
             leaving = asyncio.ensure_future(health.read())
@@ -73,11 +73,11 @@ async def test_it_serves_then_registers_and_leaves_the_other_way_round(hub: moor
 
 
 async def draining(hub: mooring.Hub) -> bool:
-    found = (await hub.registry.instances("echo")).instances
-    return [instance.status.state for instance in found] == ["draining"]
+    instances = (await hub.registry.instances("echo")).instances
+    return [instance.status.state for instance in instances] == ["draining"]
 
 
-async def test_the_health_of_services_can_be_asked_for_and_followed(hub: mooring.Hub):
+async def test_the_health_of_services_can_be_checked_and_watched(hub: mooring.Hub):
     server, health = EchoServer("a"), Health({"echo.Echo": False})
     serving = serve_and_register(server.server, hub, here(server.port), health=health, linger=0)
     async with serving, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -92,7 +92,7 @@ async def test_the_health_of_services_can_be_asked_for_and_followed(hub: mooring
         watched.cancel()
 
 
-async def test_a_server_may_offer_several_services(hub: mooring.Hub):
+async def test_a_server_can_offer_several_services(hub: mooring.Hub):
     server = EchoServer("a")
     instances = [here(server.port), here(server.port, "Common/Echo")]
     async with serve_and_register(server.server, hub, instances, linger=0):
@@ -100,7 +100,7 @@ async def test_a_server_may_offer_several_services(hub: mooring.Hub):
     assert await names(hub, "Common/Echo") == []
 
 
-async def test_what_cannot_be_registered_is_not_served():
+async def test_a_server_that_cannot_be_registered_does_not_serve():
     async with mooring.connect("memory://", layout="hprose") as hub:
         server = EchoServer("a")
         with pytest.raises(InvalidRequest):
@@ -109,7 +109,7 @@ async def test_what_cannot_be_registered_is_not_served():
     await server.server.stop(None)
 
 
-async def test_a_failing_body_leaves_in_order_too(hub: mooring.Hub):
+async def test_a_failing_body_stops_in_order_too(hub: mooring.Hub):
     server = EchoServer("a")
     with pytest.raises(RuntimeError, match="of its own"):
         async with serve_and_register(server.server, hub, here(server.port), linger=0):
@@ -117,7 +117,7 @@ async def test_a_failing_body_leaves_in_order_too(hub: mooring.Hub):
     assert await names(hub) == []
 
 
-def test_what_does_not_go_together_is_refused():
+def test_incompatible_arguments_are_refused():
     me = here(1)
     server = grpc.server(ThreadPoolExecutor(1))
     with pytest.raises(InvalidRequest, match=r"mooring\.sync\.connect"):
@@ -131,24 +131,24 @@ def test_what_does_not_go_together_is_refused():
         pass
 
 
-def test_threads_serve_and_register_in_the_same_order():
-    """Many watch the health of a server with few threads, and calls are served all the same."""
+def test_a_blocking_server_serves_and_registers_in_the_same_order():
+    """Many clients watch the health of a server with few threads, and calls are still served."""
     server = grpc.server(ThreadPoolExecutor(2), options=SERVER_OPTIONS)
     pb2_grpc.add_EchoServicer_to_server(BlockingEcho("a"), server)
     port = server.add_insecure_port("127.0.0.1:0")
     with mooring.sync.connect("memory://") as hub:
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
             with serve_and_register(server, hub, here(port), linger=2):
-                (found,) = hub.registry.instances("echo").instances
-                assert found.port == port
+                (instance,) = hub.registry.instances("echo").instances
+                assert instance.port == port
                 watching = [channel.unary_stream(f"/{SERVICE}/Watch")(b"") for _ in range(8)]
-                assert [next(each) for each in watching] == [b"\x08\x01"] * 8
+                assert [next(watch) for watch in watching] == [b"\x08\x01"] * 8
                 watching[0].cancel()
                 assert pb2_grpc.EchoStub(channel).Say(Word(text="hello")).by == "a"
                 check = channel.unary_unary(f"/{SERVICE}/Check")
                 with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
                     check(b"\x0a\x01x")
-            assert [next(each) for each in watching[1:]] == [b"\x08\x02"] * 7
+            assert [next(watch) for watch in watching[1:]] == [b"\x08\x02"] * 7
         assert hub.registry.instances("echo").instances == ()
 
 
@@ -173,7 +173,7 @@ def test_a_blocking_server_stays_registered_as_draining_while_it_lingers():
 
 
 class Calls:
-    """Calls without a pause until a server stops: how many were answered, and why others failed."""
+    """Continuous calls until a server stops: how many were answered, and why others failed."""
 
     def __init__(self, server: grpc.Server | grpc.aio.Server) -> None:
         self.answered, self.failures = 0, list[str]()
@@ -232,7 +232,7 @@ async def test_the_only_instance_is_called_until_it_stops(store_url: str):
 
 
 @pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
-def test_the_only_instance_with_threads_is_called_until_it_stops(store_url: str):
+def test_the_only_blocking_instance_is_called_until_it_stops(store_url: str):
     server = grpc.server(ThreadPoolExecutor(4), options=SERVER_OPTIONS)
     pb2_grpc.add_EchoServicer_to_server(BlockingEcho("a"), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -245,7 +245,7 @@ def test_the_only_instance_with_threads_is_called_until_it_stops(store_url: str)
     assert calls.failures == []
 
 
-def test_signals_are_for_the_main_thread():
+def test_signals_require_the_main_thread():
     with mooring.sync.connect("memory://") as hub, ThreadPoolExecutor(1) as pool:
         server = grpc.server(ThreadPoolExecutor(1))
         port = server.add_insecure_port("127.0.0.1:0")
@@ -321,7 +321,7 @@ server = serve_with_threads() if "threads" in sys.argv else asyncio.run(serve())
 
 
 @pytest.mark.parametrize("how", ["asyncio", "threads"])
-def test_a_child_is_told_that_grpc_does_not_outlive_a_fork_until_the_server_is_gone(how: str):
+def test_a_child_cannot_use_grpc_until_the_server_of_its_parent_is_gone(how: str):
     """Until then gRPC runs in the parent: children that use it would crash or hang."""
     then = """
         for ending in (os._exit, sys.exit):

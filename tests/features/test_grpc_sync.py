@@ -58,7 +58,7 @@ Serve = Callable[..., Server]
 
 @pytest.fixture
 def serve(hub: Any) -> Iterator[Serve]:
-    """Starts and registers servers; `server.registration.close()` ends it."""
+    """Start and register servers; `server.registration.close()` ends it."""
     with contextlib.ExitStack() as stack:
 
         def start(by: str, **fields: Any) -> Server:
@@ -113,7 +113,7 @@ def test_all_four_kinds_of_calls(hub: Any, serve: Serve):
         assert [word.text for word in stub.Chat(iter(words))] == ["A", "B"]
 
 
-def test_no_instance_is_unavailable_at_once_however_it_is_called(hub: Any):
+def test_without_an_instance_every_kind_of_call_fails_at_once(hub: Any):
     with calling(hub) as (_, stub):
         with pytest.raises(grpc.RpcError) as caught:
             by(stub)
@@ -130,10 +130,10 @@ def test_no_instance_is_unavailable_at_once_however_it_is_called(hub: Any):
             next(stream)
 
 
-def test_who_waits_for_ready_waits_for_somebody_to_come(hub: Any, serve: Serve):
+def test_wait_for_ready_waits_for_an_instance(hub: Any, serve: Serve):
     with calling(hub) as (_, stub), ThreadPoolExecutor(2) as pool:
         with pytest.raises(grpc.RpcError, match="no instance is registered"):
-            by(stub)  # from now on that is known
+            by(stub)  # from now on the channel knows that
         with pytest.raises(grpc.RpcError) as caught:
             by(stub, wait_for_ready=True, timeout=0.05)
         failed: Any = caught.value
@@ -149,7 +149,7 @@ def test_who_waits_for_ready_waits_for_somebody_to_come(hub: Any, serve: Serve):
         assert {by(stub, wait_for_ready=True) for _ in range(3)} == {"late"}
 
 
-def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
+def test_calls_wait_for_the_first_list_until_their_deadline():
     url = f"etcd://127.0.0.1:{free_port()}?timeout=1s"
     with mooring.sync.connect(url) as hub, calling(hub) as (_, stub):
         with pytest.raises(grpc.RpcError) as caught:
@@ -159,7 +159,7 @@ def test_a_list_that_is_not_known_yet_is_waited_for_until_the_deadline():
         assert "its instances are not known yet" in failed.details()
 
 
-def test_a_channel_that_cannot_be_made_is_the_cause_that_calls_report(hub: Any, serve: Serve):
+def test_calls_report_why_a_channel_cannot_be_created(hub: Any, serve: Serve):
     serve("a")
     with calling(hub, options=[("grpc.primary_user_agent", object())]) as (_, stub):
         with pytest.raises(grpc.RpcError, match="no channel can be made: Expected ") as caught:
@@ -167,7 +167,7 @@ def test_a_channel_that_cannot_be_made_is_the_cause_that_calls_report(hub: Any, 
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_who_does_not_serve_leaves_the_rotation(hub: Any, serve: Serve):
+def test_an_unhealthy_server_leaves_the_rotation(hub: Any, serve: Serve):
     ill, _ = serve("ill"), serve("well")
     with calling(hub) as (_, stub):
         until(lambda: called(stub) == {"ill", "well"}, within=20)
@@ -175,7 +175,7 @@ def test_who_does_not_serve_leaves_the_rotation(hub: Any, serve: Serve):
         until(lambda: called(stub) == {"well"}, within=20)
 
 
-def test_an_open_stream_outlives_the_removal_of_its_instance(hub: Any, serve: Serve):
+def test_an_open_stream_survives_the_removal_of_its_instance(hub: Any, serve: Serve):
     server = serve("a")
     with calling(hub) as (_, stub):
         count = stub.Count(Word(text="held 3"))
@@ -187,14 +187,14 @@ def test_an_open_stream_outlives_the_removal_of_its_instance(hub: Any, serve: Se
         assert [word.text for word in count] == ["2", "3"]
 
 
-def test_only_methods_that_opt_in_are_repeated(hub: Any, serve: Serve):
+def test_only_methods_that_opt_in_are_retried(hub: Any, serve: Serve):
     servers = [serve(name) for name in "abc"]
 
     def tries() -> int:
-        told = sum(len(server.echo.said) for server in servers)
+        attempts = sum(len(server.echo.said) for server in servers)
         for server in servers:
             server.echo.said.clear()
-        return told
+        return attempts
 
     for retry, expected in (([SAY], 3), (["echo.Echo"], 3), ([], 1)):
         with calling(hub, retry=retry) as (_, stub):
@@ -209,7 +209,7 @@ def test_only_methods_that_opt_in_are_repeated(hub: Any, serve: Serve):
 
 
 def test_retries_end_when_too_many_calls_fail(hub: Any, serve: Serve):
-    """gRPC's own throttling: fifty failures, less what successes earned."""
+    """The throttling of gRPC itself: fifty failures, minus the credit of successes."""
     servers = [serve(name) for name in "abc"]
     with calling(hub, retry=[SAY]) as (_, stub):
         until(lambda: called(stub) == {"a", "b", "c"}, within=20)
@@ -232,7 +232,7 @@ class Stamping(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
         return proceed(details._replace(metadata=(("stamp", "yes"),)), request)
 
 
-def test_interceptors_work_within_and_around(hub: Any, serve: Serve):
+def test_interceptors_work_inside_and_outside(hub: Any, serve: Serve):
     server = serve("a")
     with calling(hub, interceptors=[Stamping()], compression=grpc.Compression.Gzip) as (_, stub):
         assert by(stub) == "a"
@@ -244,7 +244,7 @@ def test_interceptors_work_within_and_around(hub: Any, serve: Serve):
         assert server.echo.metadata[-1]["stamp"] == "yes"
 
 
-def test_tls_needs_a_name_for_all(hub: Any, serve: Serve, certificates: Path):
+def test_tls_needs_a_common_name(hub: Any, serve: Serve, certificates: Path):
     key, cert = ((certificates / f"server.{end}").read_bytes() for end in ("key", "pem"))
     serve("secret", credentials=grpc.ssl_server_credentials([(key, cert)]))
     trusted = grpc.ssl_channel_credentials((certificates / "ca.pem").read_bytes())
@@ -255,7 +255,7 @@ def test_tls_needs_a_name_for_all(hub: Any, serve: Serve, certificates: Path):
         mooring.grpc.channel("etcdv3:///echo", hub=hub, credentials=trusted)
 
 
-def test_a_service_config_of_the_callers_keeps_balancing_and_health_checks(hub: Any, serve: Serve):
+def test_a_service_config_of_the_caller_keeps_balancing_and_health_checks(hub: Any, serve: Serve):
     ill, _ = serve("ill"), serve("well")
     limit = {"methodConfig": [{"name": [{"service": "echo.Echo"}], "maxRequestMessageBytes": 99}]}
     options = [("grpc.service_config", json.dumps(limit))]
@@ -268,8 +268,8 @@ def test_a_service_config_of_the_callers_keeps_balancing_and_health_checks(hub: 
         until(lambda: called(stub) == {"well"}, within=20)
 
 
-def test_a_service_may_have_a_thousand_instances(hub: Any, serve: Serve):
-    """Calls to an address that was joined from all of theirs are rejected by servers."""
+def test_a_service_can_have_a_thousand_instances(hub: Any, serve: Serve):
+    """Servers reject calls whose authority is joined from all addresses."""
     serve("a")
     port = free_port()
     for number in range(1000):
@@ -294,12 +294,12 @@ def test_names_are_resolved(hub: Any, serve: Serve):
         ([("fd00::1", 1), ("10.0.0.1", 2)], "ipv6:[::ffff:10.0.0.1]:2,[fd00::1]:1"),
     ],
 )
-def test_one_target_has_addresses_of_one_family(addresses: list[Any], target: str):
+def test_a_target_has_addresses_of_one_family(addresses: list[Any], target: str):
     assert target_of(addresses) == target
 
 
 @pytest.mark.parametrize("backend", ["etcd-3.5", "redis-7.0"], indirect=True)
-def test_a_url_opens_a_hub_of_the_channels_own(store_url: str):
+def test_a_url_opens_a_separate_hub(store_url: str):
     server = Server("a")
     with (
         mooring.sync.connect(store_url) as hub,
@@ -310,7 +310,7 @@ def test_a_url_opens_a_hub_of_the_channels_own(store_url: str):
     server.server.stop(0).wait()
 
 
-def test_its_readiness_can_be_waited_for(hub: Any, serve: Serve):
+def test_waiting_until_the_channel_is_ready(hub: Any, serve: Serve):
     with calling(hub) as (channel, stub):
         ready = grpc.channel_ready_future(channel)
         assert not ready.done()
@@ -319,7 +319,7 @@ def test_its_readiness_can_be_waited_for(hub: Any, serve: Serve):
         assert by(stub) == "a"
 
 
-def test_closing_cancels_and_nothing_can_be_called_afterwards(hub: Any, serve: Serve):
+def test_closing_cancels_calls_and_refuses_new_ones(hub: Any, serve: Serve):
     server = serve("a")
     with calling(hub) as (channel, stub):
         future = stub.Say.future(Word(text="slow"))
@@ -331,7 +331,7 @@ def test_closing_cancels_and_nothing_can_be_called_afterwards(hub: Any, serve: S
             by(stub)
 
 
-def test_bad_input_is_refused_as_the_channel_is_made(hub: Any):
+def test_invalid_arguments_are_refused_when_the_channel_is_created(hub: Any):
     channel = mooring.grpc.channel
     with pytest.raises(InvalidRequest, match="must begin with"):
         channel("echo", hub=hub)
@@ -358,7 +358,7 @@ class Noting(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
 ):
-    """Keeps what was called, and answers streams with a generator of its own."""
+    """Records the calls, and replaces streams by a generator."""
 
     def __init__(self) -> None:
         self.methods: list[str] = []
@@ -371,7 +371,7 @@ class Noting(
         return (message.text + "!" for message in go_on(details, request))
 
 
-def test_interceptors_see_the_callers_calls_alone(hub: Any, serve: Serve):
+def test_interceptors_see_only_calls_of_the_caller(hub: Any, serve: Serve):
     serve("a")
     noting = Noting()
     with calling(hub, interceptors=[noting]) as (_, stub):
@@ -381,7 +381,7 @@ def test_interceptors_see_the_callers_calls_alone(hub: Any, serve: Serve):
     assert set(noting.methods) == {f"/{SAY}"}
 
 
-def test_a_stream_may_be_an_interceptors_own(hub: Any, serve: Serve):
+def test_an_interceptor_can_replace_a_stream(hub: Any, serve: Serve):
     first = serve("a")
     with calling(hub, interceptors=[Noting()]) as (channel, stub):
         assert list(stub.Count(Word(text="2"))) == ["1!", "2!"]
@@ -393,7 +393,7 @@ def test_a_stream_may_be_an_interceptors_own(hub: Any, serve: Serve):
         until(lambda: not channel._swappable._retired)
 
 
-def test_a_stub_for_each_call_leaves_nothing_behind(hub: Any, serve: Serve):
+def test_a_stub_per_call_leaves_nothing_behind(hub: Any, serve: Serve):
     serve("a")
     with calling(hub) as (channel, stub):
         assert by(stub) == "a"
@@ -404,7 +404,7 @@ def test_a_stub_for_each_call_leaves_nothing_behind(hub: Any, serve: Serve):
         assert not channel._swappable._methods
 
 
-def test_a_name_that_cannot_be_resolved_for_now_keeps_its_addresses(
+def test_a_name_that_temporarily_cannot_be_resolved_keeps_its_addresses(
     hub: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     serve("a", host="localhost")
@@ -419,7 +419,7 @@ def test_a_name_that_cannot_be_resolved_for_now_keeps_its_addresses(
         until(lambda: called(stub) == {"a", "b"}, within=20)
 
 
-def test_who_waits_for_ready_is_not_left_with_instances_that_are_gone(hub: Any, serve: Serve):
+def test_a_waiting_call_is_not_stuck_with_removed_instances(hub: Any, serve: Serve):
     first = serve("a")
     with calling(hub) as (_, stub):
         assert by(stub, wait_for_ready=True, timeout=20) == "a"
@@ -430,7 +430,7 @@ def test_who_waits_for_ready_is_not_left_with_instances_that_are_gone(hub: Any, 
             asked = [callers.submit(by, stub, wait_for_ready=True, timeout=30) for _ in range(8)]
             serve("b")
             first.registration.close()
-            assert {each.result(40) for each in asked} == {"b"}
+            assert {call.result(40) for call in asked} == {"b"}
 
 
 INHERITED = """
@@ -482,14 +482,14 @@ server.server.stop(0).wait()
 """
 
 
-def test_a_forked_child_is_told_to_make_a_channel_of_its_own():
-    """And the parent goes on with its own."""
+def test_a_forked_child_must_create_its_own_channel():
+    """And the channel of the parent still works."""
     run = python_program(INHERITED)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_a_stub_of_a_closed_channel_keeps_no_connection(hub: Any, serve: Serve):
-    """A process may fork after it closed its channels, also while it still has their stubs."""
+    """A process can fork after it closed its channels, even if it still has their stubs."""
     serve("a")
     gc.collect()
     before = len(forks._channels)

@@ -1,4 +1,4 @@
-"""Calls that find no connection fail with the reason that gRPC has."""
+"""Calls that find no connection fail with the reason that gRPC reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXPECTED = {False: grpc.StatusCode.UNAVAILABLE, True: grpc.StatusCode.DEADLINE_E
 
 
 class Caller:
-    """Calls a service with either kind of channel, and says how that failed."""
+    """Calls a service with either kind of channel, and returns how that failed."""
 
     def __init__(self, kind: str, url: str, **options: Any) -> None:
         self._kind, self._url, self._options = kind, url, options
@@ -73,7 +73,7 @@ kinds = pytest.mark.parametrize("kind", ["asyncio", "blocking"])
 
 @waiting
 @kinds
-async def test_a_refused_connection_is_named(kind: str, wait_for_ready: bool):
+async def test_a_refused_connection_is_reported(kind: str, wait_for_ready: bool):
     port = free_port()
     async with registered("refused", port) as url:
         code, details = await Caller(kind, url).failure(timeout=5, wait_for_ready=wait_for_ready)
@@ -83,7 +83,7 @@ async def test_a_refused_connection_is_named(kind: str, wait_for_ready: bool):
 
 @waiting
 @kinds
-async def test_a_certificate_that_is_not_trusted_is_named(
+async def test_an_untrusted_certificate_is_reported(
     kind: str, wait_for_ready: bool, certificates: Path
 ):
     key, pem = ((certificates / f"server.{end}").read_bytes() for end in ("key", "pem"))
@@ -98,7 +98,7 @@ async def test_a_certificate_that_is_not_trusted_is_named(
 
 
 @kinds
-async def test_an_instance_that_does_not_serve_is_named(kind: str):
+async def test_an_instance_that_does_not_serve_is_reported(kind: str):
     server = EchoServer("a")
     server.health.serve(server.server)
     server.health.set("", False)
@@ -107,8 +107,8 @@ async def test_an_instance_that_does_not_serve_is_named(kind: str):
     assert f"127.0.0.1:{server.port}: backend unhealthy" in details
 
 
-async def test_each_instance_has_its_own_reason_and_the_latest():
-    """Also after gRPC tried again, with another result. Interceptors see none of the questions."""
+async def test_the_latest_reason_of_every_instance_is_reported():
+    """Also after gRPC tried again, with another result. Interceptors do not see the probes."""
     ill = EchoServer("a")
     ill.health.serve(ill.server)
     ill.health.set("", False)
@@ -125,10 +125,10 @@ async def test_each_instance_has_its_own_reason_and_the_latest():
                 await stub.Say(Word(text="hello"), timeout=5)
             return str(caught.value.details())
 
-        told = await details()
-        assert told.startswith("echo: none of 2 instances may be called: 2 × no connection; ")
-        assert f"127.0.0.1:{ill.port}: backend unhealthy" in told
-        assert f"127.0.0.1:{port}: {REFUSED}" in told
+        text = await details()
+        assert text.startswith("echo: none of 2 instances may be called: 2 × no connection; ")
+        assert f"127.0.0.1:{ill.port}: backend unhealthy" in text
+        assert f"127.0.0.1:{port}: {REFUSED}" in text
         await ill.server.stop(0)
 
         async def refused() -> bool:
@@ -147,7 +147,7 @@ class NotingCalls(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
         return await proceed(details, request)
 
 
-async def test_an_error_that_is_no_status_is_reported_in_words():
+async def test_an_error_without_a_status_is_reported_in_words():
     token = grpc.access_token_call_credentials("token")
     server = EchoServer("a")
     async with (
@@ -161,10 +161,10 @@ async def test_an_error_that_is_no_status_is_reported_in_words():
         assert await call.details() == "Call credentials are only valid on secure channels"
 
 
-def test_a_blocking_call_waits_on_if_the_connection_breaks_before_it_left(
+def test_a_blocking_call_waits_on_if_the_connection_breaks_before_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """gRPC reports a break a moment later: until then the channel counts as connected."""
+    """gRPC reports a break with a delay: until then the channel counts as connected."""
     monkeypatch.setattr(Route, "ready", property(lambda _: True, lambda *_: None))
     with (
         mooring.sync.connect("memory://") as hub,

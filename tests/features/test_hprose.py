@@ -42,7 +42,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 on_stores = pytest.mark.parametrize("backend", ["memory", "etcd-3.5"])
-"""For what depends on watches, leases and revisions; the rest is the client's own."""
+"""For tests that depend on watches, leases and revisions; the rest belongs to the client."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def value(uuid: str, url: str, domain: str = DOMAIN) -> bytes:
 
 
 async def put(hub: Hub, uuid: str, url: str) -> None:
-    """Register, or beat, as another program would."""
+    """Register, or send a heartbeat, like another program."""
     await hub.store.commit(Put(FOLDER + uuid.encode(), value(uuid, url)))
 
 
@@ -72,7 +72,7 @@ async def known(client: Client, count: int) -> None:
 
 
 async def busy(client: Client, count: int) -> None:
-    """Wait until so many slow calls are under way at the primary."""
+    """Wait until this number of slow calls is in progress at the primary."""
 
     async def enough() -> bool:
         return await client.running() == count
@@ -84,7 +84,7 @@ class TestCalls:
     """[H6]"""
 
     @pytest.mark.parametrize("kind", ["plain", "http", "tcp"])
-    async def test_functions_are_called_as_with_hproses_own_client(
+    async def test_functions_are_called_as_with_the_client_of_hprose(
         self, hub: Hub, serve: Callable[..., HproseServer], kind: str
     ):
         server = serve(kind=kind)
@@ -99,7 +99,7 @@ class TestCalls:
             assert raw == b'Rs7"hello x"z'
             assert await remote.slowly(12, 0.0, byref=True) == 144
 
-    async def test_what_a_function_raises_passes_through_and_is_not_tried_again(
+    async def test_an_error_of_a_function_is_raised_and_not_retried(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
         server = serve()
@@ -112,7 +112,7 @@ class TestCalls:
                 await remote.missing()
             assert await remote.failures() == 1
 
-    async def test_hproses_own_http_client_can_be_used(
+    async def test_the_http_client_of_hprose_can_be_used(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
         one, two = serve(kind="plain"), serve(kind="plain")
@@ -123,7 +123,7 @@ class TestCalls:
             (one if remote.primary == Server("a", one.url) else two).kill()
             assert await remote.hello("y") == "hello y"
 
-    async def test_a_cancelled_call_hurts_no_other(
+    async def test_a_cancelled_call_does_not_affect_others(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
         await put(hub, "a", serve().url)
@@ -135,14 +135,14 @@ class TestCalls:
                 await call
             assert await remote.hello("x") == "hello x"
 
-    async def test_a_closed_client_says_so(self, hub: Hub):
+    async def test_a_closed_client_raises_closed(self, hub: Hub):
         async with mooring.hprose.client(hub, DOMAIN) as remote:
             pass
         with pytest.raises(Closed, match=r"the client of http\.hello is closed"):
             await remote.hello("x")
 
     @pytest.mark.parametrize("servers", [1, 2])
-    async def test_a_call_under_way_hears_that_the_client_is_closed(
+    async def test_a_call_in_progress_fails_when_the_client_is_closed(
         self, hub: Hub, servers: int, caplog: pytest.LogCaptureFixture
     ):
         for number in range(servers):
@@ -156,7 +156,7 @@ class TestCalls:
                 await call
         assert "calls go to" not in caplog.text
 
-    async def test_what_is_private_is_no_remote_function(self, hub: Hub):
+    async def test_private_attributes_are_not_remote_functions(self, hub: Hub):
         async with mooring.hprose.client(hub, DOMAIN) as remote:
             with pytest.raises(AttributeError):
                 remote._secret  # noqa: B018
@@ -166,7 +166,7 @@ class TestPrimary:
     """[H4]"""
 
     @on_stores
-    async def test_heartbeats_and_other_servers_never_move_it(self, hub: Hub):
+    async def test_heartbeats_and_other_servers_never_change_the_primary(self, hub: Hub):
         await put(hub, "a", "http://10.0.0.1:1/")
         async with mooring.hprose.client(hub, DOMAIN) as remote:
             primary = remote.primary
@@ -181,7 +181,7 @@ class TestPrimary:
             assert remote.primary == primary
 
     @on_stores
-    async def test_its_loss_moves_it(self, hub: Hub):
+    async def test_the_loss_of_the_primary_changes_it(self, hub: Hub):
         for uuid in ("a", "b", "c"):
             await put(hub, uuid, f"http://{uuid}:1/")
         async with mooring.hprose.client(hub, DOMAIN) as remote:
@@ -192,7 +192,7 @@ class TestPrimary:
             assert remote.primary in remote.servers
 
     @on_stores
-    async def test_a_server_that_moves_is_followed(
+    async def test_a_moved_server_is_followed(
         self, hub: Hub, store_url: str, serve: Callable[..., HproseServer]
     ):
         server = serve()
@@ -207,10 +207,10 @@ class TestPrimary:
             await eventually(lambda: former.registrations[0].state == "superseded")
 
     @on_stores
-    async def test_a_server_that_moved_unnoticed_is_found_at_once(
+    async def test_a_server_that_moved_unnoticed_is_called_at_once(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
-        """The list that the client follows lags: the store knows better."""
+        """The list that the client follows lags behind the store."""
         server = serve()
         await put(hub, "u", f"http://127.0.0.1:{free_port()}/")
         async with mooring.hprose.client(hub, DOMAIN, pause=60) as remote:
@@ -249,7 +249,7 @@ class TestFailover:
             assert remote.primary is not None
             assert remote.primary.url in servers.keys() - {dead.url}
             assert caplog.text.count("calls go to") == 2, (
-                "told once at first, and once when it died"
+                "logged once at first, and once when it died"
             )
 
     def test_killing_one_of_two_servers_loses_no_call_of_any_thread(
@@ -276,7 +276,7 @@ class TestFailover:
                 done.result()
         assert answers == {number: number * number for number in range(80)}
 
-    async def test_a_server_that_says_nothing_is_left_after_the_timeout(
+    async def test_a_silent_server_is_left_after_the_timeout(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -289,7 +289,7 @@ class TestFailover:
                 assert await remote.hello("x") == "hello x"
                 assert remote.primary == Server("b", server.url)
 
-    async def test_the_only_server_is_tried_again_after_a_pause(
+    async def test_the_only_server_is_retried_after_a_pause(
         self, hub: Hub, serve: Callable[..., HproseServer], caplog: pytest.LogCaptureFixture
     ):
         port = free_port()
@@ -300,7 +300,7 @@ class TestFailover:
             await asyncio.to_thread(serve, port=port)
             assert await call == "hello x"
 
-    async def test_a_server_that_comes_ends_the_pause(
+    async def test_a_new_server_ends_the_pause(
         self, hub: Hub, serve: Callable[..., HproseServer], caplog: pytest.LogCaptureFixture
     ):
         server = serve()
@@ -320,7 +320,7 @@ class TestFailover:
         back: str,
         caplog: pytest.LogCaptureFixture,
     ):
-        """The list that is read after a failure has fewer servers than live."""
+        """The list that is read after a failure contains fewer servers than are alive."""
         server, dead = serve(), f"http://127.0.0.1:{free_port()}/"
         await put(hub, "a", dead)
         async with mooring.hprose.client(hub, DOMAIN, pause=60) as remote:
@@ -335,8 +335,9 @@ class TestFailover:
             assert len(remote.servers) == 2
 
     @on_stores
-    async def test_a_server_that_left_is_not_brought_back_by_a_list_read_later(self, hub: Hub):
-        """The list is read at a later revision than that of which the client hears next."""
+    async def test_a_server_that_left_is_not_revived_by_a_later_list(self, hub: Hub):
+        """The list is read at a later revision than that of the next change that the client
+        receives."""
         await put(hub, "a", "http://10.0.0.1:1/")
         await put(hub, "b", "http://10.0.0.1:2/")
         async with mooring.hprose.client(hub, DOMAIN) as remote:
@@ -345,7 +346,7 @@ class TestFailover:
             await remote._calls._read(time.monotonic())
             await known(remote, 1)
 
-    async def test_it_is_tried_so_often_and_no_more(self, hub: Hub):
+    async def test_the_number_of_tries_is_limited(self, hub: Hub):
         with refusing() as (port, count):
             await put(hub, "a", f"http://127.0.0.1:{port}/")
             async with mooring.hprose.client(hub, DOMAIN, pause=0.01) as remote:
@@ -354,7 +355,7 @@ class TestFailover:
                 assert raised.value.__notes__ == ["http.hello: hello failed 10 times"]
                 assert count() == 10
 
-    async def test_who_wants_no_call_twice_gets_one_try(
+    async def test_a_client_can_limit_calls_to_one_try(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
         await put(hub, "a", serve().url)
@@ -368,7 +369,7 @@ class TestFailover:
                     await remote.hello("x")
                 assert count() == 1
 
-    async def test_many_calls_that_fail_together_read_the_list_once_or_twice(
+    async def test_concurrent_failures_read_the_list_once_or_twice(
         self, hub: Hub, serve: Callable[..., HproseServer], monkeypatch: pytest.MonkeyPatch
     ):
         server, reads, failures = serve(), 0, 0
@@ -422,7 +423,7 @@ def refusing() -> Iterator[tuple[int, Callable[[], int]]]:
             thread.join()
 
 
-class TestNobody:
+class TestNoServer:
     """[H5]"""
 
     async def test_no_server_is_a_clear_error(self, hub: Hub):
@@ -431,7 +432,7 @@ class TestNobody:
             with pytest.raises(NoInstance, match=r"no server of http\.hello is registered"):
                 await remote.hello("x")
 
-    async def test_who_retries_at_once_does_not_starve_the_loop(self, hub: Hub):
+    async def test_retrying_without_a_pause_does_not_starve_the_loop(self, hub: Hub):
         async with mooring.hprose.client(hub, DOMAIN) as remote:
             await retried_at_once(lambda: remote.invoke("hello", ["x"]), NoInstance)
             others: list[str] = []
@@ -440,7 +441,7 @@ class TestNobody:
                 await remote.invoke("hello", ["x"])
             assert others
 
-    async def test_a_server_that_comes_later_is_called(
+    async def test_a_server_that_registers_later_is_called(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
         async with mooring.hprose.client(hub, DOMAIN) as remote:
@@ -449,7 +450,7 @@ class TestNobody:
             await put(hub, "a", serve().url)
             assert await remote.hello("x") == "hello x"
 
-    async def test_the_last_server_that_left_is_told_with_what_it_died_of(
+    async def test_the_error_without_a_server_names_the_last_failure(
         self, hub: Hub, serve: Callable[..., HproseServer]
     ):
         server = serve()
@@ -463,7 +464,7 @@ class TestNobody:
                 await call
             assert isinstance(raised.value.__cause__, ConnectionError)
 
-    async def test_a_server_that_cannot_be_called_from_here_is_left_out_and_told(
+    async def test_a_server_with_an_unsupported_url_is_skipped_and_reported(
         self, hub: Hub, serve: Callable[..., HproseServer], caplog: pytest.LogCaptureFixture
     ):
         await put(hub, "w", "ws://10.0.0.1:8080/")
@@ -498,7 +499,7 @@ class TestKeys:
             assert [server.uuid for server in remote.servers] == ["a"]
 
     @on_stores
-    async def test_rubbish_is_skipped_and_told(
+    async def test_invalid_records_are_skipped_and_reported(
         self, hub: Hub, serve: Callable[..., HproseServer], caplog: pytest.LogCaptureFixture
     ):
         rubbish = {
@@ -529,7 +530,7 @@ class TestRegister:
     """[H2] [H3]"""
 
     @on_stores
-    async def test_the_record_is_that_of_the_document(self, hub: Hub):
+    async def test_the_record_is_that_of_the_documentation(self, hub: Hub):
         async with mooring.hprose.register(hub, "tcp.hello", "tcp4://169.254.128.35:4321") as mine:
             (entry,) = (await hub.store.read(everything())).entries
             cpus = Hprose()._cpus
@@ -557,17 +558,19 @@ class TestRegister:
         with pytest.raises(mooring.errors.LeaseNotFound):
             await hub.store.renew(lease)
 
-    async def test_a_path_is_no_loss(self, hub: Hub, caplog: pytest.LogCaptureFixture):
+    async def test_a_path_in_the_url_is_not_reported_as_lost(
+        self, hub: Hub, caplog: pytest.LogCaptureFixture
+    ):
         async with mooring.hprose.register(hub, "a", "http://10.0.0.1:8080/api"):
             assert "cannot hold" not in caplog.text
 
-    async def test_a_host_that_is_not_given_is_found(self, hub: Hub):
+    async def test_a_missing_host_is_determined(self, hub: Hub):
         async with mooring.hprose.register(hub, "a", "http://:8080/") as mine:
             assert mine.registrations[0].instance.host
 
     @on_stores
     @pytest.mark.parametrize("beside", ["", "memory://beside"])
-    async def test_the_heartbeat_is_what_it_is_told(
+    async def test_the_heartbeat_interval_is_configurable(
         self, store_url: str, beside: str, monkeypatch: pytest.MonkeyPatch
     ):
         urls = (beside, store_url) if beside else (store_url, "")
@@ -586,7 +589,7 @@ class TestRegister:
                 await eventually(lambda: len(renewals) >= 10)  # the default is 3 s
 
     @on_stores
-    async def test_a_record_that_another_took_gets_no_heartbeat(
+    async def test_a_record_taken_over_by_another_gets_no_heartbeat(
         self, hub: Hub, store_url: str, monkeypatch: pytest.MonkeyPatch
     ):
         async with (
@@ -621,14 +624,14 @@ class TestRegister:
             "http://10.0.0.1:1/#part",
         ],
     )
-    async def test_a_url_that_cannot_be_called_is_refused(self, hub: Hub, url: str):
+    async def test_an_invalid_url_is_refused(self, hub: Hub, url: str):
         before = (await hub.store.read(everything())).entries
         with pytest.raises(InvalidRequest) as refused:
             mooring.hprose.register(hub, "a", url)
         assert "secret" not in str(refused.value)
         assert (await hub.store.read(everything())).entries == before
 
-    async def test_what_makes_no_sense_is_refused(self, hub: Hub, store_url: str):
+    async def test_invalid_arguments_are_refused(self, hub: Hub, store_url: str):
         with pytest.raises(InvalidRequest, match="must be shorter"):
             mooring.hprose.register(hub, "a", "http://10.0.0.1:1/", ttl=3)
         with pytest.raises(InvalidRequest, match="no domain"):
@@ -648,7 +651,7 @@ class TestOnEtcd:
     def backend(self) -> str:
         return "etcd-3.5"
 
-    async def test_a_store_that_is_away_leaves_the_last_list(
+    async def test_an_unavailable_store_leaves_the_last_list(
         self,
         etcd: Callable[[str], EtcdServer],
         serve: Callable[..., HproseServer],
@@ -672,7 +675,7 @@ class TestOnEtcd:
                 assert await remote.hello("y") == "hello y"
                 proxy.heal()
 
-    async def test_the_only_server_is_tried_again_while_the_store_is_away(
+    async def test_the_only_server_is_retried_while_the_store_is_unavailable(
         self,
         etcd: Callable[[str], EtcdServer],
         serve: Callable[..., HproseServer],
@@ -696,7 +699,7 @@ class TestOnEtcd:
                 proxy.heal()
 
     @pytest.mark.deadline
-    async def test_a_store_that_is_away_holds_up_no_server(
+    async def test_an_unavailable_store_does_not_delay_a_server(
         self, etcd: Callable[[str], EtcdServer], hub: Hub, store_url: str
     ):
         address = etcd("3.5").address
@@ -716,7 +719,7 @@ class TestOnEtcd:
                     await asyncio.wait_for(registration.registered(), 20)
                 assert len((await hub.store.read(everything())).entries) == 3
 
-    async def test_a_killed_one_is_gone_after_its_ttl_and_no_call_is_lost(
+    async def test_a_killed_server_is_removed_after_its_ttl_and_no_call_is_lost(
         self, hub: Hub, store_url: str, serve: Callable[..., HproseServer]
     ):
         flags = [f"--store={store_url}", "--ttl=4", f"--domain={DOMAIN}", "--domain=other"]

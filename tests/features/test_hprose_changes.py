@@ -1,5 +1,5 @@
-"""What changes in a registry after a failed call of an hprose client: the list that the client read
-because of the failure does not outlive it. [H5]"""
+"""Changes in a registry after a failed call of an hprose client: the list that the client read
+because of the failure does not outlive them. [H5]"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DOMAIN = "http.hello"
 
 @pytest.fixture(autouse=True)
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Redis the next look at everything must not be what brings a change."""
+    """On Redis, prevent the next complete read from delivering the change."""
     monkeypatch.setattr(following, "POLL", 600.0)
 
 
@@ -56,7 +56,7 @@ async def dead(other: Hub) -> AsyncIterator[Registration]:
 async def live(
     hub: Hub, other: Hub, dead: Registration
 ) -> AsyncIterator[tuple[Client, dict[str, Registration]]]:
-    """A client that called the dead server first and then one of two others, with those two."""
+    """A client that called the dead server and then one of two others, with those two."""
     with HproseServer() as one, HproseServer() as two:
         ports = [urlsplit(server.url).port or 0 for server in (one, two)]
         async with (
@@ -66,7 +66,10 @@ async def live(
         ):
             await eventually(lambda: len(client.servers) == 3)
             assert await client.hello("x") == "hello x"
-            yield client, {each.instance.id: each for each in (first, second)}
+            yield (
+                client,
+                {registration.instance.id: registration for registration in (first, second)},
+            )
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def primary(live: tuple[Client, dict[str, Registration]]) -> Registration:
 
 
 async def left(remote: Client, server: Registration) -> None:
-    """Wait until the client leaves a server out, and calls another."""
+    """Wait until the client has dropped a server and calls another."""
     await eventually(lambda: server.instance.id not in known(remote))
     assert await remote.hello("x") == "hello x"
 

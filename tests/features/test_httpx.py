@@ -44,18 +44,18 @@ async def busy(backend: Backend, head: str, body: bytes) -> bytes:
 
 
 async def mute(backend: Backend, head: str, body: bytes) -> bytes:
-    return b""  # hangs up without a word
+    return b""  # closes the connection without a response
 
 
 class Backend:
-    """An HTTP server of few words that does as it is told."""
+    """A minimal HTTP server that answers as the test says."""
 
     def __init__(self, answer: Answer = well, tls: ssl.SSLContext | None = None) -> None:
         self.answer = answer
         self.heads: list[str] = []
         self.bodies: list[bytes] = []
         self.callers: list[tuple[str, int]] = []
-        """The address that each request came from, so two of one connection have the same."""
+        """The client address of each request; requests on one connection have the same."""
         self.port = 0
         self._tls = tls
         self._writers: set[asyncio.StreamWriter] = set()
@@ -121,7 +121,7 @@ async def hub() -> AsyncIterator[mooring.Hub]:
 async def serve(
     hub: mooring.Hub,
 ) -> AsyncIterator[Callable[..., Awaitable[Backend]]]:
-    """Starts and registers backends."""
+    """Start and register backends."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(answer: Answer = well) -> Backend:
@@ -136,7 +136,7 @@ Serve = Callable[..., Awaitable[Backend]]
 
 
 async def refusing(hub: mooring.Hub) -> mooring.Registration:
-    """An instance that nobody listens for."""
+    """An instance whose port is closed."""
     return await hub.register(Instance("Common/Echo", "127.0.0.1", free_port())).__aenter__()
 
 
@@ -157,11 +157,11 @@ def view_of(using: httpx.AsyncClient) -> View:
     return view
 
 
-async def test_requests_go_to_all_instances_as_they_are(hub: mooring.Hub, serve: Serve):
+async def test_requests_reach_all_instances_unchanged(hub: mooring.Hub, serve: Serve):
     backends = [await serve() for _ in range(3)]
     async with client(hub) as using:
         answers = [await using.post(ECHO, content=b"body") for _ in range(6)]
-    assert sorted(int(each.text) for each in answers) == sorted(2 * [b.port for b in backends])
+    assert sorted(int(answer.text) for answer in answers) == sorted(2 * [b.port for b in backends])
     for backend in backends:
         assert backend.bodies == [b"body"] * 2
         assert "POST /path?query=1 HTTP/1.1" in backend.heads[0]
@@ -170,14 +170,14 @@ async def test_requests_go_to_all_instances_as_they_are(hub: mooring.Hub, serve:
     assert answers[0].url == ECHO
 
 
-async def test_an_own_host_header_is_kept(hub: mooring.Hub, serve: Serve):
+async def test_a_host_header_of_the_caller_is_kept(hub: mooring.Hub, serve: Serve):
     backend = await serve()
     async with client(hub) as using:
         await using.get(ECHO, headers={"Host": "echo.example"})
     assert "echo.example" in backend.heads[0]
 
 
-async def test_the_port_for_http_is_taken_where_there_is_one(hub: mooring.Hub):
+async def test_the_port_for_http_is_preferred(hub: mooring.Hub):
     """[D8]"""
     async with Backend() as backend, client(hub) as using:
         me = Instance("Common/Echo", "127.0.0.1", 1, ports={"http": backend.port})
@@ -218,7 +218,7 @@ async def test_a_service_is_found_by_its_name(hub: mooring.Hub, services: list[s
             assert (await using.get(url(asked))).text == str(right.port)
 
 
-async def test_of_services_that_differ_in_capitals_one_must_be_named(hub: mooring.Hub):
+async def test_services_that_differ_only_in_case_must_be_spelled_exactly(hub: mooring.Hub):
     async with (
         Backend() as one,
         Backend() as two,
@@ -232,7 +232,7 @@ async def test_of_services_that_differ_in_capitals_one_must_be_named(hub: moorin
             assert (await using.get(url("EchoA"))).text == str(two.port)
 
 
-async def test_a_service_that_is_not_known_yet_is_asked_for_again(
+async def test_an_unknown_service_is_looked_up_again_later(
     hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("mooring.httpx._UNKNOWN_FOR", 0.05)
@@ -251,7 +251,7 @@ async def test_a_service_that_is_not_known_yet_is_asked_for_again(
             await eventually(known)
 
 
-async def test_a_service_is_found_though_the_registry_was_away_at_the_first_request(
+async def test_a_service_is_found_although_the_registry_was_unavailable_at_first(
     etcd: Callable[[str], EtcdServer], tmp_path: Path
 ):
     server, name = etcd("3.5"), f"namespace=/{tmp_path.name}"
@@ -275,21 +275,19 @@ async def test_a_service_is_found_though_the_registry_was_away_at_the_first_requ
         assert opened == [view_of(using)]
 
 
-async def test_names_that_nobody_knows_are_forgotten(
-    hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch
-):
+async def test_unknown_names_are_forgotten(hub: mooring.Hub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mooring.httpx._UNKNOWN_FOR", 0.001)
     async with client(hub) as using:
         balancer = using._transport_for_url(httpx.URL(ECHO))._balancer  # type: ignore[attr-defined]
         for number in range(50):
             with contextlib.suppress(httpx.ConnectError):
                 await using.get(url(f"nobody-{number}"))
-        gc.collect()  # errors hold what they came through
+        gc.collect()  # errors keep references to the view
         assert len(balancer._opening) == 0
         assert len(balancer._unknown) < 50
 
 
-async def test_without_an_instance_it_says_why(hub: mooring.Hub, serve: Serve):
+async def test_without_an_instance_the_error_states_the_reason(hub: mooring.Hub, serve: Serve):
     await serve()
     async with client(hub, version="7") as using:
         why = r"^[^:]+: none of 1 instances may be called: .*version is 0.0.0, not 7"
@@ -299,14 +297,14 @@ async def test_without_an_instance_it_says_why(hub: mooring.Hub, serve: Serve):
         assert caught.value.request.url == ECHO
 
 
-async def test_who_retries_at_once_does_not_starve_the_loop(hub: mooring.Hub, serve: Serve):
+async def test_retrying_without_a_pause_does_not_starve_the_loop(hub: mooring.Hub, serve: Serve):
     await serve()
     async with client(hub, version="7") as using:
         await retried_at_once(lambda: using.get(ECHO), httpx.ConnectError)
 
 
 class Clock:
-    """The clock by which httpcore expires connections: it stands still until it is moved."""
+    """The clock by which httpcore expires connections; only the test advances it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -326,8 +324,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 async def test_idle_connections_expire_before_servers_close_them(
     hub: mooring.Hub, serve: Serve, clock: Clock
 ):
-    """A request that meets a connection as its server closes it is lost: gunicorn does that after
-    2 s, uvicorn after 5 s."""
+    """A request on a connection that the server is closing is lost: gunicorn closes idle
+    connections after 2 s, uvicorn after 5 s."""
     backend = await serve()
     async with client(hub) as using:
         for clock.now in (0.0, 1.4, 3.2):
@@ -336,14 +334,14 @@ async def test_idle_connections_expire_before_servers_close_them(
     assert first == second != third
 
 
-async def test_limits_of_the_caller_s_own_are_kept(hub: mooring.Hub):
+async def test_limits_of_the_caller_are_kept(hub: mooring.Hub):
     own = httpx.AsyncHTTPTransport(limits=httpx.Limits(keepalive_expiry=60))
     async with AsyncTransport(hub, transport=own) as transport:
         assert transport._transport is own
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH"])
-async def test_where_no_connection_comes_about_another_is_asked(
+async def test_a_failed_connection_moves_the_request_to_another_instance(
     hub: mooring.Hub, serve: Serve, method: str
 ):
     backend = await serve()
@@ -357,7 +355,7 @@ async def test_where_no_connection_comes_about_another_is_asked(
 
 @pytest.mark.parametrize("failing", [busy, mute])
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
-async def test_what_may_be_repeated_is_repeated_elsewhere(
+async def test_safe_requests_are_repeated_on_another_instance(
     hub: mooring.Hub, serve: Serve, failing: Answer, method: str
 ):
     good, bad = await serve(), await serve(failing)
@@ -368,7 +366,7 @@ async def test_what_may_be_repeated_is_repeated_elsewhere(
     assert bad.heads
 
 
-async def test_what_may_not_be_repeated_is_not(hub: mooring.Hub, serve: Serve):
+async def test_unsafe_requests_are_not_repeated(hub: mooring.Hub, serve: Serve):
     bad = [await serve(busy), await serve(busy)]
     async with client(hub) as using:
         assert (await using.post(ECHO)).status_code == 503
@@ -391,7 +389,7 @@ async def test_a_streamed_body_is_sent_once(hub: mooring.Hub, serve: Serve):
         for backend in bad:
             backend.answer = well
         dead = await refusing(hub)
-        for _ in range(6):  # a body that was not begun may go elsewhere
+        for _ in range(6):  # an unread body can be sent elsewhere
             assert (await using.put(ECHO, content=parts())).is_success
         await dead.aclose()
     assert all(body == b"ab" for backend in bad for body in backend.bodies)
@@ -414,7 +412,7 @@ async def test_retries_are_limited_by_the_budget(hub: mooring.Hub, serve: Serve)
     assert sum(len(backend.heads) for backend in backends) == 1
 
 
-async def test_where_nobody_else_is_there_the_first_answer_counts(hub: mooring.Hub, serve: Serve):
+async def test_without_another_instance_the_first_answer_counts(hub: mooring.Hub, serve: Serve):
     backend = await serve(busy)
     async with client(hub) as using:
         assert (await using.get(ECHO)).text == "busy"
@@ -425,15 +423,15 @@ async def test_where_nobody_else_is_there_the_first_answer_counts(hub: mooring.H
         assert len(backend.heads) == 2
 
 
-async def test_who_keeps_failing_is_ejected(hub: mooring.Hub, serve: Serve):
+async def test_a_failing_instance_is_ejected(hub: mooring.Hub, serve: Serve):
     _, bad = await serve(), await serve(busy)
     async with client(hub, resilience=Resilience(consecutive_failures=3)) as using:
         for _ in range(20):
             assert (await using.get(ECHO)).is_success
         assert len(bad.heads) == 3
-        (told,) = [each for each in view_of(using).explain() if not each.called]
-        assert told.instance.port == bad.port
-        assert "ejected" in told.reasons[0]
+        (candidate,) = [listed for listed in view_of(using).explain() if not listed.called]
+        assert candidate.instance.port == bad.port
+        assert "ejected" in candidate.reasons[0]
 
 
 async def slowly(backend: Backend, head: str, body: bytes) -> bytes:
@@ -441,13 +439,13 @@ async def slowly(backend: Backend, head: str, body: bytes) -> bytes:
     return plain()
 
 
-async def test_a_call_is_under_way_until_its_response_is_closed(hub: mooring.Hub, serve: Serve):
+async def test_a_call_is_in_progress_until_its_response_is_closed(hub: mooring.Hub, serve: Serve):
     backend = await serve()
     async with client(hub, policy="p2c") as using:
         async with using.stream("GET", ECHO) as response:
             (member,) = view_of(using).rotation
             assert member.node.active == 1
-            await asyncio.sleep(3)  # a reader who takes their time
+            await asyncio.sleep(3)  # a slow reader
             await response.aread()
         assert member.node.active == 0
         assert member.node.latency < 3
@@ -457,7 +455,7 @@ async def test_a_call_is_under_way_until_its_response_is_closed(hub: mooring.Hub
         assert member.node.active == 0
 
 
-async def test_a_body_that_breaks_off_counts_against_the_instance(hub: mooring.Hub, serve: Serve):
+async def test_an_interrupted_body_counts_against_the_instance(hub: mooring.Hub, serve: Serve):
     async def half(backend: Backend, head: str, body: bytes) -> bytes:
         return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
 
@@ -466,7 +464,7 @@ async def test_a_body_that_breaks_off_counts_against_the_instance(hub: mooring.H
     async with client(hub, resilience=Resilience(consecutive_failures=1)) as using:
         with pytest.raises(httpx.RemoteProtocolError):
             await using.get(ECHO)
-        assert sum(not each.called for each in view_of(using).explain()) == 1
+        assert sum(not candidate.called for candidate in view_of(using).explain()) == 1
 
 
 async def test_the_views_end_with_the_client(hub: mooring.Hub, serve: Serve):
@@ -485,7 +483,7 @@ async def test_a_view_is_opened_once_for_many_requests(hub: mooring.Hub, serve: 
         assert len(view_of(using).instances) == 1
 
 
-async def test_a_request_that_gives_up_does_not_spoil_the_opening_for_others(
+async def test_a_cancelled_request_does_not_interrupt_the_opening_for_others(
     hub: mooring.Hub, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     await serve()
@@ -507,7 +505,7 @@ async def test_a_request_that_gives_up_does_not_spoil_the_opening_for_others(
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-async def test_a_redirection_to_itself_stays_with_the_service(
+async def test_a_redirect_to_the_same_server_stays_with_the_service(
     hub: mooring.Hub, serve: Serve, absolute: bool
 ):
     async def moved(backend: Backend, head: str, body: bytes) -> bytes:
@@ -534,7 +532,7 @@ async def test_a_key_stays_with_an_instance(hub: mooring.Hub, serve: Serve):
     assert len(answers) == 1
 
 
-def test_our_own_mistakes_are_not_blamed_on_the_instance():
+def test_errors_of_the_caller_are_not_blamed_on_the_instance():
     assert blames(httpx.ReadTimeout("slow"))
     assert blames(httpx.ConnectError("away"))
     for mine in (httpx.PoolTimeout, httpx.LocalProtocolError, httpx.UnsupportedProtocol):
@@ -542,7 +540,7 @@ def test_our_own_mistakes_are_not_blamed_on_the_instance():
     assert not blames(asyncio.CancelledError())
 
 
-def test_a_body_in_parts_may_be_sent_again_until_it_is_begun():
+def test_a_streamed_body_can_be_sent_again_until_it_is_read():
     request = httpx.Request("PUT", ECHO, content=iter([b"a"]))
     attempts = Attempts(request, 2)
     sent = attempts.to(Instance("Common/Echo", "::1", 80))
@@ -560,7 +558,7 @@ def blocking() -> Iterator[mooring.sync.Hub]:
 
 @pytest.fixture
 def backends() -> Iterator[list[Backend]]:
-    """Three backends on a loop of their own."""
+    """Three backends on a separate loop."""
     ready: concurrent.futures.Future[list[Backend]] = concurrent.futures.Future()
     stop = asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -618,7 +616,7 @@ def test_the_blocking_transport_in_threads(blocking: mooring.sync.Hub, backends:
 
 
 @pytest.mark.parametrize("backend", ["redis", "served"])
-async def test_the_last_replica_is_called_for_as_long_as_it_lingers(
+async def test_the_last_replica_is_called_while_it_lingers(
     backend: str, redis: Callable[[str], RedisServer], served: Callable[[], str]
 ):
     registry = redis("7.0").url if backend == "redis" else served()

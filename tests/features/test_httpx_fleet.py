@@ -46,7 +46,7 @@ uvicorn.run(app, port=port, log_level="warning", access_log=False)
 
 
 class Fleet:
-    """Servers in processes of their own."""
+    """Servers in separate processes."""
 
     def __init__(self, folder: Path, registry: str, *, linger: float) -> None:
         self.registry, self._linger = registry, linger
@@ -91,7 +91,7 @@ def registry(etcd: Callable[[str], EtcdServer]) -> str:
 
 
 class Load:
-    """Requests until it is left, from several at once; what went wrong is kept."""
+    """Concurrent requests until the block ends; errors are kept."""
 
     def __init__(self, using: httpx.AsyncClient, methods: tuple[str, ...]) -> None:
         self._using, self._methods = using, itertools.cycle(methods)
@@ -123,7 +123,7 @@ class Load:
 async def rolling_restart(
     fleet: Fleet, servers: int, requests: int = 0, seconds: float = 0.0
 ) -> None:
-    """Again and again, until there were so many requests and so much time has passed."""
+    """Restart in turn until this number of requests was sent and this time has passed."""
     ends = time.monotonic() + seconds
     ports = [free_port() for _ in range(servers)]
     for port in ports:
@@ -150,7 +150,7 @@ async def rolling_restart(
     assert load.failed == [], fleet.log
 
 
-async def test_a_rolling_restart_costs_no_request(tmp_path: Path, registry: str):
+async def test_a_rolling_restart_fails_no_request(tmp_path: Path, registry: str):
     """Not even those that may not be repeated."""
     with Fleet(tmp_path, registry, linger=1.0) as fleet:
         await rolling_restart(fleet, 2)
@@ -158,14 +158,14 @@ async def test_a_rolling_restart_costs_no_request(tmp_path: Path, registry: str)
 
 @pytest.mark.extended("two servers, each restarted once, are in the default run")
 @pytest.mark.timeout(400)
-async def test_a_rolling_restart_of_ten_servers_costs_no_request(tmp_path: Path, registry: str):
+async def test_a_rolling_restart_of_ten_servers_fails_no_request(tmp_path: Path, registry: str):
     with Fleet(tmp_path, registry, linger=3.0) as fleet:
         await rolling_restart(fleet, 10, requests=2_000)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-async def test_rolling_restarts_cost_none_of_many_requests(
+async def test_rolling_restarts_fail_none_of_many_requests(
     tmp_path: Path, registry: str, soak_seconds: float
 ):
     with Fleet(tmp_path, registry, linger=3.0) as fleet:
@@ -178,7 +178,7 @@ async def slowly(backend: Backend, head: str, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("backend", ["memory", "redis-7.0"])
-async def test_the_death_of_one_of_three_servers_costs_no_request_that_may_be_repeated(
+async def test_the_death_of_one_of_three_servers_fails_no_retryable_request(
     store_url: str, backend: str
 ):
     """Its record stays until it expires; on Redis, until it was silent for long enough."""

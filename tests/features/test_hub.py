@@ -1,4 +1,4 @@
-"""A hub lets go of all that it holds, whatever happens meanwhile."""
+"""A hub releases everything that it holds, even if closing is interrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = Instance("echo", "10.0.0.1", 80)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
-async def test_a_cancellation_while_it_closes_leaves_nothing_open(tmp_path: Path, turns: int):
+async def test_cancelling_the_close_leaves_nothing_open(tmp_path: Path, turns: int):
     leaving = asyncio.Event()
 
     async def use() -> None:
@@ -36,13 +36,13 @@ async def test_a_cancellation_while_it_closes_leaves_nothing_open(tmp_path: Path
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    Journal(tmp_path / "store").close()  # which another would have to be told is in use
+    Journal(tmp_path / "store").close()  # raises if the file is still in use
     async with mooring.connect(f"sqlite://{tmp_path}/store") as hub:
         assert (await hub.registry.instances("echo")).instances == ()
         assert await hub.locks() == []
 
 
-async def test_what_cannot_be_closed_keeps_nothing_else_open(
+async def test_a_failure_to_close_one_thing_leaves_no_other_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     async def broken(_: Registration) -> None:
@@ -60,7 +60,7 @@ async def test_what_cannot_be_closed_keeps_nothing_else_open(
     Journal(tmp_path / "store").close()
 
 
-async def test_what_cannot_be_entered_holds_nothing(
+async def test_a_hub_that_cannot_be_entered_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for module in [name for name in sys.modules if name.startswith("mooring.registry.redis")]:
@@ -73,9 +73,9 @@ async def test_what_cannot_be_entered_holds_nothing(
 
 
 class TestTenantsNamespace:
-    """One setting for everything that a hub does with tenants."""
+    """One setting for all uses of tenants by a hub."""
 
-    async def test_readers_and_publishers_share_it(self):
+    async def test_readers_and_publishers_share_the_namespace(self):
         async with mooring.connect("memory://", tenants_namespace="acme/prod") as hub:
             await hub.publisher().put(7, "meta", {"code": "acme", "name": "Acme"})
             assert (await hub.store.read(prefix(b"acme/prod/tenants/7/"))).entries
@@ -84,13 +84,13 @@ class TestTenantsNamespace:
             async with hub.tenants(namespace="jxt") as others:
                 assert others.by_code("acme") is None
 
-    async def test_the_environment_sets_it(self, monkeypatch: pytest.MonkeyPatch):
+    async def test_the_environment_sets_the_namespace(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "acme")
         assert mooring.connect("memory://").tenants_namespace == "acme"
         assert mooring.connect("memory://", tenants_namespace="x").tenants_namespace == "x"
         monkeypatch.setenv("MOORING_TENANTS_NAMESPACE", "")
         assert mooring.connect("memory://").tenants_namespace == "jxt"
 
-    def test_an_empty_one_is_rejected(self):
+    def test_an_empty_namespace_is_rejected(self):
         with pytest.raises(InvalidRequest, match="namespace"):
             mooring.connect("memory://", tenants_namespace="//")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Task:
-    """Somebody who wants a lock, and keeps it until told otherwise."""
+    """A task that acquires a lock, and keeps it until the test ends it."""
 
     def __init__(self, lock: Lock) -> None:
         self.held: Held | None = None
@@ -40,7 +40,7 @@ class Task:
 
 
 async def in_line(hub: Hub, *locks: Lock) -> list[Task]:
-    """Tasks that came in this order."""
+    """Tasks that queued in this order."""
     line: list[Task] = []
     for number, lock in enumerate(locks, 1):
         line.append(Task(lock))
@@ -49,7 +49,7 @@ async def in_line(hub: Hub, *locks: Lock) -> list[Task]:
 
 
 async def stand(hub: Hub, name: str, count: int) -> None:
-    """Until the store has the keys of this many contenders."""
+    """Wait until the store has the keys of this many contenders."""
 
     async def so() -> bool:
         return len((await hub.store.read(prefix(f"{name}/".encode()))).entries) == count
@@ -58,7 +58,7 @@ async def stand(hub: Hub, name: str, count: int) -> None:
 
 
 async def holding(line: list[Task], *numbers: int) -> None:
-    """Until exactly these hold it."""
+    """Wait until exactly these tasks hold it."""
 
     def so() -> bool:
         return [n for n, task in enumerate(line) if task.held is not None] == list(numbers)
@@ -75,7 +75,7 @@ async def nothing_is_left(hub: Hub) -> None:
     await eventually(empty)
 
 
-async def test_readers_share_and_writers_do_not(hub: Hub, other: Hub):
+async def test_readers_share_and_writers_exclude(hub: Hub, other: Hub):
     one, two = hub.rwlock("rw"), other.rwlock("rw")
     line = await in_line(
         hub, one.read(), two.read(), one.write(), two.read(), one.read(), two.write()
@@ -95,7 +95,7 @@ async def test_readers_share_and_writers_do_not(hub: Hub, other: Hub):
     await nothing_is_left(hub)
 
 
-async def test_a_writer_who_gives_up_lets_readers_through(hub: Hub, other: Hub):
+async def test_a_writer_that_gives_up_lets_readers_pass(hub: Hub, other: Hub):
     lock = other.rwlock("rw")
     line = await in_line(hub, hub.rwlock("rw").read(), lock.write(), lock.read())
     await holding(line, 0)
@@ -115,7 +115,7 @@ async def test_a_plain_lock_is_a_writer(hub: Hub, other: Hub):
             pass
 
 
-async def test_a_semaphore_has_so_many_places(hub: Hub, other: Hub):
+async def test_a_semaphore_limits_its_holders(hub: Hub, other: Hub):
     places = [of.semaphore("sem", 2) for of in (hub, other, hub, other, hub)]
     line = await in_line(hub, *places)
     await holding(line, 0, 1)
@@ -132,7 +132,7 @@ async def test_a_semaphore_has_so_many_places(hub: Hub, other: Hub):
     await nothing_is_left(hub)
 
 
-async def test_one_task_may_hold_several_places(hub: Hub):
+async def test_a_task_can_hold_several_places(hub: Hub):
     semaphore = hub.semaphore("sem", 2, timeout=0)
     async with semaphore, semaphore:
         with pytest.raises(LockTimeout):
@@ -140,8 +140,8 @@ async def test_one_task_may_hold_several_places(hub: Hub):
     await nothing_is_left(hub)
 
 
-async def test_who_leaves_it_for_another_task_releases_that_ones_own(hub: Hub):
-    """As where a generator that has entered it is closed by whoever comes by."""
+async def test_leaving_a_semaphore_in_another_task_releases_the_place_of_the_first(hub: Hub):
+    """As when another task closes a generator that has entered it."""
     semaphore = hub.semaphore("places", 3)
 
     async def generate() -> AsyncIterator[Held]:
@@ -154,7 +154,7 @@ async def test_who_leaves_it_for_another_task_releases_that_ones_own(hub: Hub):
     async with semaphore as second:
         await run(generator.aclose())  # type: ignore[attr-defined]
         assert (first.state, second.state) == ("released", "held")
-        # Of two whose tasks live nobody can say whose it is: it is not guessed.
+        # If two tasks are alive, the owner is ambiguous and not guessed.
         await semaphore.__aenter__()
         with pytest.raises(NotHeld, match="which"):
             await run(semaphore.__aexit__())
@@ -162,7 +162,7 @@ async def test_who_leaves_it_for_another_task_releases_that_ones_own(hub: Hub):
         assert second.state == "held"
 
 
-async def test_all_must_agree_on_the_places(hub: Hub, other: Hub):
+async def test_all_contenders_must_agree_on_the_size(hub: Hub, other: Hub):
     async with hub.semaphore("sem", 2):
         with pytest.raises(InvalidRequest, match=r"2 for .*, not 3"):
             await other.semaphore("sem", 3).acquire()
@@ -176,8 +176,8 @@ async def test_all_must_agree_on_the_places(hub: Hub, other: Hub):
             await other.semaphore("sem", 2, timeout=0).acquire()
 
 
-async def test_all_must_agree_on_the_places_in_a_crowd_too(hub: Hub, other: Hub):
-    """Also where they come all at once, so that nobody asks who is first."""
+async def test_concurrent_contenders_must_agree_on_the_size(hub: Hub, other: Hub):
+    """Even if they all come at once, so that none reads the first."""
     had: list[int] = []
     refused: list[int] = []
 
@@ -204,7 +204,7 @@ async def test_a_bad_size_is_refused(hub: Hub, size: int):
         hub.barrier("sem", size)
 
 
-async def test_one_leads_and_the_next_follows(hub: Hub, other: Hub):
+async def test_one_candidate_leads_and_the_next_follows(hub: Hub, other: Hub):
     assert await other.election("boss").leader() is None
     async with hub.election("boss").campaign("one") as first:
         leader = await other.election("boss").leader()
@@ -227,7 +227,7 @@ async def test_one_leads_and_the_next_follows(hub: Hub, other: Hub):
     assert await hub.election("boss").leader() is None
 
 
-async def test_observers_are_told_of_every_leader(hub: Hub, other: Hub):
+async def test_observers_see_every_leader(hub: Hub, other: Hub):
     seen: list[str | None] = []
 
     async def observe() -> None:
@@ -256,7 +256,7 @@ async def test_observing_ends_with_the_hub(store_url: str):
         async def observe() -> None:
             async with hub.election("boss").observe() as leaders:
                 async for leader in leaders:
-                    seen.append(leader)  # noqa: PERF401 - told one by one
+                    seen.append(leader)  # noqa: PERF401 - streamed one by one
 
         task = asyncio.get_running_loop().create_task(observe())
         await eventually(lambda: seen == [None])
@@ -265,7 +265,7 @@ async def test_observing_ends_with_the_hub(store_url: str):
     assert seen == [None]
 
 
-async def test_a_leader_that_was_deposed_cannot_proclaim(hub: Hub, other: Hub):
+async def test_a_deposed_leader_cannot_proclaim(hub: Hub, other: Hub):
     async def body() -> None:
         async with hub.election("boss").campaign("one") as leadership:
             await other.store.commit(Delete(key(leadership.key)))
@@ -286,14 +286,14 @@ async def test_a_leader_that_was_deposed_cannot_proclaim(hub: Hub, other: Hub):
         b'{"mooring":"read","by":"me","port":80}',
     ],
 )
-async def test_a_candidates_value_may_look_like_anything(hub: Hub, other: Hub, value: bytes):
+async def test_the_value_of_a_candidate_can_be_anything(hub: Hub, other: Hub, value: bytes):
     async with hub.election("boss").campaign(value):
         follower = Task(other.election("boss").campaign(value))
 
         async def waits() -> bool:
             (info,) = await hub.locks("boss")
-            assert [(each.kind, each.value) for each in info.holders] == [("", value)]
-            return [(each.kind, each.value) for each in info.waiting] == [("", value)]
+            assert [(holder.kind, holder.value) for holder in info.holders] == [("", value)]
+            return [(waiter.kind, waiter.value) for waiter in info.waiting] == [("", value)]
 
         await eventually(waits)
         assert follower.held is None
@@ -303,7 +303,7 @@ async def test_a_candidates_value_may_look_like_anything(hub: Hub, other: Hub, v
         hub.election("boss").campaign(5)  # type: ignore[arg-type]
 
 
-async def test_nobody_passes_a_barrier_before_all_are_there(hub: Hub, other: Hub):
+async def test_no_party_passes_a_barrier_before_all_arrived(hub: Hub, other: Hub):
     passed: list[int] = []
 
     async def party(of: Hub, number: int) -> None:
@@ -321,7 +321,7 @@ async def test_nobody_passes_a_barrier_before_all_are_there(hub: Hub, other: Hub
     await nothing_is_left(hub)
 
 
-async def test_a_barrier_is_used_again_and_again(hub: Hub, other: Hub):
+async def test_a_barrier_can_be_used_repeatedly(hub: Hub, other: Hub):
     rounds = dict.fromkeys(range(3), 0)
     behind: list[int] = []
 
@@ -337,8 +337,8 @@ async def test_a_barrier_is_used_again_and_again(hub: Hub, other: Hub):
     await nothing_is_left(hub)
 
 
-async def test_each_round_of_a_barrier_has_its_numbers(hub: Hub, other: Hub):
-    """Also where two rounds pass at the same time."""
+async def test_every_round_of_a_barrier_has_its_numbers(hub: Hub, other: Hub):
+    """Even if two rounds pass at the same time."""
     parties = [of.barrier("start", 2, timeout=30).wait() for of in (hub, other) * 4]
     assert sorted(await asyncio.gather(*parties)) == [0] * 4 + [1] * 4
     await nothing_is_left(hub)
@@ -355,8 +355,8 @@ async def test_a_party_that_gives_up_does_not_count(hub: Hub, other: Hub):
     assert sorted(numbers) == [0, 1]
 
 
-async def test_a_party_that_does_not_go_on_keeps_nobody_for_longer_than_their_timeout(hub: Hub):
-    """As one that was killed just when the last of them came."""
+async def test_a_dead_party_blocks_others_only_until_their_timeout(hub: Hub):
+    """As if it was killed just when the last of them arrived."""
     dead = await hub.store.grant(60)
     card = encode_value(ContenderValue(PARTY, "dead:1", 2))
     await hub.store.commit(Put(b"start/%x" % dead.id, card, dead.id))
@@ -367,7 +367,7 @@ async def test_a_party_that_does_not_go_on_keeps_nobody_for_longer_than_their_ti
     await nothing_is_left(hub)
 
 
-async def test_who_comes_last_to_a_barrier_need_not_wait_for_anybody(hub: Hub, other: Hub):
+async def test_the_last_party_of_a_barrier_does_not_wait(hub: Hub, other: Hub):
     with pytest.raises(LockTimeout):
         await hub.barrier("start", 2, timeout=0).wait()
     waits = asyncio.get_running_loop().create_task(other.barrier("start", 2, timeout=30).wait())

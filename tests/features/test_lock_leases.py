@@ -1,4 +1,4 @@
-"""The leases of contenders, on every backend: handed on, ended, and none left behind."""
+"""The leases of contenders, on every backend: reused, ended, and none left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_lease_that_has_ended_leaves_no_task(store: Store):
+async def test_an_ended_lease_leaves_no_task(store: Store):
     before = asyncio.all_tasks()
     leases = LeasePool(store)
     taken = [await leases.take(10) for _ in range(5)]
@@ -28,13 +28,13 @@ async def test_a_lease_that_has_ended_leaves_no_task(store: Store):
 
     def none() -> bool:
         names = [task.get_name() for task in asyncio.all_tasks() - before]
-        return not [name for name in names if any(each in name for each in ours)]
+        return not [name for name in names if any(prefix_ in name for prefix_ in ours)]
 
     await eventually(none)
     await leases.aclose()
 
 
-async def test_the_time_of_a_lease_counts_from_when_it_was_asked_for(
+async def test_the_time_of_a_lease_counts_from_its_request(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     """For a grant and for a renewal: a holder must not trust a lease that the store has ended."""
@@ -66,10 +66,10 @@ async def test_the_time_of_a_lease_counts_from_when_it_was_asked_for(
     await queue.aclose()
 
 
-async def test_closed_while_one_is_granted_it_leaves_none(
+async def test_closing_during_a_grant_leaves_no_lease(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    """At whatever moment: who asks is told, and what the store had granted is revoked."""
+    """At any moment: the caller gets an error, and a lease that the store granted is revoked."""
     grant, grants = store.grant, list[asyncio.Task[Lease]]()
 
     async def recorded(ttl: float) -> Lease:

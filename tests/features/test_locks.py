@@ -1,4 +1,4 @@
-"""Locks: fair, fenced, left without a trace, and honest about their loss."""
+"""Locks: fair, fenced, released without a trace, and their loss is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def contenders(hub: Hub, range: Range = LOCKS) -> int:
 
 
 async def waiting(hub: Hub, count: int) -> None:
-    """Until so many hold the lock or wait for it."""
+    """Wait until this number of contenders holds the lock or waits for it."""
 
     async def enough() -> bool:
         return await contenders(hub) == count
@@ -49,7 +49,7 @@ async def waiting(hub: Hub, count: int) -> None:
 
 
 class Waiter:
-    """A task that wants the lock, and keeps it until it is told otherwise."""
+    """A task that acquires the lock, and keeps it until the test ends it."""
 
     def __init__(self, hub: Hub, **options: float) -> None:
         self.held: Held | None = None
@@ -73,16 +73,16 @@ class Waiter:
 
 
 async def queued(hub: Hub, *hubs: Hub) -> list[Waiter]:
-    """Waiters that stand in line in this order."""
+    """Waiters that queued in this order."""
     line = []
     before = await contenders(hub)
-    for number, each in enumerate(hubs, before + 1):
-        line.append(Waiter(each))
+    for number, hub_ in enumerate(hubs, before + 1):
+        line.append(Waiter(hub_))
         await waiting(hub, number)
     return line
 
 
-async def test_one_holds_it_at_a_time(hub: Hub, other: Hub):
+async def test_a_lock_has_one_holder_at_a_time(hub: Hub, other: Hub):
     holding, most, total = 0, 0, 0
 
     async def work(of: Hub) -> None:
@@ -100,17 +100,17 @@ async def test_one_holds_it_at_a_time(hub: Hub, other: Hub):
     assert await contenders(hub) == 0
 
 
-async def test_it_is_had_in_the_order_of_coming(hub: Hub, other: Hub):
+async def test_a_lock_is_granted_in_the_order_of_arrival(hub: Hub, other: Hub):
     line = await queued(hub, hub, other, hub, other)
     tokens = []
     for waiter in line:
         tokens.append((await waiter.has_it()).token)
-        assert [each.held is not None for each in line].count(True) == 1
+        assert [other_waiter.held is not None for other_waiter in line].count(True) == 1
         await waiter.done()
     assert tokens == sorted(tokens)
 
 
-async def test_contenders_of_one_process_have_leases_of_their_own(hub: Hub):
+async def test_contenders_of_one_process_have_separate_leases(hub: Hub):
     line = await queued(hub, hub, hub, hub)
     entries = (await hub.store.read(LOCKS)).entries
     assert len({entry.lease for entry in entries}) == 3
@@ -119,7 +119,7 @@ async def test_contenders_of_one_process_have_leases_of_their_own(hub: Hub):
         await waiter.done()
 
 
-async def test_its_check_holds_while_it_is_held_and_not_after(hub: Hub, other: Hub):
+async def test_the_check_of_a_lock_holds_only_while_it_is_held(hub: Hub, other: Hub):
     async with hub.lock("lock") as held:
         assert held.token == held.check.expected
         held.ensure()
@@ -135,7 +135,7 @@ async def test_its_check_holds_while_it_is_held_and_not_after(hub: Hub, other: H
         await held.release()
 
 
-async def test_to_try_does_not_wait_and_leaves_nothing(hub: Hub, other: Hub):
+async def test_try_acquire_does_not_wait_and_leaves_nothing(hub: Hub, other: Hub):
     async with hub.lock("lock"):
         assert await other.lock("lock").try_acquire() is None
         assert await contenders(hub) == 1
@@ -162,10 +162,10 @@ async def test_a_timeout_names_the_holder_and_leaves_nothing(
 
 @pytest.mark.deadline
 @pytest.mark.parametrize("stands", [True, False])
-async def test_a_timeout_is_one_also_where_nothing_is_answered(
+async def test_a_timeout_is_kept_if_the_store_does_not_answer(
     etcd: Callable[[str], EtcdServer], stands: bool
 ):
-    """Within a second more, for who stands in line and for who comes; and nothing is left."""
+    """Within a second more, for a waiter and for a new contender; and nothing is left."""
     url = f"{etcd('3.5').url}?namespace=/{uuid.uuid4().hex}"
     async with (
         FaultProxy(etcd("3.5").address) as proxy,
@@ -173,7 +173,7 @@ async def test_a_timeout_is_one_also_where_nothing_is_answered(
         mooring.connect(url.replace(etcd("3.5").address, proxy.address)) as hub,
         other.lock("lock"),
     ):
-        async with hub.lock("before"):  # its lease is in hand
+        async with hub.lock("before"):  # its lease is available
             pass
         if not stands:
             proxy.blackhole()
@@ -194,14 +194,14 @@ async def test_a_cancelled_wait_leaves_nothing(hub: Hub, other: Hub):
     first, *rest = await queued(hub, hub, other, other, hub)
     for waiter in rest:
         waiter.task.cancel()
-        waiter.task.cancel()  # whoever is in a hurry cancels twice
+        waiter.task.cancel()  # an impatient caller cancels twice
     results = await asyncio.gather(*(waiter.task for waiter in rest), return_exceptions=True)
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
     assert await contenders(hub) == 1
     await first.done()
 
 
-async def test_cancelled_at_any_moment_it_leaves_nothing(hub: Hub):
+async def test_cancelling_at_any_moment_leaves_nothing(hub: Hub):
     for turns in range(12):
         waiter = Waiter(hub)
         for _ in range(turns):
@@ -213,7 +213,7 @@ async def test_cancelled_at_any_moment_it_leaves_nothing(hub: Hub):
         pass
 
 
-async def test_names_do_not_see_one_another(hub: Hub, other: Hub):
+async def test_names_with_a_common_prefix_are_independent(hub: Hub, other: Hub):
     async with (
         hub.lock("/mylock"),
         other.lock("/mylock2", timeout=0),
@@ -224,8 +224,8 @@ async def test_names_do_not_see_one_another(hub: Hub, other: Hub):
         pass
 
 
-async def test_names_below_that_came_before_are_not_seen(hub: Hub, other: Hub):
-    """Of whatever kind they are, also where it must be known at once who holds it."""
+async def test_earlier_keys_below_the_name_are_ignored(hub: Hub, other: Hub):
+    """Of any kind, even if the holder must be known at once."""
     async with other.semaphore("/mylock/places", 2), other.lock("/mylock/below"):
         for lock in (
             hub.lock("/mylock"),
@@ -245,7 +245,7 @@ async def test_names_below_that_came_before_are_not_seen(hub: Hub, other: Hub):
                 await hub.semaphore("/mylock", 3).try_acquire()
 
 
-async def test_to_wait_for_oneself_is_refused(hub: Hub):
+async def test_waiting_for_oneself_is_refused(hub: Hub):
     lock = hub.lock("lock")
     async with lock:
         with pytest.raises(Reentered, match="'lock'"):
@@ -257,7 +257,7 @@ async def test_to_wait_for_oneself_is_refused(hub: Hub):
         pass
 
 
-async def test_who_is_refused_another_kind_still_cannot_wait_for_itself(hub: Hub):
+async def test_a_task_refused_for_another_kind_still_cannot_wait_for_itself(hub: Hub):
     async with hub.lock("lock"):
         for ask in (hub.semaphore("lock", 2).acquire, hub.barrier("lock", 2).wait):
             with pytest.raises(InvalidRequest, match="another kind"):
@@ -266,7 +266,7 @@ async def test_who_is_refused_another_kind_still_cannot_wait_for_itself(hub: Hub
                 await hub.lock("lock", timeout=1).acquire()
 
 
-async def test_a_place_that_was_lost_and_is_left_late_leaves_the_lock_after_it(hub: Hub):
+async def test_closing_a_lost_place_late_does_not_release_a_later_lock(hub: Hub):
     place = await hub.semaphore("lock", 2).acquire()
     await hub.store.commit(Delete(key(place.key)))
     await asyncio.wait_for(place.lost.wait(), 20)
@@ -276,7 +276,7 @@ async def test_a_place_that_was_lost_and_is_left_late_leaves_the_lock_after_it(h
             await hub.lock("lock", timeout=1).acquire()
 
 
-async def test_one_object_serves_many_tasks(hub: Hub):
+async def test_a_lock_object_can_serve_many_tasks(hub: Hub):
     lock, done = hub.lock("lock"), []
 
     async def work(number: int) -> None:
@@ -290,11 +290,11 @@ async def test_one_object_serves_many_tasks(hub: Hub):
 
 
 async def lose(hub: Hub, held: Held) -> None:
-    """As an operator would: away with its lease."""
+    """Revoke its lease, like an operator."""
     await hub.store.revoke(int(held.key.rpartition(b"/")[2], 16))
 
 
-async def test_a_lost_lease_cancels_the_body_and_leaving_says_so(hub: Hub, other: Hub):
+async def test_a_lost_lease_cancels_the_body_and_leaving_raises(hub: Hub, other: Hub):
     reached = cancelled = False
     task = asyncio.current_task()
     assert task is not None
@@ -321,7 +321,7 @@ async def test_a_lost_lease_cancels_the_body_and_leaving_says_so(hub: Hub, other
     assert helds[0].state == "lost"
     assert isinstance(lost.value.__cause__, asyncio.CancelledError)
     assert task.cancelling() == 0
-    await asyncio.sleep(0)  # nothing of the cancellation is left over
+    await asyncio.sleep(0)  # no cancellation is left over
     async with hub.lock("lock", timeout=20):
         pass
 
@@ -336,13 +336,13 @@ async def test_a_deleted_key_is_a_lost_lock(hub: Hub, other: Hub):
         await body()
 
 
-async def test_a_loss_that_nobody_noticed_is_told_when_leaving(hub: Hub, other: Hub):
+async def test_an_unnoticed_loss_is_raised_when_leaving(hub: Hub, other: Hub):
     with pytest.raises(LockLost):
         async with hub.lock("lock", ttl=60) as held:
             await other.store.commit(Delete(key(held.key)))
 
 
-async def test_a_body_that_goes_on_cannot_commit(hub: Hub, other: Hub):
+async def test_a_body_that_continues_after_a_loss_cannot_commit(hub: Hub, other: Hub):
     async def body() -> None:
         async with hub.lock("lock", ttl=15) as held:
             await lose(other, held)
@@ -370,7 +370,7 @@ async def test_an_error_of_the_body_is_not_hidden_by_the_loss(hub: Hub, other: H
     assert "is lost" in raised.value.__notes__[0]
 
 
-async def test_a_body_that_closes_it_on_its_way_out_hides_no_loss(hub: Hub):
+async def test_closing_in_the_body_does_not_hide_a_loss(hub: Hub):
     async def body() -> None:
         async with hub.lock("lock") as held:
             try:
@@ -386,8 +386,8 @@ async def test_a_body_that_closes_it_on_its_way_out_hides_no_loss(hub: Hub):
     assert not task.cancelling()
 
 
-async def test_a_forked_child_that_leaves_the_body_takes_nothing(hub: Hub):
-    """It goes through the same blocks on its way out, but holds nothing."""
+async def test_a_forked_child_that_leaves_the_body_releases_nothing(hub: Hub):
+    """It leaves the same blocks, but holds nothing."""
     lock, queue = hub.lock("lock"), hub._queue()
     async with lock as held:
         child = os.fork()
@@ -399,7 +399,7 @@ async def test_a_forked_child_that_leaves_the_body_takes_nothing(hub: Hub):
                     os._exit(2)
                 for leaving in (lock.__aexit__(), held.aclose(), queue.aclose()):
                     with contextlib.suppress(StopIteration):
-                        leaving.send(None)  # asks nothing of the store
+                        leaving.send(None)  # sends nothing to the store
                         os._exit(3)
                 silent = True
             finally:
@@ -431,7 +431,7 @@ async def test_a_cancellation_from_outside_wins_over_the_loss(hub: Hub, other: H
     await waiting(other, 0)
 
 
-async def test_cancelled_and_lost_in_the_same_turn_is_cancelled(hub: Hub):
+async def test_a_simultaneous_cancellation_and_loss_is_a_cancellation(hub: Hub):
     entered: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
 
     async def body() -> None:
@@ -451,7 +451,7 @@ async def test_cancelled_and_lost_in_the_same_turn_is_cancelled(hub: Hub):
     await waiting(hub, 0)
 
 
-async def test_a_timeout_around_it_and_one_within_stay_what_they_are(hub: Hub):
+async def test_timeouts_around_and_inside_the_body_are_kept(hub: Hub):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2), hub.lock("lock"):
             await asyncio.sleep(10)
@@ -463,7 +463,7 @@ async def test_a_timeout_around_it_and_one_within_stay_what_they_are(hub: Hub):
 
 
 @pytest.mark.real_time
-async def test_a_blocked_event_loop_loses_it_by_its_own_clock(hub: Hub):
+async def test_a_blocked_event_loop_loses_the_lock_by_its_own_clock(hub: Hub):
     async def body() -> None:
         async with hub.lock("lock", ttl=2) as held:
             time.sleep(2.2)  # noqa: ASYNC251 - blocking the loop is the point
@@ -475,14 +475,14 @@ async def test_a_blocked_event_loop_loses_it_by_its_own_clock(hub: Hub):
     await waiting(hub, 0)
 
 
-async def test_it_is_held_for_longer_than_its_ttl(hub: Hub, other: Hub):
+async def test_a_lock_can_be_held_longer_than_its_ttl(hub: Hub, other: Hub):
     async with hub.lock("lock", ttl=5) as held:
         with pytest.raises(LockTimeout):
             await other.lock("lock", timeout=5.5).acquire()
         assert held.state == "held"
 
 
-async def test_waiters_in_the_middle_may_go_in_any_way(hub: Hub, other: Hub):
+async def test_waiters_in_the_middle_can_leave_in_any_way(hub: Hub, other: Hub):
     line = await queued(hub, hub, other, hub, other, hub, other)
     holder, cancelled, revoked, deleted, last, _ = line
     entries = sorted((await hub.store.read(LOCKS)).entries, key=lambda entry: entry.created)
@@ -496,11 +496,11 @@ async def test_waiters_in_the_middle_may_go_in_any_way(hub: Hub, other: Hub):
     await last.done()
     await line[5].has_it()
     await line[5].done()
-    await asyncio.gather(revoked.done(), deleted.done())  # these two got in line again
+    await asyncio.gather(revoked.done(), deleted.done())  # these two queued again
     assert await contenders(hub) == 0
 
 
-async def test_acquired_without_a_block_it_is_released_by_hand(hub: Hub, other: Hub):
+async def test_a_lock_acquired_without_a_block_is_released_explicitly(hub: Hub, other: Hub):
     held = await hub.lock("lock").acquire()
     assert await other.lock("lock").try_acquire() is None
     async with held:
@@ -511,7 +511,7 @@ async def test_acquired_without_a_block_it_is_released_by_hand(hub: Hub, other: 
     assert await contenders(hub) == 0
 
 
-async def test_closing_the_hub_gives_everything_back(store_url: str, other: Hub):
+async def test_closing_the_hub_releases_everything(store_url: str, other: Hub):
     async with mooring.connect(store_url) as hub:
         held = await hub.lock("lock", ttl=600).acquire()
         waiter = Waiter(hub)
@@ -524,8 +524,8 @@ async def test_closing_the_hub_gives_everything_back(store_url: str, other: Hub)
     assert await contenders(other) == 0
 
 
-async def test_closed_the_hub_has_left_no_key(store_url: str, other: Hub):
-    """At once, and not only after a TTL: neither a holder's nor those of who waits."""
+async def test_a_closed_hub_has_left_no_key(store_url: str, other: Hub):
+    """At once, before any TTL: neither the key of a holder nor those of waiters."""
     holder = await other.lock("lock").acquire()
     async with mooring.connect(store_url) as hub:
         apart = asyncio.Event()
@@ -546,8 +546,8 @@ async def test_closed_the_hub_has_left_no_key(store_url: str, other: Hub):
     await holder.release()
 
 
-async def test_asked_for_while_the_hub_closes_it_is_not_held(store_url: str, other: Hub):
-    """At whatever moment: who asks is told, nobody goes on as if nothing were, no key is left."""
+async def test_a_lock_requested_while_the_hub_closes_is_not_held(store_url: str, other: Hub):
+    """At any moment: the caller gets an error, no body continues, no key is left."""
     for steps in (*range(24), 32, 48, 64, 96):
         hub = await mooring.connect(store_url).__aenter__()
 
@@ -597,16 +597,16 @@ async def test_a_bad_timeout_is_refused(hub: Hub, timeout: float):
         hub.lock("lock", timeout=timeout)
 
 
-async def test_who_holds_and_who_waits_is_told(hub: Hub, other: Hub):
+async def test_holders_and_waiters_are_listed(hub: Hub, other: Hub):
     line = await queued(hub, hub, other)
     async with hub.lock("lock2"):
-        found = await other.locks("lock")
-        assert [info.name for info in found] == ["lock", "lock2"]
-        assert len(found[0].holders) == len(found[0].waiting) == 1
-        assert found[0].holders[0].by
+        queues = await other.locks("lock")
+        assert [info.name for info in queues] == ["lock", "lock2"]
+        assert len(queues[0].holders) == len(queues[0].waiting) == 1
+        assert queues[0].holders[0].by
         assert await other.locks("lock2/") == []
         held = await line[0].has_it()
-        assert found[0].holders[0].token == held.token
+        assert queues[0].holders[0].token == held.token
     for waiter in line:
         await waiter.done()
     assert await other.locks() == []

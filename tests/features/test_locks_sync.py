@@ -24,7 +24,7 @@ def hub(store_url: str) -> Iterator[mooring.sync.Hub]:
         yield opened
 
 
-def test_threads_take_turns(hub: mooring.sync.Hub):
+def test_threads_exclude_each_other(hub: mooring.sync.Hub):
     holding, most, tokens = 0, 0, []
 
     def work() -> None:
@@ -34,7 +34,7 @@ def test_threads_take_turns(hub: mooring.sync.Hub):
                 holding += 1
                 most = max(most, holding)
                 tokens.append(held.token)
-                time.sleep(0.005)  # in which another thread would enter without the lock
+                time.sleep(0.005)  # in this time another thread would enter without the lock
                 holding -= 1
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -48,14 +48,14 @@ def test_threads_take_turns(hub: mooring.sync.Hub):
     assert hub.locks() == []
 
 
-def test_a_thread_does_not_wait_for_itself(hub: mooring.sync.Hub):
+def test_a_thread_cannot_wait_for_itself(hub: mooring.sync.Hub):
     with hub.lock("lock"), pytest.raises(Reentered), hub.lock("lock"):
         pass
     with hub.lock("lock", timeout=0):
         pass
 
 
-def test_another_thread_waits_in_vain(hub: mooring.sync.Hub):
+def test_another_thread_times_out(hub: mooring.sync.Hub):
     late: list[Exception] = []
 
     def work() -> None:
@@ -78,7 +78,7 @@ def lose(hub: mooring.sync.Hub, held: mooring.sync.Held) -> None:
     hub.store.revoke(int(held.key.rpartition(b"/")[2], 16))
 
 
-def test_a_loss_is_seen_and_leaving_raises_and_the_check_fails(hub: mooring.sync.Hub):
+def test_a_loss_is_visible_and_raised_and_the_check_fails(hub: mooring.sync.Hub):
     def body() -> None:
         with hub.lock("lock", ttl=15) as held:
             lose(hub, held)
@@ -93,7 +93,7 @@ def test_a_loss_is_seen_and_leaving_raises_and_the_check_fails(hub: mooring.sync
         pass
 
 
-def test_closing_the_hub_is_a_loss_like_any_other(store_url: str):
+def test_closing_the_hub_is_a_loss(store_url: str):
     hub = mooring.sync.connect(store_url).open()
     held, closed = threading.Event(), threading.Event()
     seen: list[object] = []
@@ -117,7 +117,7 @@ def test_closing_the_hub_is_a_loss_like_any_other(store_url: str):
     assert seen == [True, True, "lost"]
 
 
-def test_leaving_while_the_hub_is_closed_releases_it_or_says_that_it_is_lost(store_url: str):
+def test_leaving_while_the_hub_closes_releases_or_reports_the_loss(store_url: str):
     for _ in range(10):
         hub = mooring.sync.connect(store_url).open()
         lock = hub.lock("lock", ttl=5)
@@ -132,14 +132,14 @@ def test_leaving_while_the_hub_is_closed_releases_it_or_says_that_it_is_lost(sto
 
 
 @in_memory
-def test_a_blocked_body_keeps_it_for_as_long_as_it_takes(hub: mooring.sync.Hub):
+def test_a_blocking_body_keeps_the_lock(hub: mooring.sync.Hub):
     with hub.lock("lock", ttl=4) as held:
         time.sleep(4.5)
         assert held.state == "held"
         hub.store.commit(Put(b"/x", b""), require=[held.check])
 
 
-def test_opened_and_closed(hub: mooring.sync.Hub):
+def test_a_lock_can_be_opened_and_closed(hub: mooring.sync.Hub):
     lock = hub.lock("lock")
     held = lock.open()
     assert held.state == "held"
@@ -158,9 +158,9 @@ ACQUIRE: dict[str, Callable[[mooring.sync.Hub], Callable[[], mooring.sync.Held |
 
 
 @pytest.mark.parametrize("way", ACQUIRE)
-def test_what_is_got_as_its_time_ends_is_given_back(hub: mooring.sync.Hub, way: str):
+def test_a_lock_acquired_as_its_timeout_ends_is_released(hub: mooring.sync.Hub, way: str):
     class Late(Caller):
-        """One whose time is over in the instant before the answer."""
+        """A caller whose time ends in the instant before the reply."""
 
         def notify(self) -> None: ...
 
@@ -174,7 +174,7 @@ def test_what_is_got_as_its_time_ends_is_given_back(hub: mooring.sync.Hub, way: 
         pass
 
 
-def test_everything_else_blocks_too(hub: mooring.sync.Hub):
+def test_all_other_kinds_block_too(hub: mooring.sync.Hub):
     with hub.semaphore("sem", 2), hub.rwlock("rw").read():
         assert {info.name for info in hub.locks()} == {"sem", "rw"}
     election = hub.election("boss")

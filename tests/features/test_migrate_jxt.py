@@ -76,7 +76,7 @@ async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store
     verdicts(old, [(step.name, step.verdict) for step in steps], copied=True)
     assert not [step for step in steps if step.verdict in DIFFERENT]
     assert {step.name for step in steps if step.verdict in DELETABLE} == old.goes
-    assert {each.key for each in listed.items} == old.goes
+    assert {listed_key.key for listed_key in listed.items} == old.goes
     marker, _, listed = await migration.cutover()
     assert marker.revision > 0
     gone, stays = await migration.delete(listed)
@@ -114,7 +114,7 @@ def changes(settled: SyncResult) -> list[tuple[str, str]]:
 META = {"id": 1, "code": "acme", "name": "Acme / 甲"}
 
 
-async def test_a_copy_run_twice_changes_nothing(store: Store):
+async def test_a_repeated_copy_changes_nothing(store: Store):
     old = made(2, 30)
     await old.write(store)
     migration = Migration(store, ring=Keyring())
@@ -125,7 +125,7 @@ async def test_a_copy_run_twice_changes_nothing(store: Store):
     assert await store.read(everything()) == before
 
 
-async def test_a_copy_that_was_stopped_goes_on(store: Store):
+async def test_an_interrupted_copy_can_be_continued(store: Store):
     old = made(3, 60)
     await old.write(store)
     migration = Migration(store, ring=Keyring())
@@ -138,7 +138,7 @@ async def test_a_copy_that_was_stopped_goes_on(store: Store):
     old.check_new(await dump(store))
 
 
-async def test_what_changes_in_the_old_keys_is_copied_again(store: Store):
+async def test_changes_of_the_old_keys_are_copied_again(store: Store):
     migration = Migration(store)
     await put(store, "jxt//tenants/1/meta", META)
     await put(store, "jxt//tenants/1/ftp", [{"username": "a"}, {"username": "b"}])
@@ -161,7 +161,7 @@ async def test_what_changes_in_the_old_keys_is_copied_again(store: Store):
     }
 
 
-async def test_a_copy_leaves_what_was_changed_since_and_what_was_new(store: Store):
+async def test_a_copy_keeps_later_and_new_parts(store: Store):
     migration, publisher = Migration(store), Publisher(store)
     await put(store, "jxt//tenants/1/meta", META)
     await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
@@ -176,7 +176,7 @@ async def test_a_copy_leaves_what_was_changed_since_and_what_was_new(store: Stor
     assert before[1]["storage"]["uploadQuotaGb"] == 5, "a change counts more than a deletion"
 
 
-async def test_a_new_part_that_cannot_be_read_is_a_difference(store: Store):
+async def test_an_unreadable_new_part_is_a_difference(store: Store):
     migration = Migration(store)
     await put(store, "jxt//tenants/1/meta", META)
     await put(store, "jxt/tenants/1/meta", b"{")
@@ -187,7 +187,7 @@ async def test_a_new_part_that_cannot_be_read_is_a_difference(store: Store):
         await migration.cutover()
 
 
-async def test_passwords_are_sealed_on_the_way_where_there_is_a_key(store: Store):
+async def test_passwords_are_sealed_during_the_copy_if_there_is_a_key(store: Store):
     ring = Keyring([b"k" * 32])
     migration = Migration(store, ring=ring)
     key = "jxt//jxt/config/tenants/1/services/a/database"
@@ -203,7 +203,7 @@ async def test_passwords_are_sealed_on_the_way_where_there_is_a_key(store: Store
 
 
 @on_etcd_too
-async def test_a_tenant_too_large_for_one_commit_comes_whole(store: Store):
+async def test_a_tenant_too_large_for_one_commit_is_copied_completely(store: Store):
     migration = Migration(store)
     users = [{"username": f"user{number}"} for number in range(300)]
     await put(store, "jxt//tenants/1/meta", META)
@@ -221,7 +221,7 @@ async def test_a_tenant_too_large_for_one_commit_comes_whole(store: Store):
     assert await migration.delete(listed) == (302, [])
 
 
-async def test_names_that_move_from_one_tenant_to_another(store: Store):
+async def test_names_that_move_between_tenants(store: Store):
     migration = Migration(store)
     await put(store, "jxt//tenants/1/domain/primary", b"a.example.com")
     await put(store, "jxt//tenants/2/domain/primary", b"b.example.com")
@@ -233,7 +233,7 @@ async def test_names_that_move_from_one_tenant_to_another(store: Store):
     assert set((await planned(migration)).values()) == {"equal"}
 
 
-async def test_the_old_keys_count_until_the_cut_over(store: Store):
+async def test_the_old_keys_win_until_the_cut_over(store: Store):
     migration = Migration(store, by="alice")
     await put(store, "jxt//tenants/1/meta", META)
     with pytest.raises(DifferencesRemain, match="missing"):
@@ -259,7 +259,7 @@ async def test_the_old_keys_count_until_the_cut_over(store: Store):
 
 
 @on_etcd_too
-async def test_only_what_was_verified_is_deleted(store: Store):
+async def test_only_verified_keys_are_deleted(store: Store):
     migration = Migration(store)
     await put(store, "jxt//tenants/1/meta", META)
     await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
@@ -277,7 +277,7 @@ async def test_only_what_was_verified_is_deleted(store: Store):
     assert (await planned(migration))["jxt//tenants/2/meta"] == "late"
 
 
-async def test_a_list_of_something_else_is_refused(store: Store):
+async def test_a_file_of_another_migration_is_refused(store: Store):
     migration = Migration(store)
     await put(store, "jxt//tenants/1/meta", META)
     await copied(migration)
@@ -291,7 +291,7 @@ async def test_a_list_of_something_else_is_refused(store: Store):
     assert "jxt//tenants/1/meta" in await dump(store)
 
 
-async def test_another_namespace_is_another_migration(store: Store):
+async def test_namespaces_are_migrated_separately(store: Store):
     for namespace in ("one", "one2", "a/b"):
         old = made(5, 12, namespace)
         await store.commit(Delete(everything()))
@@ -304,18 +304,18 @@ async def test_another_namespace_is_another_migration(store: Store):
 @contextlib.asynccontextmanager
 async def bridging(store: Store) -> AsyncIterator[list[SyncResult]]:
     tasks: Tasks = Tasks()
-    told: list[SyncResult] = []
+    results: list[SyncResult] = []
     bridge = Bridge(Migration(store, ring=Keyring()), retry_after=0.1)
-    running = tasks.start(bridge.run(told.append), name="bridge")
+    running = tasks.start(bridge.run(results.append), name="bridge")
     try:
-        yield told
+        yield results
         assert not running.done()
     finally:
         await tasks.aclose()
 
 
 async def holds(store: Store, key: str, value: object) -> None:
-    """Wait until a key holds this; None: until it is gone."""
+    """Wait until a key has this value; None: until it is deleted."""
 
     async def there() -> bool:
         raw = (await dump(store)).get(key)
@@ -332,7 +332,7 @@ async def becomes_level(store: Store) -> None:
 
 
 @on_etcd_too
-async def test_a_bridge_carries_over_what_is_written_on_either_side(store: Store):
+async def test_a_bridge_copies_writes_in_both_directions(store: Store):
     publisher = Publisher(store, ring=Keyring())
     await put(store, "jxt//tenants/1/meta", META)
     async with bridging(store):
@@ -380,7 +380,7 @@ async def test_a_bridge_carries_over_what_is_written_on_either_side(store: Store
 
 
 @on_etcd_too
-async def test_a_bridge_that_starts_again_has_lost_nothing(store: Store):
+async def test_a_restarted_bridge_has_lost_nothing(store: Store):
     publisher = Publisher(store, ring=Keyring())
     for unit in (1, 2, 3, 4):
         meta = {"id": unit, "code": f"t{unit}", "name": f"T{unit}"}
@@ -396,32 +396,33 @@ async def test_a_bridge_that_starts_again_has_lost_nothing(store: Store):
     await drop(store, "jxt//tenants/3/storage")
     await put(store, "jxt//tenants/4/storage", {"uploadQuotaGb": 40})
     await publisher.put(4, "storage", {"uploadQuotaGb": 41})
-    async with bridging(store) as told:
+    async with bridging(store) as results:
         await holds(store, "jxt/tenants/1/storage", None)
         await holds(store, "jxt//tenants/2/meta", None)
         await holds(store, "jxt/tenants/3/meta", None)
         await holds(store, "jxt//tenants/4/storage", {"tenantId": 4, "uploadQuotaGb": 41})
-        await eventually(lambda: any(settled.unit == 4 for settled in told))
-    (four,) = [settled for settled in told if settled.unit == 4]
-    assert [(each.path, each.move, each.conflict) for each in four.changes] == [
+        await eventually(lambda: any(settled.unit == 4 for settled in results))
+    (four,) = [settled for settled in results if settled.unit == 4]
+    assert [(change.path, change.move, change.conflict) for change in four.changes] == [
         ("storage", "to old", True)
     ]
 
 
-async def test_after_the_cut_over_a_bridge_writes_the_old_keys_alone(store: Store):
+async def test_after_the_cut_over_a_bridge_writes_only_the_old_keys(store: Store):
     publisher = Publisher(store, ring=Keyring())
     migration = Migration(store, ring=Keyring())
     await put(store, "jxt//tenants/1/meta", META)
     await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
     await put(store, "jxt//tenants/1/domain/primary", b"a.example.com")
-    async with bridging(store) as told:
+    async with bridging(store) as results:
         await holds(store, "jxt/tenants/1/meta", META)
         await holds(store, "jxt/tenants/1/storage", {"tenantId": 1, "uploadQuotaGb": 1})
         await migration.cutover()
         await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 66})
         await drop(store, "jxt//tenants/1/meta")
         await eventually(
-            lambda: any(sorted(each.late_writes) == ["meta", "storage"] for each in told), within=20
+            lambda: any(sorted(settled.late_writes) == ["meta", "storage"] for settled in results),
+            within=20,
         )
         await publisher.put(1, "domain/primary", "b.example.com")
         await holds(store, "jxt//hosts/b.example.com", INDEXED)
@@ -470,14 +471,16 @@ async def test_a_broken_old_key_is_neither_followed_nor_overwritten(store: Store
         assert json.loads(there["jxt/tenants/1/ftp/a"])["status"] == "inactive"
 
 
-async def test_what_is_taken_is_written_once_it_is_free(store: Store):
+async def test_a_taken_name_is_written_once_it_is_free(store: Store):
     publisher = Publisher(store, ring=Keyring())
     await publisher.put(9, "domain/primary", "a.example.com")
-    async with bridging(store) as told:
+    async with bridging(store) as results:
         await put(store, "jxt//tenants/1/domain/aliases", ["a.example.com"])
         await put(store, "jxt//tenants/1/meta", META)
         await holds(store, "jxt/tenants/1/meta", META)
-        await eventually(lambda: any("is tenant 9's" in "".join(each.problems) for each in told))
+        await eventually(
+            lambda: any("is tenant 9's" in "".join(settled.problems) for settled in results)
+        )
         await publisher.remove(9, "domain/primary")
         await holds(store, "jxt/tenants/1/domain/aliases", ["a.example.com"])
 
@@ -491,7 +494,7 @@ async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
         root = f"jxt//tenants/{unit}"
         value = chance.randint(1, 9)
         users = [{"username": f"u{unit}{n}", "description": f"{value}"} for n in range(value % 3)]
-        name, told = chance.choice(
+        name, written = chance.choice(
             [
                 (f"{root}/meta", {"code": f"c{unit}_{value}", "name": f"n{unit} {value}"}),
                 (f"{root}/ftp", {"ftpConfigs": users}),
@@ -504,7 +507,7 @@ async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
         if chance.random() < 0.3:
             await drop(store, name)
         else:
-            await put(store, name, told)
+            await put(store, name, written)
 
     async def write_new() -> None:
         unit, value = chance.randint(1, 4), chance.randint(1, 9)
@@ -517,14 +520,14 @@ async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
             ("storage", {"uploadQuotaGb": value}),
             (f"database/s{value % 2}", {"driver": "x", "database": "d", "port": value}),
         ]
-        path, told = chance.choice(parts)
+        path, written = chance.choice(parts)
         with contextlib.suppress(NotConfigured, Taken):
             if chance.random() < 0.1:
                 await publisher.delete(unit)
             elif chance.random() < 0.3 and path != "meta":
                 await publisher.remove(unit, path)
             else:
-                await publisher.put(unit, path, told)
+                await publisher.put(unit, path, written)
 
     async with bridging(store), bridging(store):
         for _ in range(30):
@@ -533,12 +536,12 @@ async def test_two_bridges_and_writers_on_both_sides_end_level(store: Store):
         await becomes_level(store)
 
 
-async def found_amiss(migration: Migration) -> dict[str, str]:
+async def wrong_indexes(migration: Migration) -> dict[str, str]:
     steps, _ = await migration.verify()
     return {step.name: step.verdict for step in steps if step.verdict in DIFFERENT}
 
 
-async def test_new_indexes_that_do_not_lead_where_they_should_are_a_difference(store: Store):
+async def test_wrong_new_indexes_are_a_difference(store: Store):
     migration, root = Migration(store, ring=Keyring()), "jxt/tenants/_index"
     for unit in (1, 2):
         meta = {"code": f"c{unit}", "name": f"n{unit}"}
@@ -559,42 +562,42 @@ async def test_new_indexes_that_do_not_lead_where_they_should_are_a_difference(s
         f"{root}/host/ghost.example.com": "dangling",
         f"{root}/host/nobody.example.com": "dangling",
     }
-    assert await found_amiss(migration) == wrong
+    assert await wrong_indexes(migration) == wrong
     with pytest.raises(DifferencesRemain, match="unindexed"):
         await migration.cutover()
     done = await copied(migration)
     assert {name for settled in done.values() for name in settled.repaired} == wrong.keys()
     assert indexed("jxt", await dump(store)) == right
-    assert await found_amiss(migration) == {}
+    assert await wrong_indexes(migration) == {}
     assert await copied(migration) == {}
 
 
-async def test_indexes_are_mended_after_the_cut_over_too(store: Store):
+async def test_indexes_are_repaired_after_the_cut_over_too(store: Store):
     migration = Migration(store, ring=Keyring())
     await put(store, "jxt//tenants/1/meta", META)
     await copied(migration)
     await migration.cutover()
     await drop(store, "jxt/tenants/_index/by-code/acme")
-    assert await found_amiss(migration) == {"jxt/tenants/_index/by-code/acme": "unindexed"}
+    assert await wrong_indexes(migration) == {"jxt/tenants/_index/by-code/acme": "unindexed"}
     with pytest.raises(MigrationError, match="nothing is copied any more"):
         await copied(migration)
-    assert await found_amiss(migration) == {}
+    assert await wrong_indexes(migration) == {}
 
 
-async def test_a_name_that_two_tenants_have_among_the_new_keys_is_a_difference(store: Store):
+async def test_a_name_that_two_tenants_have_in_the_new_keys_is_a_difference(store: Store):
     migration, publisher = Migration(store, ring=Keyring()), Publisher(store, ring=Keyring())
     await put(store, "jxt//tenants/1/domain/primary", b"h1.com")
     await copied(migration)
     await drop(store, "jxt/tenants/_index/host/h1.com")
     await publisher.put(9, "domain/primary", "h1.com")
-    assert await found_amiss(migration) == {"jxt/tenants/_index/host/h1.com": "contested"}
+    assert await wrong_indexes(migration) == {"jxt/tenants/_index/host/h1.com": "contested"}
     await publisher.put(9, "domain/primary", "h9.com")
     await copied(migration)
     assert indexed("jxt", await dump(store)) == {"host/h1.com": 1, "host/h9.com": 9}
-    assert await found_amiss(migration) == {}
+    assert await wrong_indexes(migration) == {}
 
 
-async def test_a_new_key_that_was_deleted_by_hand_is_a_difference(store: Store):
+async def test_a_new_key_that_was_deleted_manually_is_a_difference(store: Store):
     migration, publisher = Migration(store, ring=Keyring()), Publisher(store, ring=Keyring())
     for path in ("storage", "meta"):
         await put(store, f"jxt//tenants/1/{path}", {"code": "acme"} if path == "meta" else {})
@@ -602,19 +605,19 @@ async def test_a_new_key_that_was_deleted_by_hand_is_a_difference(store: Store):
     await copied(migration)
     await drop(store, "jxt/tenants/1/storage")
     await drop(store, "jxt/common/resolver")
-    assert await found_amiss(migration) == {
+    assert await wrong_indexes(migration) == {
         "jxt//tenants/1/storage": "deleted",
         "jxt//common/resolver": "deleted",
     }
     await publisher.put(1, "storage", {"uploadQuotaGb": 3})
     await drop(store, "jxt//common/resolver")
-    assert await found_amiss(migration) == {}
+    assert await wrong_indexes(migration) == {}
     await publisher.remove(1, "storage")
-    assert await found_amiss(migration) == {}, "somebody wanted that, and it is in the history"
+    assert await wrong_indexes(migration) == {}, "somebody wanted that, and it is in the history"
     assert (await planned(migration))["jxt//tenants/1/storage"] == "newer"
 
 
-async def test_what_is_written_after_the_cut_over_outlives_every_deletion(store: Store):
+async def test_writes_after_the_cut_over_survive_every_deletion(store: Store):
     migration = Migration(store, ring=Keyring())
     await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
     await put(store, "jxt//tenants/1/meta", META)
@@ -627,15 +630,15 @@ async def test_what_is_written_after_the_cut_over_outlives_every_deletion(store:
     await put(store, "jxt//tenants/2/storage", {"uploadQuotaGb": 500})
     for _ in range(2):
         steps, listed = await migration.verify()
-        told = {step.name: step.verdict for step in steps}
-        assert told == {"jxt//tenants/1/storage": "late", "jxt//tenants/2/storage": "late"}
+        verdicts = {step.name: step.verdict for step in steps}
+        assert verdicts == {"jxt//tenants/1/storage": "late", "jxt//tenants/2/storage": "late"}
         assert await migration.delete(listed) == (0, [])
     there = await dump(store)
     assert json.loads(there["jxt//tenants/1/storage"]) == {"uploadQuotaGb": 500}
     assert new_parts("jxt", there)[1]["storage"]["uploadQuotaGb"] == 1
 
 
-async def test_a_migration_begins_again_after_a_deletion(store: Store):
+async def test_a_migration_can_start_again_after_a_deletion(store: Store):
     migration = Migration(store, ring=Keyring())
     await put(store, "jxt//tenants/1/storage", {"uploadQuotaGb": 1})
     await put(store, "jxt//tenants/1/meta", META)
@@ -657,7 +660,7 @@ async def test_a_migration_begins_again_after_a_deletion(store: Store):
     assert [key for key in await dump(store) if key.startswith("jxt//")] == []
 
 
-async def test_old_indexes_follow_names_that_pass_from_tenant_to_tenant(store: Store):
+async def test_old_indexes_follow_names_that_move_between_tenants(store: Store):
     publisher, units = Publisher(store, ring=Keyring()), range(1, 9)
     for unit in units:
         await publisher.put(unit, "meta", {"code": f"c{unit}", "name": f"n{unit}"})
@@ -667,14 +670,14 @@ async def test_old_indexes_follow_names_that_pass_from_tenant_to_tenant(store: S
         await becomes_level(store)
     await publisher.put(1, "meta", {"code": "x", "name": "x"})
     await publisher.put(1, "domain/primary", "x.com")
-    for unit in units[1:]:  # each takes what its predecessor had
+    for unit in units[1:]:  # each one takes the name of its predecessor
         await publisher.put(unit, "meta", {"code": f"c{unit - 1}", "name": f"n{unit - 1}"})
         await publisher.put(unit, "domain/primary", f"h{unit - 1}.com")
     async with bridging(store):
         await becomes_level(store)
 
 
-async def test_an_old_index_goes_when_what_it_leads_to_does(store: Store):
+async def test_an_old_index_is_deleted_with_its_part(store: Store):
     for unit in (1, 2):
         await put(store, f"jxt//tenants/{unit}/domain/aliases", [f"a{unit}.com", f"b{unit}.com"])
     async with bridging(store):
@@ -690,7 +693,7 @@ async def test_an_old_index_goes_when_what_it_leads_to_does(store: Store):
 
 
 @pytest.mark.parametrize("how", ["the old later", "the new later", "alike", "one deleted"])
-async def test_an_old_index_goes_where_both_sides_left_its_name(store: Store, how: str):
+async def test_an_old_index_is_deleted_if_both_sides_dropped_its_name(store: Store, how: str):
     publisher = Publisher(store, ring=Keyring())
     await publisher.put(1, "meta", {"code": "c1", "name": "n/1"})
     await publisher.put(1, "ftp/u1", {})
@@ -715,10 +718,10 @@ async def test_an_old_index_goes_where_both_sides_left_its_name(store: Store, ho
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_an_index_that_the_old_writer_left_behind_is_deleted_in_the_end(
+async def test_an_index_that_the_old_writer_left_behind_is_deleted_eventually(
     store: Store, when: str
 ):
-    """It removes an alias from the list, and not the index that leads to it."""
+    """The old writer removes an alias from the list, but not the index that leads to it."""
     meta: JSON = {"id": 1, "code": "acme", "name": "Acme"}
     left = "jxt//hosts/old.example.com"
     await store.commit(
@@ -750,7 +753,7 @@ async def test_an_index_that_the_old_writer_left_behind_is_deleted_in_the_end(
     assert "jxt/tenants/_index/host/old.example.com" not in there
 
 
-async def test_an_old_index_goes_however_it_is_spelled(store: Store):
+async def test_an_old_index_is_deleted_in_every_spelling(store: Store):
     await put(store, "jxt//tenants/1/meta", META)
     await put(store, "jxt//tenants/by-code/acme", {"id": 1})
     for name in ("acme", "Acme%20%2F%20%E7%94%B2"):
@@ -762,8 +765,8 @@ async def test_an_old_index_goes_however_it_is_spelled(store: Store):
         await becomes_level(store)
 
 
-async def test_what_was_written_ahead_of_parts_that_never_came_goes(store: Store):
-    """As it is where a bridge is stopped halfway, and then the parts change again."""
+async def test_indexes_written_ahead_of_parts_that_never_came_are_deleted(store: Store):
+    """As when a bridge is stopped halfway, and then the parts change again."""
     ahead = {f"jxt//hosts/h{number}.com".encode(): "domain/aliases" for number in range(150)}
     for name in (*ahead, b"jxt//hosts/theirs.com"):
         await put(store, name.decode(), {"tenantId": 1})
@@ -784,7 +787,7 @@ async def test_what_was_written_ahead_of_parts_that_never_came_goes(store: Store
         await holds(store, "jxt/_migration/jxt/1", None)
 
 
-async def test_a_bridge_takes_a_tenant_with_many_names_from_name_to_name(store: Store):
+async def test_a_bridge_renames_a_tenant_with_many_names(store: Store):
     publisher = Publisher(store, ring=Keyring())
     for turn in range(3):
         names: JSON = [f"h{turn}-{number}.com" for number in range(130)]
@@ -793,7 +796,7 @@ async def test_a_bridge_takes_a_tenant_with_many_names_from_name_to_name(store: 
             await becomes_level(store)
 
 
-async def test_a_missing_old_index_is_told_and_written_by_a_bridge(store: Store):
+async def test_a_missing_old_index_is_reported_and_written_by_a_bridge(store: Store):
     migration, publisher = Migration(store, ring=Keyring()), Publisher(store, ring=Keyring())
     for unit in (1, 2):
         await publisher.put(unit, "meta", {"code": f"c{unit}", "name": f"n{unit}"})
@@ -805,34 +808,36 @@ async def test_a_missing_old_index_is_told_and_written_by_a_bridge(store: Store)
         await becomes_level(store)
 
 
-async def test_a_bridge_catches_up_when_the_cut_over_is_taken_back(store: Store):
+async def test_a_bridge_catches_up_when_the_cut_over_is_undone(store: Store):
     migration = Migration(store, ring=Keyring())
     for unit in (1, 2, 3):
         await put(store, f"jxt//tenants/{unit}/storage", {"uploadQuotaGb": unit})
-    async with bridging(store) as told:
+    async with bridging(store) as results:
         await becomes_level(store)
         await migration.cutover()
         await put(store, "jxt//tenants/2/storage", {"uploadQuotaGb": 20})
-        await eventually(lambda: any(each.late_writes == ["storage"] for each in told))
+        await eventually(lambda: any(settled.late_writes == ["storage"] for settled in results))
         await migration.undo()
         await holds(store, "jxt/tenants/2/storage", {"tenantId": 2, "uploadQuotaGb": 20})
 
 
-async def test_a_bridge_without_the_key_leaves_a_password_in_the_clear_alone(store: Store):
+async def test_a_bridge_without_the_key_does_not_touch_a_password_in_clear_text(store: Store):
     ring, key = Keyring([b"k" * 32]), "jxt//jxt/config/tenants/1/services/a/database"
     clear = {"driver": "mysql", "database": "d", "password": "s3cret"}
     await put(store, key, clear)
     await copied(Migration(store, ring=ring))
     fields: JSON = {"driver": "mysql", "database": "d", "maxOpenConns": 7}
     await Publisher(store, ring=ring).put(1, "database/a", fields)
-    async with bridging(store) as told:
-        await eventually(lambda: any("in clear text" in "".join(each.problems) for each in told))
+    async with bridging(store) as results:
+        await eventually(
+            lambda: any("in clear text" in "".join(settled.problems) for settled in results)
+        )
         assert json.loads((await dump(store))[key]) == clear
-    (problem,) = {problem for each in told for problem in each.problems}
+    (problem,) = {problem for settled in results for problem in settled.problems}
     assert ring.seal("x")[1] in problem, "it says which key is needed"
 
 
-async def test_a_bridge_gives_what_several_want_to_the_lowest_id(store: Store):
+async def test_a_bridge_gives_a_contested_name_to_the_lowest_id(store: Store):
     for unit in (*range(10, 20), 2):
         await put(store, f"jxt//tenants/{unit}/domain/primary", b"same.com")
     async with bridging(store):

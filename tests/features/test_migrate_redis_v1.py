@@ -32,11 +32,11 @@ from tests.backends import usual
 from tests.waiting import eventually
 
 WITHIN = 20.0
-"""More than the 5 seconds that a bridge promises with its defaults: many tests run at once."""
+"""More than the 5 seconds that a bridge promises by default: many tests run at once."""
 
 
 class V1:
-    """What programs of v1 do, with plain commands."""
+    """The operations of v1 programs, with plain commands."""
 
     def __init__(self, server: RedisServer | RedisCluster, prefix: str = "") -> None:
         self.server, self.prefix = server, prefix
@@ -50,7 +50,7 @@ class V1:
     def now(self) -> int:
         return round(time.time() * 1000)
 
-    def register(self, service: str, id: str, **told: str) -> None:
+    def register(self, service: str, id: str, **changed: str) -> None:
         fields = {
             "host": "10.0.0.1",
             "port": "8080",
@@ -58,7 +58,7 @@ class V1:
             "timestamp": str(self.now()),
             "weight": "1",
             "metadata": '{"k": "v"}',
-            **told,
+            **changed,
         }
         words = [word for pair in fields.items() for word in pair]
         self.command("HSET", f"{self.root}services:{service}:{id}", *words)
@@ -75,15 +75,15 @@ class V1:
         self.command("DEL", f"{self.root}services:{service}:{id}")
 
     def read(self, service: str) -> dict[str, dict[str, str]]:
-        """Who is there, as readers of v1 find it."""
-        found = {}
+        """The instances as readers of v1 see them."""
+        records = {}
         ids = cast("list[str]", self.command("SMEMBERS", f"{self.root}service_instances:{service}"))
         for id in ids:
             key = f"{self.root}services:{service}:{id}"
             words = cast("list[str]", self.command("HGETALL", key))
             if words:
-                found[id] = dict(zip(words[::2], words[1::2], strict=True))
-        return found
+                records[id] = dict(zip(words[::2], words[1::2], strict=True))
+        return records
 
     def score(self, service: str, id: str) -> float:
         return float(str(self.command("ZSCORE", f"{self.root}heartbeat:{service}", id) or 0))
@@ -104,7 +104,9 @@ class Place:
 
     async def copy(self) -> list[tuple[str, str]]:
         return [
-            (each.step.id, each.outcome) async for part in self.migration.copy() for each in part
+            (copied.step.id, copied.outcome)
+            async for part in self.migration.copy()
+            for copied in part
         ]
 
     async def verify(self) -> tuple[dict[str, str], VerifiedServices]:
@@ -167,7 +169,7 @@ async def test_plan_then_copy_then_verify_then_delete(server: RedisServer, prefi
             ("b", "written"),
         ]
         listing = await here.registry.instances("svc")
-        assert [each.id for each in listing.instances] == ["10.0.0.1:8080", "a"]
+        assert [instance.id for instance in listing.instances] == ["10.0.0.1:8080", "a"]
         sick, well = listing.instances
         assert (well.weight, well.metadata) == (2.5, {"zone": "x", "n": "123456789012345"})
         assert not sick.status.healthy
@@ -189,7 +191,7 @@ async def test_plan_then_copy_then_verify_then_delete(server: RedisServer, prefi
         assert await here.ids("svc") == ["10.0.0.1:8080", "a"], "v2 is untouched"
 
 
-async def test_a_copy_run_twice_changes_nothing(server: RedisServer):
+async def test_a_repeated_copy_changes_nothing(server: RedisServer):
     async with place(server) as here:
         here.v1.register("svc", "a")
         assert await here.copy() == [("a", "written")]
@@ -201,7 +203,7 @@ async def test_a_copy_run_twice_changes_nothing(server: RedisServer):
         assert await here.migration.write_copies("svc", records) == {"a": "expired"}
 
 
-async def test_a_copy_that_was_stopped_in_the_middle_goes_on(server: RedisServer):
+async def test_an_interrupted_copy_can_be_continued(server: RedisServer):
     async with place(server) as here:
         for number in range(30):
             for service in ("one", "two", "three"):
@@ -220,7 +222,7 @@ async def test_a_copy_that_was_stopped_in_the_middle_goes_on(server: RedisServer
             assert len(await here.ids(service)) == 30
 
 
-async def test_scores_never_move_backwards_and_never_into_the_future(server: RedisServer):
+async def test_heartbeats_never_move_backwards_and_never_into_the_future(server: RedisServer):
     async with place(server) as here:
         v1 = here.v1
         v1.register("svc", "a")
@@ -235,7 +237,7 @@ async def test_scores_never_move_backwards_and_never_into_the_future(server: Red
         assert float(str(server.command("ZSCORE", heartbeats, "a"))) == first
 
 
-async def test_the_dead_are_not_copied(server: RedisServer):
+async def test_expired_instances_are_not_copied(server: RedisServer):
     async with place(server) as here:
         here.v1.register("svc", "a")
         here.v1.beat("svc", "a", here.v1.now() - 180_000)
@@ -246,7 +248,7 @@ async def test_the_dead_are_not_copied(server: RedisServer):
         assert verdicts == {"a": "expired"}
 
 
-async def test_a_process_that_speaks_v2_keeps_its_place(server: RedisServer):
+async def test_a_process_that_uses_v2_keeps_its_record(server: RedisServer):
     me = Instance("svc", "10.9.9.9", 1, id="a")
     async with place(server) as here, connect(here.url) as hub, hub.register(me):
         here.v1.register("svc", "a")
@@ -259,7 +261,7 @@ async def test_a_process_that_speaks_v2_keeps_its_place(server: RedisServer):
         assert instance.host == "10.9.9.9"
 
 
-async def test_garbage_is_told_and_left_alone(server: RedisServer):
+async def test_invalid_records_are_reported_and_not_touched(server: RedisServer):
     async with place(server) as here:
         v1 = here.v1
         v1.register("good", "a")
@@ -277,16 +279,16 @@ async def test_garbage_is_told_and_left_alone(server: RedisServer):
         server.command("HSET", f"{v1.root}services:svc:remnant", "host", "h", "port", "1")
         server.command("ZADD", f"{v1.root}heartbeat:svc", v1.now(), "alone")
         steps = await here.steps()
-        told = {(step.service, step.id): step.verdict for step in steps}
-        assert told.pop(("good", "a")) == "missing"
-        assert told.pop(("svc", "remnant")) == told.pop(("svc", "alone")) == "remnant"
+        verdicts = {(step.service, step.id): step.verdict for step in steps}
+        assert verdicts.pop(("good", "a")) == "missing"
+        assert verdicts.pop(("svc", "remnant")) == verdicts.pop(("svc", "alone")) == "remnant"
         alive = [("svc", "two words"), ("bad:name", "b"), ("bad{name", "c")]
-        assert [told.pop(place) for place in alive] == ["stranded"] * 3
-        assert set(told.values()) == {"unreadable"}
-        for service, id in alive:  # their programs were stopped, long ago
+        assert [verdicts.pop(place) for place in alive] == ["stranded"] * 3
+        assert set(verdicts.values()) == {"unreadable"}
+        for service, id in alive:  # their programs were stopped long ago
             v1.beat(service, id, at=1.2e12)
         assert "stranded" not in {step.verdict for step in await here.steps()}
-        assert {service for service, _ in told} == {
+        assert {service for service, _ in verdicts} == {
             *("svc", "bad:name", "bad{name", "string", "text", "")
         }
         assert await here.copy() == [("a", "written")]
@@ -301,7 +303,9 @@ async def test_garbage_is_told_and_left_alone(server: RedisServer):
         }
 
 
-async def test_a_wrong_key_of_v2_costs_one_instance_and_is_a_difference(server: RedisServer):
+async def test_a_key_of_another_type_in_v2_affects_one_instance_and_is_a_difference(
+    server: RedisServer,
+):
     async with place(server) as here:
         for id in "abc":
             here.v1.register("svc", id)
@@ -326,7 +330,7 @@ async def test_a_wrong_key_of_v2_costs_one_instance_and_is_a_difference(server: 
             await eventually(brought, within=WITHIN)
 
 
-async def test_a_record_of_v2_that_is_no_text_costs_a_bridge_nobody_else(server: RedisServer):
+async def test_a_record_of_v2_that_is_not_utf_8_does_not_affect_others(server: RedisServer):
     async with place(server) as here:
         here.v1.register("good", "a")
         keys, now = here.registry.keys.of("bad"), here.v1.now()
@@ -340,13 +344,13 @@ async def test_a_record_of_v2_that_is_no_text_costs_a_bridge_nobody_else(server:
         passed = await Bridge(here.migration).run_pass()
         assert await here.ids("good") == ["a"]
         assert here.v1.read("bad")["y"]["metadata"] == '{"a":"\\\\xff"}'
-        told = [problem for problem in passed.problems if problem.startswith("bad ")]
-        assert any(problem.startswith("bad x, of v2, has a 'metadataJson'") for problem in told)
-        assert len(told) == 2
-        assert all(problem.encode() for problem in told), "people can read it"
+        problems = [problem for problem in passed.problems if problem.startswith("bad ")]
+        assert any(problem.startswith("bad x, of v2, has a 'metadataJson'") for problem in problems)
+        assert len(problems) == 2
+        assert all(problem.encode() for problem in problems), "they are printable"
 
 
-async def test_with_one_prefix_nothing_of_v2_is_taken_for_v1(server: RedisServer):
+async def test_with_one_prefix_no_key_of_v2_is_taken_for_v1(server: RedisServer):
     async with place(server, v1="SAME") as here, connect(here.url) as hub:
         await here.registry.configure("svc", set={"weight": 3})
         server.command("SADD", f"{here.v1.root}service_instances:svc", "config", "heartbeats")
@@ -365,7 +369,7 @@ async def test_with_one_prefix_nothing_of_v2_is_taken_for_v1(server: RedisServer
             assert (await here.registry.config("svc"))["weight"] == 3
 
 
-async def test_each_kind_of_difference_is_found(server: RedisServer):
+async def test_every_kind_of_difference_is_found(server: RedisServer):
     async with place(server) as here:
         v1, keys = here.v1, here.registry.keys.of("svc")
         for id in ("fine", "gone", "changed", "late", "halved", "left"):
@@ -394,14 +398,14 @@ async def test_each_kind_of_difference_is_found(server: RedisServer):
 
 
 @pytest.mark.parametrize("change", ["beat", "register again", "a new one", "a new service"])
-async def test_delete_refuses_where_v1_changed(server: RedisServer, change: str):
+async def test_delete_refuses_if_v1_changed(server: RedisServer, change: str):
     async with place(server) as here:
         v1 = here.v1
         v1.register("svc", "a")
         v1.register("svc", "b")
         await here.copy()
         _, listed = await here.verify()
-        await asyncio.sleep(0.002)  # for another millisecond
+        await asyncio.sleep(0.002)  # so that the next millisecond begins
         if change == "beat":
             v1.beat("svc", "a")
         elif change == "register again":
@@ -416,21 +420,21 @@ async def test_delete_refuses_where_v1_changed(server: RedisServer, change: str)
         assert here.keys() == before
 
 
-async def test_what_changes_at_the_last_moment_stays_whole(server: RedisServer):
+async def test_instances_that_change_at_the_last_moment_are_kept(server: RedisServer):
     async with place(server) as here:
         v1 = here.v1
         for id in ("a", "b", "c"):
             v1.register("svc", id)
-        found = await here.migration.reader.v1("svc")
+        service = await here.migration.reader.v1("svc")
         await asyncio.sleep(0.002)
         v1.beat("svc", "a")
         server.command("HSET", f"{v1.root}services:svc:b", "weight", "7")
-        assert await here.migration.delete_v1(found) == (4, ["a", "b"])
+        assert await here.migration.delete_v1(service) == (4, ["a", "b"])
         assert v1.read("svc").keys() == {"a", "b"}
         assert v1.score("svc", "a") > 0
 
 
-async def test_a_deletion_that_was_stopped_goes_on(server: RedisServer, tmp_path: Path):
+async def test_an_interrupted_deletion_can_be_continued(server: RedisServer, tmp_path: Path):
     async with place(server) as here:
         for service in ("one", "two"):
             here.v1.register(service, "a")
@@ -445,7 +449,7 @@ async def test_a_deletion_that_was_stopped_goes_on(server: RedisServer, tmp_path
         assert await here.migration.delete(listed) == (0, [])
 
 
-async def test_a_live_writer_of_v1_is_in_v2_for_as_long_as_it_lives(server: RedisServer):
+async def test_a_live_writer_of_v1_is_in_v2_while_it_lives(server: RedisServer):
     async with place(server) as here, bridging(here):
         v1 = here.v1
         v1.register("svc", "a", weight="3")
@@ -464,8 +468,11 @@ async def test_a_live_writer_of_v1_is_in_v2_for_as_long_as_it_lives(server: Redi
         server.command("HSET", f"{v1.root}services:svc:a", "healthy", "false")
 
         async def both() -> bool:
-            found = (await here.registry.instances("svc")).instances
-            return [(each.id, each.status.healthy) for each in found] == [("a", False), ("b", True)]
+            instances = (await here.registry.instances("svc")).instances
+            return [(instance.id, instance.status.healthy) for instance in instances] == [
+                ("a", False),
+                ("b", True),
+            ]
 
         await eventually(both, within=WITHIN)
         v1.deregister("svc", "a")
@@ -482,7 +489,7 @@ async def test_a_live_writer_of_v1_is_in_v2_for_as_long_as_it_lives(server: Redi
         await eventually(empty, within=WITHIN)
 
 
-async def test_who_stops_beating_in_v1_expires_in_v2_and_stays_out(server: RedisServer):
+async def test_an_instance_that_stops_beating_in_v1_expires_in_v2_for_good(server: RedisServer):
     async with place(server) as here:
         here.migration.timeout = 1500
         async with bridging(here):
@@ -495,7 +502,7 @@ async def test_who_stops_beating_in_v1_expires_in_v2_and_stays_out(server: Redis
             deadline = v1.now() + 1600
             await eventually(lambda: v1.now() > deadline)
             assert server.command("ZSCORE", keys.heartbeats, "a") == first
-            server.command("ZREM", keys.heartbeats, "a")  # as a cleanup does
+            server.command("ZREM", keys.heartbeats, "a")  # like a cleanup
             server.command("DEL", keys.instance("a"))
             deadline = v1.now() + 500
             await eventually(lambda: v1.now() > deadline)
@@ -511,20 +518,24 @@ async def test_instances_of_v2_are_in_v1_for_its_readers(server: RedisServer):
         me = Instance("svc", "10.9.9.9", 1, id="new", weight=2, metadata={"k": "数"})
         async with hub.register(me):
             await eventually(lambda: "new" in v1.read("svc"), within=WITHIN)
-            told = v1.read("svc")["new"]
-            assert (told["host"], told["port"], told["weight"]) == ("10.9.9.9", "1", "2")
-            assert (told["healthy"], told["metadata"]) == ("true", '{"k":"数"}')
+            mirrored = v1.read("svc")["new"]
+            assert (mirrored["host"], mirrored["port"], mirrored["weight"]) == (
+                "10.9.9.9",
+                "1",
+                "2",
+            )
+            assert (mirrored["healthy"], mirrored["metadata"]) == ("true", '{"k":"数"}')
             assert v1.score("svc", "new") > v1.now() - 60_000
             await here.registry.configure("svc", "new", set={"enabled": False})
             await eventually(lambda: v1.read("svc")["new"]["healthy"] == "false", within=WITHIN)
-            for _ in range(20):  # nothing goes round in circles
+            for _ in range(20):  # nothing is copied in circles
                 await asyncio.sleep(0.02)
                 assert await here.ids("svc") == ["new", "old"]
                 assert v1.read("svc").keys() == {"new", "old"}
             (own,) = [
-                each
-                for each in (await here.registry.instances("svc")).instances
-                if each.id == "new"
+                instance
+                for instance in (await here.registry.instances("svc")).instances
+                if instance.id == "new"
             ]
             assert own.incarnation != "v1"
         await eventually(lambda: v1.read("svc").keys() == {"old"}, within=WITHIN)
@@ -532,7 +543,7 @@ async def test_instances_of_v2_are_in_v1_for_its_readers(server: RedisServer):
         assert await here.ids("svc") == ["old"]
 
 
-async def test_who_is_taken_out_of_v2_stays_out(server: RedisServer):
+async def test_an_instance_evicted_from_v2_stays_out(server: RedisServer):
     async with place(server) as here, bridging(here):
         v1 = here.v1
         v1.register("svc", "a")
@@ -544,10 +555,10 @@ async def test_who_is_taken_out_of_v2_stays_out(server: RedisServer):
         assert await here.registry.deregister("svc", "a")
         await eventually(lambda: v1.read("svc") == {}, within=WITHIN)
         for _ in range(10):
-            v1.beat("svc", "a")  # it lives, and goes on
+            v1.beat("svc", "a")  # it is alive and continues
             await asyncio.sleep(0.05)
             assert await here.ids("svc") == []
-        v1.register("svc", "a")  # its process starts anew
+        v1.register("svc", "a")  # its process restarts
         later = v1.now() + 2000
         v1.beat("svc", "a", later)
         await eventually(lambda: v1.now() > later)
@@ -555,7 +566,7 @@ async def test_who_is_taken_out_of_v2_stays_out(server: RedisServer):
         await eventually(there, within=WITHIN)
 
 
-async def test_a_process_that_moves_to_v2_and_leaves_is_not_brought_back(server: RedisServer):
+async def test_a_process_that_moves_to_v2_and_leaves_is_not_revived(server: RedisServer):
     async with place(server) as here, connect(here.url) as hub, bridging(here):
         v1 = here.v1
         v1.register("svc", "a")
@@ -564,7 +575,7 @@ async def test_a_process_that_moves_to_v2_and_leaves_is_not_brought_back(server:
             return await here.ids("svc") == ["a"]
 
         await eventually(there, within=WITHIN)
-        # It is killed, and starts anew with v2; v1 still has what it left.
+        # It is killed and restarts with v2; v1 still has its old record.
         async with hub.register(Instance("svc", "10.9.9.9", 1, id="a")):
             await eventually(lambda: v1.read("svc")["a"]["host"] == "10.9.9.9", within=WITHIN)
         await eventually(lambda: v1.read("svc") == {}, within=WITHIN)
@@ -573,7 +584,7 @@ async def test_a_process_that_moves_to_v2_and_leaves_is_not_brought_back(server:
             assert await here.ids("svc") == []
 
 
-async def test_a_process_that_goes_back_to_v1_is_not_taken_for_a_mirror(server: RedisServer):
+async def test_a_process_that_returns_to_v1_is_not_taken_for_a_mirror(server: RedisServer):
     async with place(server) as here, connect(here.url) as hub, bridging(here):
         v1 = here.v1
         async with hub.register(Instance("svc", "10.9.9.9", 1, id="a")):
@@ -581,8 +592,10 @@ async def test_a_process_that_goes_back_to_v1_is_not_taken_for_a_mirror(server: 
             v1.register("svc", "a")
 
         async def copied() -> bool:
-            found = (await here.registry.instances("svc")).instances
-            return [(each.host, each.incarnation) for each in found] == [("10.0.0.1", "v1")]
+            instances = (await here.registry.instances("svc")).instances
+            return [(instance.host, instance.incarnation) for instance in instances] == [
+                ("10.0.0.1", "v1")
+            ]
 
         v1.beat("svc", "a")
         await eventually(copied, within=WITHIN)
@@ -609,7 +622,7 @@ async def test_two_bridges_agree(server: RedisServer):
                 assert await left()
 
 
-async def test_on_a_cluster(redis_cluster: RedisCluster):
+async def test_a_migration_on_a_cluster(redis_cluster: RedisCluster):
     async with place(redis_cluster, v1="SAME") as here, connect(here.url) as hub:
         v1 = here.v1
         for service in ("one", "two", "three"):

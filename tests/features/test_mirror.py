@@ -29,7 +29,7 @@ def values(mirror: Mirror[bytes, Entry]) -> Mapping[bytes, bytes]:
     return {name: entry.value for name, entry in mirror.items.items()}
 
 
-async def test_it_starts_with_what_is_there_and_follows(store: Store):
+async def test_a_mirror_starts_with_the_current_entries_and_follows(store: Store):
     await store.commit(Put(b"/m/a", b"1"), Put(b"/other", b""))
     async with mirror_of(store) as mirror:
         assert values(mirror) == {b"/m/a": b"1"}
@@ -40,7 +40,7 @@ async def test_it_starts_with_what_is_there_and_follows(store: Store):
         assert mirror.resyncs == 0
 
 
-async def test_an_update_is_a_whole_revision_with_before_and_after(store: Store):
+async def test_an_update_is_a_complete_revision_with_before_and_after(store: Store):
     await store.commit(Put(b"/m/a", b"1"))
     async with mirror_of(store) as mirror, mirror.changes() as changes:
         done = await store.commit(Put(b"/m/a", b"2"), Put(b"/m/b", b"1"), Delete(key(b"/m/none")))
@@ -48,13 +48,13 @@ async def test_an_update_is_a_whole_revision_with_before_and_after(store: Store)
             update = await anext(changes)
         assert update.mark == mirror.mark == done.revision
         assert not update.resync
-        told = [
+        values_of = [
             (c.key, c.before and c.before.value, c.after and c.after.value) for c in update.changes
         ]
-        assert told == [(b"/m/a", b"1", b"2"), (b"/m/b", None, b"1")]
+        assert values_of == [(b"/m/a", b"1", b"2"), (b"/m/b", None, b"1")]
 
 
-async def test_a_subscriber_that_fails_does_not_stop_it(store: Store, caplog):
+async def test_a_failing_subscriber_does_not_stop_the_mirror(store: Store, caplog):
     seen: list[Update[bytes, Entry]] = []
 
     def broken(update: Update[bytes, Entry]) -> None:
@@ -70,7 +70,7 @@ async def test_a_subscriber_that_fails_does_not_stop_it(store: Store, caplog):
     assert "a subscriber's mistake" in caplog.text
 
 
-async def test_a_subscription_may_be_ended_twice_and_ends_no_other(store: Store):
+async def test_a_subscription_can_be_ended_twice_and_ends_no_other(store: Store):
     seen: list[Update[bytes, Entry]] = []
     async with mirror_of(store) as mirror:
         end = mirror.subscribe(seen.append)
@@ -82,9 +82,7 @@ async def test_a_subscription_may_be_ended_twice_and_ends_no_other(store: Store)
         assert len(seen) == 1
 
 
-async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_slow_reader_gets_the_net_effect(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mooring.mirror._MAX_PENDING", 100)
     async with mirror_of(store) as mirror, mirror.changes() as changes:
         await store.commit(Put(b"/m/gone", b""))
@@ -108,7 +106,7 @@ async def test_a_reader_who_does_not_keep_up_gets_the_net_effect(
         assert count < 150
 
 
-async def test_what_waits_for_a_reader_is_bounded_in_bytes(
+async def test_pending_updates_of_a_reader_are_bounded_in_bytes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("mooring.mirror._MAX_PENDING_BYTES", 160_000)
@@ -126,8 +124,8 @@ async def test_what_waits_for_a_reader_is_bounded_in_bytes(
     assert {entry.key: entry for entry in kept} == dict(mirror.items), "the net effect is whole"
 
 
-async def test_updates_that_are_read_do_not_count(store: Store, monkeypatch: pytest.MonkeyPatch):
-    """A reader that keeps up gets each update, however much came before."""
+async def test_updates_that_were_read_do_not_count(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """A fast reader gets every update, however many came before."""
     monkeypatch.setattr("mooring.mirror._MAX_PENDING_BYTES", 10_000)
     async with mirror_of(store) as mirror, mirror.changes() as changes, asyncio.timeout(20):
         await eventually(lambda: mirror._steps is not None)
@@ -145,7 +143,7 @@ async def test_the_items_are_read_only(store: Store):
             mirror.items[b"/m/a"] = None  # type: ignore[index]
 
 
-async def test_writers_and_a_mirror_agree_at_the_end(store: Store):
+async def test_a_mirror_agrees_after_concurrent_writers(store: Store):
     updates: list[Update[bytes, Entry]] = []
     async with mirror_of(store) as mirror:
         mirror.subscribe(updates.append)
@@ -163,7 +161,7 @@ async def test_writers_and_a_mirror_agree_at_the_end(store: Store):
     assert marks == sorted(set(marks))
 
 
-async def test_its_readers_end_with_it(store: Store):
+async def test_readers_end_with_the_mirror(store: Store):
     async with mirror_of(store) as mirror, mirror.changes() as changes:
         await mirror.aclose()
         assert [update async for update in changes] == []
@@ -173,7 +171,7 @@ async def test_its_readers_end_with_it(store: Store):
             assert [update async for update in changes] == []
 
 
-async def test_it_tells_that_it_follows_again(etcd: Callable[[str], EtcdServer]):
+async def test_a_mirror_reports_that_it_follows_again(etcd: Callable[[str], EtcdServer]):
     returned: list[float] = []
     async with (
         FaultProxy(etcd("3.5").address) as proxy,
@@ -192,7 +190,7 @@ async def test_it_tells_that_it_follows_again(etcd: Callable[[str], EtcdServer])
         await eventually(lambda: bool(returned))
 
 
-async def test_one_that_is_closed_does_not_start_again(store: Store):
+async def test_a_closed_mirror_does_not_start_again(store: Store):
     async with mirror_of(store) as mirror:
         pass
     with pytest.raises(Closed, match="create a new one"):
@@ -200,7 +198,7 @@ async def test_one_that_is_closed_does_not_start_again(store: Store):
 
 
 @pytest.mark.parametrize("what", ["mirror", "store"])
-async def test_who_waits_for_the_first_snapshot_hears_that_it_is_closed(what: str):
+async def test_waiting_for_the_first_snapshot_fails_when_the_mirror_is_closed(what: str):
     async with open_store("etcd://127.0.0.1:1?timeout=500ms") as store:
         mirror = Mirror(RangeFeed(store, prefix(b"/m/")), wait=False)
         async with mirror:
@@ -212,7 +210,7 @@ async def test_who_waits_for_the_first_snapshot_hears_that_it_is_closed(what: st
                     await waiting
 
 
-async def test_the_first_snapshot_tells_the_difference_to_what_stood_in(store: Store):
+async def test_the_first_snapshot_reports_the_difference_to_the_stand_in(store: Store):
     async with mirror_of(store) as mirror:
         await store.commit(Put(b"/m/old", b"1"), Put(b"/m/same", b"1"))
         await eventually(lambda: len(mirror.items) == 2)
@@ -222,10 +220,10 @@ async def test_the_first_snapshot_tells_the_difference_to_what_stood_in(store: S
     mirror.stand_in(known)
     assert mirror.stale
     assert not mirror.loaded
-    told: list[Update[bytes, Entry]] = []
-    mirror.subscribe(told.append)
+    updates: list[Update[bytes, Entry]] = []
+    mirror.subscribe(updates.append)
     async with mirror:
-        assert [(c.key, c.after is None) for c in told[0].changes] == [
+        assert [(c.key, c.after is None) for c in updates[0].changes] == [
             (b"/m/old", True),
             (b"/m/new", False),
         ]
@@ -233,7 +231,7 @@ async def test_the_first_snapshot_tells_the_difference_to_what_stood_in(store: S
 
 
 class Stumbling:
-    """A feed of numbers that fails, as no feed should, each time that it follows."""
+    """A feed of numbers that fails, against its contract, each time that it follows."""
 
     name = "numbers"
 
@@ -252,7 +250,7 @@ class Stumbling:
         yield
 
 
-async def test_a_mistake_in_a_feed_is_told_once_and_it_begins_again_by_reading(
+async def test_an_error_of_a_feed_is_logged_once_and_the_mirror_reads_again(
     caplog: pytest.LogCaptureFixture,
 ):
     feed = Stumbling()
@@ -263,7 +261,7 @@ async def test_a_mistake_in_a_feed_is_told_once_and_it_begins_again_by_reading(
 
 
 class Forgetful:
-    """A feed that loses every change on its way."""
+    """A feed that loses every change."""
 
     def __init__(self, store: Store) -> None:
         self._feed = RangeFeed(store, prefix(b"/m/"))
@@ -292,7 +290,7 @@ class _Lost(AsyncIterator[Step[bytes, Entry]]):
         return msgspec.structs.replace(await anext(aiter(self._steps)), changes=())
 
 
-async def test_what_was_missed_is_found_when_everything_is_read_anew(store: Store):
+async def test_missed_changes_are_found_when_everything_is_read_again(store: Store):
     returned: list[None] = []
     await store.commit(Put(b"/m/a", b"1"))
     mirror = Mirror(Forgetful(store), afresh=0.5, returned=lambda: returned.append(None))

@@ -1,4 +1,4 @@
-"""The least that a Redis user must be allowed: exactly what `docs/redis.md` says."""
+"""The minimal permissions of a Redis user: exactly those in `docs/redis.md`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = quick(beat=0.2, interval=0.2, timeout=4.0)
 
 
 class Guarded:
-    """The users of the page on a shared Redis, with names and a prefix of one test's own."""
+    """The users of the page on a shared Redis, with names and a prefix of this test."""
 
     def __init__(self, server: RedisServer) -> None:
         self.prefix = uuid.uuid4().hex
@@ -58,11 +58,11 @@ class Guarded:
         return mooring.connect(f"{self._server.url}?prefix={self.prefix}", settings=SETTINGS)
 
     def refusals(self) -> list[str]:
-        """What Redis refused so far, but for the driver's presenting itself."""
+        """The commands that Redis refused so far, except for those with which the driver starts."""
         log = self.command("ACL", "LOG")
         assert isinstance(log, list)
-        told = [str(entry) for entry in log]
-        return [entry for entry in told if "client" not in entry.split("'object', ")[1][:9]]
+        entries = [str(entry) for entry in log]
+        return [entry for entry in entries if "client" not in entry.split("'object', ")[1][:9]]
 
     def remove(self) -> None:
         self.command("ACL", "DELUSER", *map(self.name, RULES))
@@ -84,7 +84,7 @@ def server(series: str, redis: Callable[[str], RedisServer]) -> Iterator[Guarded
 
 
 @pytest.mark.parametrize("series", ["6.2", "7.0", "valkey-9"])
-async def test_the_rules_suffice_for_all_that_each_does(server: Guarded):
+async def test_the_rules_suffice_for_every_role(server: Guarded):
     async with (
         server.connect("provider") as provider,
         server.connect("consumer") as consumer,
@@ -134,8 +134,8 @@ async def test_the_rules_suffice_for_all_that_each_does(server: Guarded):
     assert server.refusals() == []
 
 
-async def test_nothing_that_a_consumer_is_allowed_is_idle(server: Guarded):
-    """Whatever is taken from it, Redis refuses something that it does."""
+async def test_every_permission_of_a_consumer_is_necessary(server: Guarded):
+    """Without any of them, Redis refuses something that a consumer does."""
     many = [word for number in range(3000) for word in (number, f"m{number}")]
     server.command("ZADD", f"{server.prefix}:services:many:heartbeats", *many)
     idle = []
@@ -163,13 +163,13 @@ async def _all_that_a_consumer_does(server: Guarded) -> None:
             channel = registry._channels
             await eventually(lambda: channel.hears("echo") or bool(server.refusals()))
             subscribed = channel._heard
-            # Nothing changes: what it hears next is the answer to a PING.
+            # Nothing changes: the next message that it receives is the reply to a PING.
             await eventually(lambda: channel._heard > subscribed or bool(server.refusals()))
         with contextlib.suppress(AssertionError):
             await eventually(lambda: bool(server.refusals()))
 
 
-async def test_a_consumer_learns_that_redis_takes_no_writes(server: Guarded):
+async def test_a_consumer_learns_that_redis_accepts_no_writes(server: Guarded):
     async with (
         server.connect("provider") as provider,
         server.connect("consumer") as consumer,
@@ -186,7 +186,7 @@ async def test_a_consumer_learns_that_redis_takes_no_writes(server: Guarded):
             server.command("CONFIG", "SET", "min-replicas-to-write", 0)
 
 
-async def test_a_consumer_changes_nothing(server: Guarded):
+async def test_a_consumer_cannot_write(server: Guarded):
     async with (
         server.connect("provider") as provider,
         server.connect("consumer") as consumer,
@@ -202,7 +202,7 @@ async def test_a_consumer_changes_nothing(server: Guarded):
         assert len((await consumer.registry.instances("echo")).instances) == 1
 
 
-async def test_who_may_not_listen_looks_at_an_interval(
+async def test_a_consumer_that_cannot_subscribe_reads_at_an_interval(
     server: Guarded, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING)
@@ -218,11 +218,11 @@ async def test_who_may_not_listen_looks_at_an_interval(
         assert not view.stale
         await silence(operator, echo)
         await eventually(lambda: len(view.instances) == 0)
-    told = [r.getMessage() for r in caplog.records if "changes" in r.getMessage()]
-    assert len([text for text in told if "no permission to subscribe" in text]) == 1
+    messages = [r.getMessage() for r in caplog.records if "changes" in r.getMessage()]
+    assert len([text for text in messages if "no permission to subscribe" in text]) == 1
 
 
-async def test_wrong_credentials_are_told(server: Guarded):
+async def test_wrong_credentials_are_reported(server: Guarded):
     async with mooring.connect(server.url("provider", ":wrong"), settings=SETTINGS) as hub:
         with pytest.raises(AccessDenied, match=r"the login at .* failed"):
             await hub.registry.services()
@@ -231,7 +231,7 @@ async def test_wrong_credentials_are_told(server: Guarded):
                 pass
 
 
-async def test_who_hears_no_changes_still_sees_who_leaves(server: Guarded):
+async def test_a_consumer_without_messages_still_sees_instances_leave(server: Guarded):
     server.allow("consumer", "resetchannels", "-subscribe")
     async with (
         server.connect("provider") as provider,

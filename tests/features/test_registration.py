@@ -1,4 +1,4 @@
-"""A registration through its life: states, heartbeats, draining, forks, stores that go away."""
+"""A registration through its life: states, heartbeats, draining, forks, outages of the store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def status_writes(hub: Hub) -> int:
     return entry.version
 
 
-async def test_its_state_is_a_property_a_callback_and_a_metric():
+async def test_the_state_is_a_property_a_callback_and_a_metric():
     seen: list[str] = []
     async with mooring.connect() as hub:
         registration = hub.register(ONE)
@@ -61,7 +61,7 @@ async def test_its_state_is_a_property_a_callback_and_a_metric():
     assert seen == ["registering", "registered", "closed"]
 
 
-async def test_who_waits_for_it_hears_that_it_is_closed():
+async def test_waiting_for_the_registration_fails_when_it_is_closed():
     async with mooring.connect("etcd://127.0.0.1:1?timeout=1s") as hub:
         registration = hub.register(ONE, wait=0.1)
         async with registration:
@@ -75,7 +75,7 @@ def fail(state: str) -> None:
     raise ZeroDivisionError(state)
 
 
-async def test_a_subscriber_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture):
+async def test_a_failing_subscriber_is_harmless(caplog: pytest.LogCaptureFixture):
     async with mooring.connect() as hub:
         registration = hub.register(ONE)
         registration.subscribe(fail)
@@ -84,7 +84,7 @@ async def test_a_subscriber_that_fails_harms_nobody(caplog: pytest.LogCaptureFix
     assert "a subscriber failed" in caplog.text
 
 
-async def test_what_a_layout_cannot_hold_is_told_once(caplog: pytest.LogCaptureFixture):
+async def test_fields_that_a_layout_cannot_store_are_logged_once(caplog: pytest.LogCaptureFixture):
     async with (
         mooring.connect(layout="plain:/s/") as hub,
         hub.register(Instance("echo", "10.0.0.1", 80, zone="z", weight=2)),
@@ -93,17 +93,17 @@ async def test_what_a_layout_cannot_hold_is_told_once(caplog: pytest.LogCaptureF
     assert caplog.text.count("cannot store its zone, weight") == 1
 
 
-async def test_what_only_an_operator_may_say_is_told_to_who_registers_it(
+async def test_fields_reserved_for_operators_are_reported_to_the_registering_process(
     caplog: pytest.LogCaptureFixture,
 ):
-    said = Instance("echo", "10.0.0.1", 80, enabled=False, config=Config(weight=0))
-    async with mooring.connect() as hub, hub.register(said):
+    given = Instance("echo", "10.0.0.1", 80, enabled=False, config=Config(weight=0))
+    async with mooring.connect() as hub, hub.register(given):
         pass
     assert caplog.text.count("cannot store its enabled, config") == 1
 
 
 @pytest.mark.parametrize("layout", ["plain:/s/", "endpoints:/e/"])
-async def test_what_it_says_later_and_a_layout_cannot_hold_is_told_once(
+async def test_later_fields_that_a_layout_cannot_store_are_logged_once(
     layout: str, caplog: pytest.LogCaptureFixture
 ):
     async with mooring.connect(layout=layout) as hub, hub.register(ONE) as one:
@@ -117,20 +117,20 @@ async def test_what_it_says_later_and_a_layout_cannot_hold_is_told_once(
     assert caplog.text.count("cannot store its weight") == (layout == "plain:/s/")
 
 
-async def test_a_host_that_is_not_given_is_found():
+async def test_a_missing_host_is_determined():
     async with mooring.connect() as hub, hub.register(Instance("echo", port=80)) as registration:
         assert registration.instance.host not in ("", "0.0.0.0")
 
 
-async def test_what_it_says_of_itself_can_change():
+async def test_an_instance_can_be_updated():
     async with mooring.connect() as hub, hub.register(ONE) as one, hub.discover("echo") as view:
         one.update(weight=5, metadata={"a": "b"}, healthy=False, metrics={"queue": {"length": 7}})
 
-        def told() -> bool:
+        def is_updated() -> bool:
             (seen,) = view.instances
             return (seen.weight, seen.metadata, seen.status.healthy) == (5.0, {"a": "b"}, False)
 
-        await eventually(told)
+        await eventually(is_updated)
         await eventually(lambda: view.instances[0].status.metrics["queue"] == {"length": 7})
         with pytest.raises(InvalidRequest):
             one.update(weight=-1)
@@ -151,7 +151,7 @@ async def test_what_it_says_of_itself_can_change():
         {"weight": "heavy"},
     ],
 )
-async def test_what_it_cannot_say_is_refused_and_changes_nothing(wrong: dict[str, Any]):
+async def test_an_invalid_update_is_refused_and_changes_nothing(wrong: dict[str, Any]):
     async with mooring.connect() as hub, hub.register(ONE) as one:
         before = msgspec.structs.replace(one.instance, status=NO_STATUS)
         with pytest.raises(InvalidRequest):
@@ -161,7 +161,7 @@ async def test_what_it_cannot_say_is_refused_and_changes_nothing(wrong: dict[str
 
 
 async def test_metrics_are_published_by_the_policy_and_not_more_often():
-    """A change beyond its threshold goes out at once, a small one waits."""
+    """A change beyond its threshold is sent at once, a small one waits."""
     settings = parse(
         {
             "registry": {
@@ -191,7 +191,7 @@ async def eventually_writes(hub: Hub, count: int) -> None:
     assert await status_writes(hub) == count
 
 
-async def test_draining_takes_it_out_before_it_returns():
+async def test_draining_takes_effect_before_it_returns():
     async with mooring.connect(settings=QUIET) as hub, hub.discover("echo", hold=0) as view:
         async with hub.register(ONE) as one:
             states: list[str] = []
@@ -214,14 +214,14 @@ async def test_draining_waits_until_consumers_can_have_seen_it():
         draining = asyncio.create_task(one.drain(linger=0.5))
 
         async def states() -> list[str]:
-            found = await hub.registry.instances("echo")
-            return [each.status.state for each in found.instances]
+            listing = await hub.registry.instances("echo")
+            return [instance.status.state for instance in listing.instances]
 
         async def says_so() -> bool:
             return await states() == ["draining"]
 
         await eventually(says_so)
-        while await says_so():  # callers that have no other still call it
+        while await says_so():  # callers without another instance still call it
             assert not draining.done()
             await asyncio.sleep(0.01)
         assert time.monotonic() - started >= 0.5
@@ -230,7 +230,7 @@ async def test_draining_waits_until_consumers_can_have_seen_it():
 
 
 @pytest.mark.deadline
-async def test_a_store_that_is_away_does_not_keep_a_service_from_starting(
+async def test_an_unavailable_store_does_not_keep_a_service_from_starting(
     etcd: Callable[[str], object], caplog: pytest.LogCaptureFixture
 ):
     server = etcd("3.5")
@@ -244,26 +244,28 @@ async def test_a_store_that_is_away_does_not_keep_a_service_from_starting(
             await eventually(lambda: one.state == "registered", within=2)
 
 
-async def test_why_it_is_not_registered_is_told_once_it_is_known(
+async def test_why_an_instance_is_not_registered_is_logged_once_known(
     redis: Callable[[str], RedisServer], caplog: pytest.LogCaptureFixture
 ):
-    def told() -> list[str]:
+    def is_updated() -> list[str]:
         return [line for line in caplog.messages if "not registered yet" in line]
 
     async with FaultProxy(redis("7.0").address) as proxy:
         proxy.refuse()
         url = f"redis://{proxy.address}?timeout=300ms&namespace={time.monotonic_ns()}"
         async with mooring.connect(url) as hub, hub.register(ONE, wait=0) as one:
-            assert told()[0].endswith("no response in time")
-            await eventually(lambda: any(proxy.address in line for line in told()))
+            assert is_updated()[0].endswith("no response in time")
+            await eventually(lambda: any(proxy.address in line for line in is_updated()))
             tried = proxy.accepted
             await eventually(lambda: proxy.accepted > tried + 3)
-            assert all(line != after for line, after in pairwise(told()))
+            assert all(line != after for line, after in pairwise(is_updated()))
             proxy.heal()
             await eventually(lambda: one.state == "registered")
 
 
-async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str], object]):
+async def test_a_silent_store_suspends_a_registration_until_it_answers(
+    etcd: Callable[[str], object],
+):
     server = etcd("3.5")
     async with FaultProxy(server.url.removeprefix("etcd://")) as proxy:  # type: ignore[attr-defined]
         url = f"etcd://{proxy.address}?timeout=1s&namespace=/{os.getpid()}-{time.monotonic_ns()}"
@@ -281,10 +283,10 @@ async def test_a_silent_store_suspends_it_and_it_comes_back(etcd: Callable[[str]
 
 @pytest.mark.real_time
 @pytest.mark.deadline
-async def test_a_process_held_up_for_three_ttls_knows_it_and_comes_back():
-    """Its state is right before anything of ours has run since, and its record is gone."""
+async def test_a_process_stalled_for_three_ttls_notices_and_registers_again():
+    """Its state is correct before any code of ours has run since, and its record is gone."""
     async with mooring.connect() as hub, hub.register(ONE, ttl=1) as one:
-        time.sleep(3)  # noqa: ASYNC251 - that is the point
+        time.sleep(3)  # noqa: ASYNC251 - that is what is tested
         assert one.state == "suspended"
         assert "TTL" in one.reason
         await eventually(lambda: one.state == "registered" and one.instance.id != "", within=2)
@@ -296,7 +298,7 @@ async def test_a_process_held_up_for_three_ttls_knows_it_and_comes_back():
 
 
 @pytest.mark.deadline
-async def test_its_state_on_redis_is_right_before_a_blocked_loop_runs_again(
+async def test_the_state_on_redis_is_correct_before_a_blocked_loop_runs_again(
     redis: Callable[[str], RedisServer],
 ):
     settings = parse(
@@ -310,27 +312,27 @@ async def test_its_state_on_redis_is_right_before_a_blocked_loop_runs_again(
     )
     url = f"{redis('7.0').url}?namespace={uuid.uuid4().hex}"
     async with mooring.connect(url, settings=settings) as hub, hub.register(ONE) as one:
-        time.sleep(1.5)  # noqa: ASYNC251 - that is the point
+        time.sleep(1.5)  # noqa: ASYNC251 - that is what is tested
         assert one.state == "suspended"
         await eventually(lambda: one.state == "registered", within=2)
 
 
 async def moments() -> list[float]:
-    """When processes with these numbers send heartbeats."""
-    found = []
+    """The times at which processes with these numbers send heartbeats."""
+    times = []
     for number in (1, 2):  # as in a container, and in a child that was forked there
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "getpid", lambda number=number: number)
             async with mooring.connect() as hub:
                 beats = hub.register(ONE)._beats
                 beats.sent(0.0, Decision.HEARTBEAT_ONLY, {}, crowded=True)
-                found.append(beats.next_due(0.0))
-    return found
+                times.append(beats.next_due(0.0))
+    return times
 
 
 @pytest.mark.real_time
-async def test_each_process_sends_heartbeats_at_moments_of_its_own():
-    """Also if containers give all processes the same number, and if one process forked them."""
+async def test_every_process_sends_heartbeats_at_different_times():
+    """Even if containers give all processes the same number, or one process forked them."""
     code = (
         "import asyncio; from tests.features.test_registration import moments;"
         "print(*asyncio.run(moments()))"
@@ -375,7 +377,7 @@ asyncio.run(main())
 """
 
 
-def test_a_forked_child_is_not_the_parent_s_instance(tmp_path: Path):
+def test_a_forked_child_does_not_act_for_its_parents_instance(tmp_path: Path):
     run = subprocess.run(
         [sys.executable, "-c", FORKED, str(tmp_path / "store")], capture_output=True, text=True
     )
@@ -414,16 +416,16 @@ async def test_sigterm_drains_and_ends_within_its_grace(
         if not reachable:
             proxy.blackhole()
         process.send_signal(signal.SIGTERM)
-        told = time.monotonic()
+        signalled = time.monotonic()
         assert (await process.stdout.readline()).startswith(b"stop")
-        assert time.monotonic() - told < 4 * 2 / 3 + 0.5  # it leaves a third to the caller
+        assert time.monotonic() - signalled < 4 * 2 / 3 + 0.5  # a third is left to the caller
         assert await process.wait() == 0
         if reachable:
             async with mooring.connect(url) as hub:
                 assert (await hub.registry.instances("echo")).instances == ()
 
 
-def test_settings_of_another_shape_are_refused():
+def test_settings_of_another_type_are_refused():
     with pytest.raises(InvalidRequest, match="did you mean"):
         mooring.connect(settings=parse({"registry": {"heartbeets": {}}}))
 
@@ -433,19 +435,19 @@ def metrics_of(instance: Instance) -> Mapping[str, object]:
 
 
 @pytest.mark.real_time
-async def test_host_metrics_travel_with_the_status():
+async def test_host_metrics_are_part_of_the_status():
     async with mooring.connect() as hub, hub.register(ONE), hub.discover("echo") as view:
         await eventually(lambda: {"memory", "cpu"} <= set(metrics_of(view.instances[0])))
 
 
-async def test_one_that_was_never_entered_is_closed_without_a_trace():
+async def test_a_registration_that_was_never_entered_closes_without_a_trace():
     async with mooring.connect() as hub:
         registration = hub.register(ONE)
     await registration.drain()
     assert registration.state == "closed"
 
 
-async def test_it_goes_on_though_something_that_it_waits_for_is_cancelled(
+async def test_a_registration_survives_a_cancellation_inside_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     async with mooring.connect() as hub:
@@ -464,7 +466,7 @@ async def test_it_goes_on_though_something_that_it_waits_for_is_cancelled(
     assert "retrying" in caplog.text
 
 
-async def test_one_that_is_too_large_is_refused():
+async def test_an_oversized_instance_is_refused():
     async with mooring.connect() as hub:
         large = Instance("echo", "10.0.0.1", 80, metadata=RecordedMetadata({"a": "x" * 2_000_000}))
         with pytest.raises(InvalidRequest, match="metadata"):
@@ -474,10 +476,10 @@ async def test_one_that_is_too_large_is_refused():
 
 
 @pytest.mark.parametrize("url", ["memory://", "redis"])
-async def test_who_closes_it_while_it_is_closed_waits_until_it_is(
+async def test_a_second_close_waits_for_the_first(
     url: str, redis: Callable[[str], RedisServer], monkeypatch: pytest.MonkeyPatch
 ):
-    """A hub that is left meanwhile must not close the store under who deregisters."""
+    """A hub that is left meanwhile must not close the store before the deregistration."""
     if url == "redis":
         url = f"{redis('7.0').url}?namespace={time.monotonic_ns()}"
     async with mooring.connect(url) as hub:
@@ -503,7 +505,7 @@ async def test_who_closes_it_while_it_is_closed_waits_until_it_is(
         await first
 
 
-async def test_one_that_is_closed_while_it_opens_says_so_at_once():
+async def test_closing_a_registration_while_it_opens_is_reported_at_once():
     async with mooring.connect("etcd://127.0.0.1:1?timeout=1s") as hub:
         registration = hub.register(ONE, wait=60)
         opening = asyncio.ensure_future(registration.__aenter__())
@@ -513,7 +515,7 @@ async def test_one_that_is_closed_while_it_opens_says_so_at_once():
             await asyncio.wait_for(opening, 20)
 
 
-async def test_a_second_drain_brings_nothing_back():
+async def test_a_second_drain_does_not_revive_the_instance():
     states: list[str] = []
     async with mooring.connect(settings=QUIET) as hub, hub.discover("echo") as view:
         one = await hub.register(ONE).__aenter__()
@@ -532,7 +534,7 @@ async def test_a_second_drain_brings_nothing_back():
     assert states == ["draining", "gone"]
 
 
-async def test_to_close_it_while_it_drains_waits_until_it_has_left(
+async def test_closing_during_a_drain_waits_until_the_instance_left(
     monkeypatch: pytest.MonkeyPatch,
 ):
     async with mooring.connect() as hub:

@@ -1,4 +1,4 @@
-"""An instance's place in a registry: when it is in doubt, and when no longer."""
+"""The record of an instance in a registry: when it is in doubt, and when no longer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mooring.store import everything
 from tests.waiting import eventually
 
 
-async def test_a_doubt_that_comes_and_goes_unseen_leaves_it_registered():
-    """Between two looks at what is in doubt there was one, just as it told its state."""
+async def test_a_doubt_that_passes_unnoticed_leaves_the_instance_registered():
+    """There was a doubt between two checks, just when it reported its state."""
     async with (
         mooring.connect(layout="plain:/services/") as hub,
         hub.register(Instance("echo", "10.0.0.1", 80)) as one,

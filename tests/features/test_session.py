@@ -15,12 +15,12 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_many_sessions_and_their_keys_outlive_their_ttl(store: Store):
+async def test_many_sessions_and_their_keys_survive_their_ttl(store: Store):
     sessions = [Session(store, ttl=5) for _ in range(30)]
     for session in sessions:
         await session.__aenter__()
         await store.commit(Put(b"/here/%d" % session.lease, b"", session.lease))
-    await asyncio.sleep(5.5)  # time itself is the subject
+    await asyncio.sleep(5.5)  # real time is what is tested
     assert len((await store.read(prefix(b"/here/"))).entries) == 30
     await eventually(lambda: {session.state for session in sessions} == {"alive"})  # none was lost
     for session in sessions:
@@ -30,7 +30,7 @@ async def test_many_sessions_and_their_keys_outlive_their_ttl(store: Store):
     assert (await store.read(prefix(b"/here/"))).first is None
 
 
-async def test_leaving_it_takes_its_keys_at_once(store: Store):
+async def test_leaving_a_session_deletes_its_keys_at_once(store: Store):
     async with Session(store, ttl=30) as session:
         await store.commit(Put(b"/here", b"", session.lease))
     assert (await store.read(key(b"/here"))).first is None
@@ -52,8 +52,8 @@ async def test_a_revoked_lease_is_a_lost_session(store: Store):
 
 
 @pytest.mark.real_time
-async def test_a_blocked_event_loop_loses_it_by_its_own_clock(store: Store):
-    """Nobody renews while the loop stands still: it must not trust a lease that may be gone."""
+async def test_a_blocked_event_loop_loses_the_session_by_its_own_clock(store: Store):
+    """A blocked loop cannot renew: the session must not trust a lease that may have expired."""
     async with Session(store, ttl=1) as session:
         time.sleep(session.ttl + 0.2)  # noqa: ASYNC251 - blocking the loop is the point
         assert session.state == "lost"
@@ -77,7 +77,7 @@ async def test_a_cancelled_body_revokes_the_lease(store: Store):
     await entered.wait()
     task.cancel()
     await asyncio.sleep(0)
-    task.cancel()  # whoever is in a hurry cancels twice
+    task.cancel()  # an impatient caller cancels twice
     with pytest.raises(asyncio.CancelledError):
         await task
     with pytest.raises(LeaseNotFound):
@@ -85,13 +85,13 @@ async def test_a_cancelled_body_revokes_the_lease(store: Store):
 
 
 ROUNDED = 1e-6
-"""Seconds by which a sum of times may differ from the time that it stands for."""
+"""Seconds by which a sum of durations may differ from the total."""
 
 
-async def test_its_time_counts_from_when_the_grant_was_sent(
+async def test_the_time_counts_from_when_the_grant_was_sent(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    """The store's clock may have started right after that, however late its reply comes."""
+    """The clock of the store may have started right after that, however late its reply is."""
     grant, sent = store.grant, list[float]()
 
     async def slow(ttl: float) -> Lease:
@@ -105,7 +105,7 @@ async def test_its_time_counts_from_when_the_grant_was_sent(
         assert clock() + session.remaining <= sent[0] + session.ttl + ROUNDED
 
 
-async def test_its_time_counts_from_when_the_renewal_was_sent(
+async def test_the_time_counts_from_when_the_renewal_was_sent(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     renew, sent = store.renew, list[float]()
@@ -127,7 +127,7 @@ async def test_its_time_counts_from_when_the_renewal_was_sent(
 async def test_cancelling_the_entry_revokes_the_lease(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    """The store has granted the lease, and its reply is still under way."""
+    """The store has granted the lease, and its reply is still on the way."""
     leases: list[int] = []
     grant = store.grant
 

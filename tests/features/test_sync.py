@@ -42,13 +42,13 @@ def hub(store_url: str) -> Iterator[mooring.sync.Hub]:
 
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite", "etcd-3.5"])
-def test_it_does_what_the_async_api_does(hub: mooring.sync.Hub):
+def test_blocking_code_does_the_same_as_async_code(hub: mooring.sync.Hub):
     with hub.register(ECHO) as registration, hub.discover("Common/Echo") as view:
         view.wait(timeout=20)
         with view.pick() as instance:
             assert instance.id == registration.instance.id == "10.0.0.1:80"
         assert registration.state == "registered"
-        assert [found.id for found in hub.registry.instances("Common/Echo").instances] == [
+        assert [instance.id for instance in hub.registry.instances("Common/Echo").instances] == [
             "10.0.0.1:80"
         ]
     assert hub.registry.instances("Common/Echo").instances == ()
@@ -67,7 +67,7 @@ def test_types_are_known_to_a_type_checker(hub: mooring.sync.Hub):
         assert_type(mirror, mooring.sync.Mirror[bytes, Entry])
 
 
-def test_the_types_are_in_step_with_the_async_api():
+def test_the_types_match_the_async_api():
     assert TARGET.read_text() == stub(), "run: python tools/blocking_types.py"
 
 
@@ -78,7 +78,7 @@ def test_every_type_can_be_named():
         mooring.sync.nonsense  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_objects_are_blocking_and_data_is_as_it_is(hub: mooring.sync.Hub):
+def test_objects_are_blocking_and_data_is_unchanged(hub: mooring.sync.Hub):
     assert isinstance(hub, mooring.sync.Hub)
     assert isinstance(hub.store, mooring.sync.Store)
     assert isinstance(hub.registry, mooring.sync.Registry)
@@ -91,7 +91,7 @@ def test_objects_are_blocking_and_data_is_as_it_is(hub: mooring.sync.Hub):
         assert session.lost.wait()
 
 
-def test_a_live_mapping_comes_as_a_copy(hub: mooring.sync.Hub):
+def test_a_live_mapping_is_copied(hub: mooring.sync.Hub):
     hub.store.commit(Put(b"/a", b"1"))
     with hub.mirror(prefix(b"/")) as mirror:
         before = mirror.items
@@ -100,7 +100,7 @@ def test_a_live_mapping_comes_as_a_copy(hub: mooring.sync.Hub):
         assert list(before) == [b"/a"]
 
 
-def test_what_is_iterated_blocks_until_there_is_more(hub: mooring.sync.Hub):
+def test_iterators_block_until_there_is_more(hub: mooring.sync.Hub):
     with hub.store.watch(prefix(b"/")) as watch:
         threading.Timer(0.05, lambda: hub.store.commit(Put(b"/a", b"1"))).start()
         assert next(watch).events[0].key == b"/a"
@@ -109,7 +109,7 @@ def test_what_is_iterated_blocks_until_there_is_more(hub: mooring.sync.Hub):
         assert list(changes) == []
 
 
-def test_what_is_private_stays_private(hub: mooring.sync.Hub):
+def test_private_attributes_stay_private(hub: mooring.sync.Hub):
     with pytest.raises(AttributeError):
         hub._store  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError):
@@ -128,12 +128,12 @@ def test_a_bad_url_is_refused_at_once():
 def test_errors_show_both_sides_of_the_portal(hub: mooring.sync.Hub):
     with hub.discover("nobody") as view, pytest.raises(NoInstance) as caught, view.pick():
         pass
-    told = "".join(traceback.format_exception(caught.value))
-    assert "test_errors_show_both_sides_of_the_portal" in told
-    assert "rotation.py" in told
+    trace = "".join(traceback.format_exception(caught.value))
+    assert "test_errors_show_both_sides_of_the_portal" in trace
+    assert "rotation.py" in trace
 
 
-def test_it_can_be_opened_without_a_block(store_url: str):
+def test_a_hub_can_be_opened_without_a_block(store_url: str):
     hub = mooring.sync.connect(store_url).open()
     assert hub.open() is hub
     registration = hub.register(ECHO).open()
@@ -152,10 +152,10 @@ def test_all_hubs_share_one_thread(store_url: str):
     for _ in range(3):
         with mooring.sync.connect(store_url), mooring.sync.connect(store_url):
             pass
-    assert [each.name for each in threading.enumerate()].count("mooring") == 1
+    assert [thread.name for thread in threading.enumerate()].count("mooring") == 1
 
 
-def test_what_failed_to_open_is_not_open(tmp_path: Path):
+def test_a_hub_that_failed_to_open_is_not_open(tmp_path: Path):
     (tmp_path / "file").write_text("no store")
     hub = mooring.sync.connect(f"sqlite://{tmp_path}/file/below")
     with pytest.raises(mooring.MooringError):
@@ -174,37 +174,37 @@ def test_many_threads_share_one_hub(hub: mooring.sync.Hub):
     assert len(hub.store.read(prefix(b"/")).entries) == 400
 
 
-def test_callbacks_come_on_the_portals_thread_and_must_not_block(store_url: str):
-    told: list[object] = []
+def test_callbacks_run_on_the_thread_of_the_portal_and_must_not_block(store_url: str):
+    outcomes: list[object] = []
     quiet = parse({"registry": {"metrics": {"enabled-metrics": []}}})
     hub = mooring.sync.connect(store_url, settings=quiet)
 
     def hear(update: Update[str, Instance]) -> None:
-        told.append(threading.current_thread().name)
+        outcomes.append(threading.current_thread().name)
         try:
             hub.store.status()
         except InvalidRequest as error:
-            told.append(error)
+            outcomes.append(error)
 
     with hub, hub.discover("Common/Echo") as view:
         end = view.subscribe(hear)
         with hub.register(ECHO):
-            until(lambda: len(told) == 2)
-        until(lambda: len(told) == 4)
+            until(lambda: len(outcomes) == 2)
+        until(lambda: len(outcomes) == 4)
         end()
         with hub.register(ECHO):
             view.wait(timeout=20)
-        assert len(told) == 4
-    assert told[0] == "mooring"
-    assert "wait for itself" in str(told[1])
+        assert len(outcomes) == 4
+    assert outcomes[0] == "mooring"
+    assert "wait for itself" in str(outcomes[1])
 
 
-def test_a_function_that_is_awaited_there_runs_in_the_calling_thread(hub: mooring.sync.Hub):
+def test_an_awaited_callback_runs_in_the_calling_thread(hub: mooring.sync.Hub):
     seen: list[object] = []
 
     def work(instance: Instance) -> str:
         seen.append(threading.current_thread())
-        hub.store.status()  # may block: this is not the loop's thread
+        hub.store.status()  # may block: this is not the thread of the loop
         if len(seen) == 1:
             raise ConnectionError("the first fails")
         return instance.id
@@ -224,7 +224,7 @@ def test_a_timeout_cancels_the_call(hub: mooring.sync.Hub):
     assert _calls_under_way(hub) == 0
 
 
-def test_a_call_that_is_cancelled_before_it_begins_is_over(monkeypatch: pytest.MonkeyPatch):
+def test_a_call_cancelled_before_it_begins_does_not_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mooring.sync.portal._CANCEL_TIMEOUT", 3600)
     began: list[str] = []
 
@@ -250,7 +250,7 @@ def test_a_call_that_is_cancelled_before_it_begins_is_over(monkeypatch: pytest.M
 
     portal = _portal()
     busy = threading.Event()
-    portal.post(lambda: busy.wait(30))  # so that both come to the loop at once
+    portal.post(lambda: busy.wait(30))  # so that both reach the loop at once
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         thread.submit(interrupted).result(timeout=20)
     portal.close()
@@ -265,7 +265,7 @@ def _portal() -> Portal:
     return portal
 
 
-def test_a_deadline_keeps_nothing_from_being_left(hub: mooring.sync.Hub):
+def test_a_block_can_be_left_after_its_deadline(hub: mooring.sync.Hub):
     with pytest.raises(TimeoutError), mooring.sync.timeout(0.2), hub.register(ECHO):
         hub.session().lost.wait()
     assert hub.registry.instances("Common/Echo").instances == ()
@@ -281,14 +281,14 @@ def _calls_under_way(hub: mooring.sync.Hub) -> int:
     return within(hub, count)
 
 
-def test_what_was_entered_too_late_is_left_again():
+def test_a_context_entered_too_late_is_left_again():
     undone: list[str] = []
 
     async def stubborn() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return  # it got what it wanted in the same instant
+            return  # it succeeded in the same instant
 
     async def undo() -> None:
         undone.append("undone")
@@ -300,7 +300,7 @@ def test_what_was_entered_too_late_is_left_again():
     assert undone == ["undone"]
 
 
-def test_what_was_done_long_after_its_caller_left_is_undone(monkeypatch: pytest.MonkeyPatch):
+def test_a_result_long_after_its_caller_left_is_undone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mooring.sync.portal._CANCEL_TIMEOUT", 0.05)
     undone = threading.Event()
     events: list[asyncio.Event] = []
@@ -324,7 +324,7 @@ def test_what_was_done_long_after_its_caller_left_is_undone(monkeypatch: pytest.
     portal.close()
 
 
-def test_closing_ends_calls_that_are_under_way(store_url: str):
+def test_closing_ends_calls_in_progress(store_url: str):
     hub = mooring.sync.connect(store_url).open()
     watch = hub.store.watch(prefix(b"/")).open()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
@@ -335,7 +335,7 @@ def test_closing_ends_calls_that_are_under_way(store_url: str):
             waiting.result(timeout=20)
 
 
-def test_what_was_closed_with_its_hub_can_be_looked_at_and_left(store_url: str):
+def test_objects_closed_with_their_hub_can_be_read_and_left(store_url: str):
     hub = mooring.sync.connect(store_url).open()
     with hub.register(ECHO) as registration, hub.session() as session, hub.discover("a") as view:
         watch = hub.store.watch(prefix(b"/")).open()
@@ -349,8 +349,8 @@ def test_what_was_closed_with_its_hub_can_be_looked_at_and_left(store_url: str):
         hub.lock("lock")
 
 
-def test_closing_leaves_nobody_waiting(store_url: str):
-    """Whenever a call meets the end of the loop, it has an answer or is told."""
+def test_closing_leaves_no_caller_waiting(store_url: str):
+    """Whenever a call meets the end of the loop, it gets a result or an error."""
     for _ in range(20):
         hub = mooring.sync.connect(store_url).open()
         store = hub.store
@@ -362,5 +362,5 @@ def test_closing_leaves_nobody_waiting(store_url: str):
         with concurrent.futures.ThreadPoolExecutor(4) as threads:
             asking = [threads.submit(ask) for _ in range(4)]
             hub.close()
-            for each in asking:
-                assert isinstance(each.exception(timeout=20), Closed)
+            for call in asking:
+                assert isinstance(call.exception(timeout=20), Closed)

@@ -1,4 +1,4 @@
-"""The blocking API where processes are interrupted, fork, and end."""
+"""The blocking API in processes that are interrupted, fork, and end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _run(program: str, *arguments: str) -> None:
 
 
 def _run_from_the_start(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """In an interpreter of its own, for what depends on what is imported, and when."""
+    """In a new interpreter, for tests that depend on what is imported, and when."""
     # As a user starts it: importing mooring sets the variable, also for children of this process.
     environment = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
     run = subprocess.run(
@@ -45,7 +45,7 @@ def _run_from_the_start(script: str, *arguments: str) -> subprocess.CompletedPro
     return run
 
 
-def test_ctrl_c_cancels_the_call_and_the_hub_goes_on():
+def test_ctrl_c_cancels_the_call_and_the_hub_still_works():
     _run("""
         import os, signal, threading
         import mooring.sync
@@ -64,8 +64,8 @@ def test_ctrl_c_cancels_the_call_and_the_hub_goes_on():
 
 
 def test_a_signal_that_another_thread_receives_is_handled_during_a_blocking_call():
-    """Such a signal does not wake the main thread. Nor does one that arrives just before the thread
-    begins to wait."""
+    """Such a signal does not wake the main thread, nor does one that arrives just before the thread
+    starts to wait."""
     _run("""
         import asyncio, signal, threading
         import mooring.sync
@@ -113,7 +113,7 @@ portal = Portal("it", lambda: change("enter"), lambda: change("leave"))
 """
 
 
-def test_a_signal_handler_may_close_what_is_being_closed():
+def test_a_signal_handler_can_close_what_is_being_closed():
     script = """
         portal.open()
         portal.close()
@@ -123,7 +123,7 @@ def test_a_signal_handler_may_close_what_is_being_closed():
     _run(SIGNALLED + textwrap.dedent(script), "leave")
 
 
-def test_what_a_signal_handler_closes_while_it_is_opened_is_not_open():
+def test_a_context_closed_by_a_signal_handler_while_it_opens_is_not_open():
     script = """
         try:
             portal.open()
@@ -147,7 +147,7 @@ def etcd_url(etcd: Callable[[str], EtcdServer]) -> str:
 
 def _registered(url: str, service: str = "echo") -> list[str]:
     with mooring.sync.connect(url) as hub:
-        return [found.id for found in hub.registry.instances(service).instances]
+        return [instance.id for instance in hub.registry.instances(service).instances]
 
 
 END = {
@@ -159,7 +159,7 @@ END = {
 
 @pytest.mark.parametrize("end", END)
 def test_the_end_of_the_interpreter_closes_all_hubs(etcd_url: str, end: str):
-    """Also those that nothing refers to any more."""
+    """Even those that nothing references any more."""
     _run(
         f"""
         import gc, logging, sys, threading, time
@@ -182,7 +182,7 @@ def test_the_end_of_the_interpreter_closes_all_hubs(etcd_url: str, end: str):
 
 
 @pytest.mark.deadline
-async def test_the_end_of_the_interpreter_does_not_wait_for_a_store_that_is_away(
+async def test_the_end_of_the_interpreter_does_not_wait_for_an_unavailable_store(
     etcd: Callable[[str], EtcdServer],
 ):
     async with FaultProxy(etcd("3.5").address) as proxy:
@@ -205,10 +205,10 @@ async def test_the_end_of_the_interpreter_does_not_wait_for_a_store_that_is_away
         assert process.stdout is not None
         assert await process.stdout.readline() == b"ready\n"
         proxy.blackhole()
-        told = time.monotonic()
+        signalled = time.monotonic()
         await process.communicate(b"\n")
         assert process.returncode == 0
-        assert time.monotonic() - told < 8  # 5 s for all hubs together, and the loop's end
+        assert time.monotonic() - signalled < 8  # 5 s for all hubs together, and the loop's end
 
 
 FORK = """
@@ -243,13 +243,13 @@ with mooring.sync.connect(url) as hub:
 
 
 def _forked(url: str, *, child: str = "", wait: float = 0.1) -> None:
-    """Run this in a child, and wait so long before the parent looks at its registration."""
+    """Run this in a child, and wait this long before the parent checks its registration."""
     indented = textwrap.indent(textwrap.dedent(child), " " * 12)
     _run(FORK.replace("            {child}", indented).replace("{wait}", str(wait)), url)
 
 
 @pytest.mark.parametrize("store", ["etcd", "memory"])
-def test_a_forked_child_leaves_the_parents_registration_alone(etcd_url: str, store: str):
+def test_a_forked_child_does_not_touch_the_registration_of_its_parent(etcd_url: str, store: str):
     longer_than_the_lease_lives_without_its_parent = 5.0
     _forked(
         etcd_url if store == "etcd" else "memory://",
@@ -257,7 +257,7 @@ def test_a_forked_child_leaves_the_parents_registration_alone(etcd_url: str, sto
     )
 
 
-def test_a_forked_child_may_connect_again(tmp_path: Path):
+def test_a_forked_child_can_connect_again(tmp_path: Path):
     again = """
             with mooring.sync.connect("memory://") as anew:
                 with anew.register(mooring.Instance("echo", "10.0.0.2", 80)) as mine:
@@ -266,7 +266,7 @@ def test_a_forked_child_may_connect_again(tmp_path: Path):
     _forked("memory://", child=again)
 
 
-def test_a_forked_child_is_told_that_the_file_is_its_parents(tmp_path: Path):
+def test_a_forked_child_cannot_open_the_file_of_its_parent(tmp_path: Path):
     again = """
             try:
                 mooring.sync.connect(url).open()
@@ -278,8 +278,8 @@ def test_a_forked_child_is_told_that_the_file_is_its_parents(tmp_path: Path):
     _forked(f"sqlite://{tmp_path}/store", child=again)
 
 
-def test_a_forked_child_is_told_that_grpc_does_not_outlive_a_fork(etcd_url: str):
-    """It would hang, and swallow what the parent's watches wait for."""
+def test_a_forked_child_cannot_use_grpc_of_its_parent(etcd_url: str):
+    """It would hang, and consume the responses of the watches of its parent."""
     again = """
             try:
                 mooring.sync.connect(url).open()
@@ -306,20 +306,20 @@ with mooring.sync.connect(sys.argv[1]) as hub:
 
 
 @pytest.mark.parametrize("first", ["mooring.sync", "mooring.grpc", "mooring, grpc, grpc.aio"])
-def test_children_do_not_crash_where_etcd_is_connected(etcd_url: str, first: str):
+def test_children_do_not_crash_if_etcd_is_connected(etcd_url: str, first: str):
     assert not _run_from_the_start(CROWD.format(imports=f"import {first}"), etcd_url).stderr
 
 
 def test_a_fork_is_warned_of_if_grpc_was_imported_before_mooring(etcd_url: str):
-    """gRPC's fork handlers are on then, and children may crash."""
+    """The fork handlers of gRPC are enabled then, and children may crash."""
     crowd = CROWD.format(imports="import grpc").replace("range(6)", "range(2)")
     run = _run_from_the_start(crowd.replace("== 0", "is not None"), etcd_url)
     assert run.stderr.count("grpc was imported before mooring: import mooring before grpc") == 1
 
 
 @pytest.mark.parametrize("first", ["mooring.sync", "mooring.grpc", "grpc"])
-def test_a_parent_whose_hubs_are_closed_may_fork(etcd_url: str, first: str):
-    """And the children connect. It keeps the hubs, as a program does that ends with them."""
+def test_a_parent_can_fork_after_its_hubs_are_closed(etcd_url: str, first: str):
+    """And the children can connect. The parent keeps the closed hubs, as programs do."""
     script = f"""
         import os, sys
         import {first}
@@ -344,8 +344,8 @@ def test_a_parent_whose_hubs_are_closed_may_fork(etcd_url: str, first: str):
     assert not _run_from_the_start(script, etcd_url).stderr
 
 
-def test_what_was_not_opened_before_a_fork_is_opened_after_it(etcd_url: str):
-    """As an application that is loaded before its workers are forked."""
+def test_a_hub_that_was_not_opened_before_a_fork_is_opened_after_it(etcd_url: str):
+    """Like an application that is loaded before its workers are forked."""
     _run(
         """
         import os, sys
@@ -362,8 +362,8 @@ def test_what_was_not_opened_before_a_fork_is_opened_after_it(etcd_url: str):
     )
 
 
-async def test_a_killed_process_is_no_worse_than_before(etcd_url: str):
-    """No exit handler runs: the lease ends it."""
+async def test_a_killed_process_expires_with_its_lease(etcd_url: str):
+    """No exit handler runs: the lease ends the registration."""
     script = """
         import sys, time
         import mooring.sync

@@ -62,7 +62,7 @@ async def tenants(hub: mooring.Hub) -> AsyncIterator[Tenants]:
         yield live
 
 
-# Raw ASGI: what a server hands over, and what it is sent.
+# Raw ASGI: what a server passes, and what it receives.
 
 
 def scope(kind: str = "http", path: str = "/", query: str = "", **headers: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ async def never() -> asgi.Message:
 
 
 async def call(app: asgi.Application, scope: asgi.Scope) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the answer."""
+    """Status, headers and body of the response."""
     sent: list[asgi.Message] = []
 
     async def send(message: asgi.Message) -> None:
@@ -87,15 +87,15 @@ async def call(app: asgi.Application, scope: asgi.Scope) -> tuple[int, dict[str,
     await app(scope, never, send)
     start, *bodies = sent
     headers = {name.decode(): value.decode() for name, value in start["headers"]}
-    return start["status"], headers, b"".join(each.get("body", b"") for each in bodies)
+    return start["status"], headers, b"".join(body.get("body", b"") for body in bodies)
 
 
 async def who(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     """Answers with the current tenant."""
-    found = current_or_none()
-    assert scope["state"]["tenant"] is found
+    tenant = current_or_none()
+    assert scope["state"]["tenant"] is tenant
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": str(found and found.id).encode()})
+    await send({"type": "http.response.body", "body": str(tenant and tenant.id).encode()})
 
 
 async def test_the_tenant_is_current_while_the_request_is_served(tenants: Tenants):
@@ -105,7 +105,7 @@ async def test_the_tenant_is_current_while_the_request_is_served(tenants: Tenant
     assert current_or_none() is None
 
 
-async def test_the_state_of_the_lifespan_has_the_tenants_and_gets_the_tenant(tenants: Tenants):
+async def test_the_lifespan_state_provides_the_tenants_and_receives_the_tenant(tenants: Tenants):
     app = asgi.TenantMiddleware(who)
     with_state = scope(x_tenant_id="7") | {"state": {"tenants": tenants, "mine": 1}}
     assert (await call(app, with_state))[::2] == (200, b"7")
@@ -127,7 +127,7 @@ async def test_the_state_of_the_lifespan_has_the_tenants_and_gets_the_tenant(ten
         ({"x_tenant_id": "broke"}, 403, "tenant_suspended", "broke"),
     ],
 )
-async def test_who_is_refused_is_told_why_in_json(
+async def test_a_rejected_request_gets_the_reason_in_json(
     tenants: Tenants, header: dict[str, str], status: int, code: str, tenant: object
 ):
     def refusing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -147,7 +147,7 @@ async def test_who_is_refused_is_told_why_in_json(
     assert again == (status, headers, body)
 
 
-async def test_an_answer_to_head_has_no_body(tenants: Tenants):
+async def test_a_response_to_head_has_no_body(tenants: Tenants):
     head = scope() | {"method": "HEAD"}
     status, headers, body = await call(asgi.TenantMiddleware(who, tenants), head)
     assert (status, body) == (400, b"")
@@ -156,7 +156,7 @@ async def test_an_answer_to_head_has_no_body(tenants: Tenants):
     assert answer_of(app, REQUEST_METHOD="HEAD") == (status, headers, b"")
 
 
-async def test_a_host_that_is_given_twice_is_refused(tenants: Tenants):
+async def test_a_duplicate_host_is_refused(tenants: Tenants):
     app = asgi.TenantMiddleware(who, tenants, resolver=Resolver(http_type="host"))
     assert (await call(app, scope(host="acme.example.com:8080")))[::2] == (200, b"7")
     twice = scope(host="acme.example.com")
@@ -164,7 +164,7 @@ async def test_a_host_that_is_given_twice_is_refused(tenants: Tenants):
     assert (await call(app, twice))[0] == 400
 
 
-async def test_without_a_tenant_where_none_is_required_and_on_exempt_paths(tenants: Tenants):
+async def test_optional_tenants_and_exempt_paths_need_no_tenant(tenants: Tenants):
     optional = asgi.TenantMiddleware(who, tenants, required=False)
     assert (await call(optional, scope()))[::2] == (200, b"None")
     assert (await call(optional, scope(x_tenant_id="70")))[0] == 404
@@ -175,7 +175,7 @@ async def test_without_a_tenant_where_none_is_required_and_on_exempt_paths(tenan
     assert (await call(exempting, below))[::2] == (200, b"None")
 
 
-async def test_the_path_is_counted_below_where_the_application_is_mounted(tenants: Tenants):
+async def test_path_segments_are_counted_below_the_mount_point(tenants: Tenants):
     app = asgi.TenantMiddleware(who, tenants, resolver=Resolver(http_type="path"))
     assert (await call(app, scope(path="/acme/orders")))[::2] == (200, b"7")
     for root in ("/app", "/app/"):
@@ -185,7 +185,7 @@ async def test_the_path_is_counted_below_where_the_application_is_mounted(tenant
     assert (await call(app, elsewhere))[::2] == (200, b"8")
 
 
-async def test_what_is_no_request_passes(tenants: Tenants):
+async def test_other_scopes_pass_unchanged(tenants: Tenants):
     seen: list[str] = []
 
     async def app(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -197,7 +197,7 @@ async def test_what_is_no_request_passes(tenants: Tenants):
     assert seen == ["lifespan", "something.else"]
 
 
-async def test_an_exception_goes_through_and_leaves_no_tenant_behind(tenants: Tenants):
+async def test_an_exception_leaves_no_current_tenant_behind(tenants: Tenants):
     async def app(*_: object) -> None:
         assert current().id == 7
         raise ValueError("mine")
@@ -214,7 +214,7 @@ async def test_an_exception_goes_through_and_leaves_no_tenant_behind(tenants: Te
     assert current_or_none() is None
 
 
-async def test_requests_at_once_and_their_tasks_never_see_each_others_tenant(hub: mooring.Hub):
+async def test_concurrent_requests_and_their_tasks_have_separate_tenants(hub: mooring.Hub):
     publisher = hub.publisher(by="alice")
     for id in range(100, 130):
         await publisher.put(id, "meta", {"code": f"t{id}", "name": f"t{id}"})
@@ -243,7 +243,7 @@ async def test_requests_at_once_and_their_tasks_never_see_each_others_tenant(hub
     assert sorted(await asyncio.gather(*later)) == [(id, id) for id in range(100, 130)]
 
 
-async def test_before_the_tenants_are_loaded_it_is_503(tenants: Tenants):
+async def test_before_the_tenants_are_loaded_requests_get_503(tenants: Tenants):
     loaded: list[Tenants] = []
     app = asgi.TenantMiddleware(who, lambda: loaded[0] if loaded else None)
     status, _, body = await call(app, scope(x_tenant_id="7"))
@@ -305,11 +305,11 @@ async def test_a_websocket_has_its_tenant(tenants: Tenants):
         sent.append(message)
 
     await app(scope("websocket", x_tenant_id="acme"), incoming.get, send)
-    assert [each["type"] for each in sent] == ["websocket.accept", "websocket.send"]
+    assert [message["type"] for message in sent] == ["websocket.accept", "websocket.send"]
     assert sent[1]["text"] == "a 7 7"
 
 
-# Starlette on a real uvicorn, its tenants in the lifespan state.
+# Starlette on a real uvicorn, with its tenants in the lifespan state.
 
 seen_in_background: list[int] = []
 
@@ -374,7 +374,7 @@ async def test_starlette_on_a_server(client: httpx.AsyncClient):
     assert (await client.head("/who")).status_code == 400
 
 
-async def test_how_requests_name_their_tenant_changes_live(
+async def test_changes_of_the_resolver_take_effect_immediately(
     hub: mooring.Hub, client: httpx.AsyncClient
 ):
     publisher = hub.publisher(by="alice")
@@ -396,15 +396,15 @@ async def test_how_requests_name_their_tenant_changes_live(
     await eventually(lambda: answers("/who", 8, "brew.anywhere.test"))
 
 
-async def test_a_resolver_that_breaks_never_lets_clients_choose_their_tenant(hub: mooring.Hub):
-    """Who is told apart by hosts must not be let in by a header."""
+async def test_a_broken_resolver_never_lets_clients_choose_their_tenant(hub: mooring.Hub):
+    """If hosts identify tenants, a header must not."""
     key = b"jxt/common/resolver"
     by_header, by_host = scope(x_tenant_id="7"), scope(host="acme.example.com")
     await hub.store.commit(Put(key, b'{"httpType": "hots"}'))
     async with hub.tenants() as tenants:
         app = asgi.TenantMiddleware(who, tenants)
-        for each in (by_header, by_host):
-            status, _, body = await call(app, each)
+        for scope_ in (by_header, by_host):
+            status, _, body = await call(app, scope_)
             error = json.loads(body)["error"]
             assert (status, error["code"]) == (503, "tenants_unavailable")
             assert "common/resolver" in error["message"]
@@ -417,7 +417,7 @@ async def test_a_resolver_that_breaks_never_lets_clients_choose_their_tenant(hub
         assert (await call(app, by_header))[0] == 400
 
 
-async def test_a_tenant_that_is_suspended_or_deleted_is_refused_live(
+async def test_a_suspended_or_deleted_tenant_is_refused_immediately(
     hub: mooring.Hub, client: httpx.AsyncClient
 ):
     publisher = hub.publisher(by="alice")
@@ -441,20 +441,20 @@ async def test_a_tenant_that_is_suspended_or_deleted_is_refused_live(
 
 
 def say(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    found = current_or_none()
-    assert environ["mooring.tenant"] is found
+    tenant = current_or_none()
+    assert environ["mooring.tenant"] is tenant
     start_response("200 OK", [])
-    return [str(found and found.id).encode()]
+    return [str(tenant and tenant.id).encode()]
 
 
 def answer_of(app: WSGIApplication, **environ: str) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of an answer, as a server gets them."""
-    told: list[Any] = []
+    """Status, headers and body of a response, as a server gets them."""
+    started: list[Any] = []
     whole: WSGIEnvironment = dict(environ)
     wsgiref.util.setup_testing_defaults(whole)
 
     def start_response(status: str, headers: Any, exc_info: Any = None) -> Any:
-        told[:] = [status, headers]
+        started[:] = [status, headers]
 
     body = app(whole, start_response)
     try:
@@ -462,11 +462,11 @@ def answer_of(app: WSGIApplication, **environ: str) -> tuple[int, dict[str, str]
     finally:
         if hasattr(body, "close"):
             body.close()
-    return int(told[0].split()[0]), dict(told[1]), sent
+    return int(started[0].split()[0]), dict(started[1]), sent
 
 
 def alone(resolver: Resolver | None = None) -> Tenants:
-    """Tenant 7 and nobody else, without a store."""
+    """Only tenant 7, without a store."""
     from mooring.tenants.read.snapshot import TenantSnapshot
 
     tenant = Tenant(7, Meta(id=7, code="码", name="acme"))
@@ -485,13 +485,13 @@ def alone(resolver: Resolver | None = None) -> Tenants:
         (Resolver(http_type="host", http_host_mode="numeric"), {"HTTP_HOST": "7.a.b:80"}),
     ],
 )
-def test_wsgi_names_a_tenant_in_the_same_ways(resolver: Resolver, environ: dict[str, str]):
+def test_wsgi_identifies_tenants_in_the_same_ways(resolver: Resolver, environ: dict[str, str]):
     app = wsgi.TenantMiddleware(say, alone(resolver))
     assert answer_of(app, **environ)[::2] == (200, b"7")
     assert current_or_none() is None
 
 
-def test_the_tenant_is_current_while_the_body_is_made_and_not_between():
+def test_the_tenant_is_current_while_the_body_is_generated_but_not_in_between():
     closed: list[int] = []
 
     class Body:
@@ -522,7 +522,7 @@ def test_the_tenant_is_current_while_the_body_is_made_and_not_between():
     assert current_or_none() is None
 
 
-def test_what_a_server_may_send_by_itself_is_handed_to_it_as_it_is(tmp_path: Path):
+def test_a_body_that_a_server_may_send_directly_is_passed_unchanged(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"content")
     for made in ([b"a"], (b"a",), wsgiref.util.FileWrapper((tmp_path / "file").open("rb"))):
         app = wsgi.TenantMiddleware(lambda environ, start_response: made, alone())  # noqa: B023
@@ -601,6 +601,6 @@ def without(*modules: str) -> Callable[[str], str]:
     return run
 
 
-def test_the_edges_need_no_extra():
+def test_the_middleware_needs_no_extra():
     script = "import mooring.asgi, mooring.wsgi; print(mooring.asgi.TenantMiddleware.__name__)"
     assert without("immutables", "cryptography", "starlette")(script) == "TenantMiddleware\n"

@@ -1,4 +1,4 @@
-"""SIGTERM in programs without a handler of their own, and with one."""
+"""SIGTERM in programs with and without their own handler."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def terminated(
     count: int = 1,
     before: Callable[[], object] = lambda: None,
 ) -> tuple[int, str]:
-    """Send SIGTERM to a program once it is `ready` and has registered its instances; its status,
-    and what it printed."""
+    """Send SIGTERM to a program once it is `ready` and has registered its instances. Returns its
+    status and its output."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as printed:
         ready = Path(folder) / "ready"
         process = start_program(READY + program, url, str(TTL), str(ready), stdout=printed)
@@ -110,7 +110,7 @@ def test_sigterm_deregisters_and_ends_the_process_by_the_signal(
 def test_sigterm_deregisters_if_it_interrupts_code_that_holds_a_lock(
     hub: mooring.sync.Hub, url: str
 ):
-    """As when it arrives while the main thread logs: the event loop's thread logs too."""
+    """As when it arrives while the main thread logs: the thread of the event loop logs too."""
     logging = """
     import logging
     handler = logging.StreamHandler()
@@ -129,7 +129,7 @@ def test_sigterm_deregisters_if_it_interrupts_code_that_holds_a_lock(
 
 
 @pytest.mark.parametrize("program", [BLOCKING, ASYNCIO], ids=["blocking", "asyncio"])
-def test_a_handler_of_the_application_is_left_alone(hub: mooring.sync.Hub, url: str, program: str):
+def test_a_handler_of_the_application_is_kept(hub: mooring.sync.Hub, url: str, program: str):
     own = """
     import signal, sys
     signal.signal(signal.SIGTERM, lambda *_: (print("mine"), sys.exit(3)))
@@ -169,7 +169,7 @@ def test_a_signal_that_another_thread_receives_is_noticed(wait: str):
 
 
 def waiting(text: str, *, blocking: bool = False) -> str:
-    """A program that does this while `one` is registered."""
+    """A program that runs this code while `one` is registered."""
     program, sleeping = (BLOCKING, "time.sleep") if blocking else (ASYNCIO, "await asyncio.sleep")
     before, after = program.replace("]))", "])) as one").split(f"ready(); {sleeping}(60)")
     spaces = before[before.rindex("\n") + 1 :]
@@ -243,7 +243,7 @@ def test_another_signal_after_the_wait_deregisters_the_rest(
     assert registered(hub) == 0
 
 
-def test_two_waits_for_signals_at_the_same_time_both_end(hub: mooring.sync.Hub, url: str):
+def test_two_concurrent_waits_for_signals_both_end(hub: mooring.sync.Hub, url: str):
     program = """
     async with two(hub) as other:
         ready_to_be_stopped()
@@ -275,7 +275,7 @@ def test_an_event_loop_of_another_thread_deregisters(hub: mooring.sync.Hub, url:
     assert registered(hub) == 0
 
 
-def test_a_thread_that_cannot_install_the_handler_says_so(hub: mooring.sync.Hub, url: str):
+def test_a_thread_that_cannot_install_the_handler_reports_that(hub: mooring.sync.Hub, url: str):
     connecting = IN_A_THREAD.replace("    hub = mooring.connect(sys.argv[1])\n", "").replace(
         "async with hub:", "async with mooring.connect(sys.argv[1]) as hub:"
     )
@@ -307,7 +307,7 @@ CHAINING = """
 @pytest.mark.parametrize(
     "program", [BLOCKING, ASYNCIO, IN_A_THREAD], ids=["blocking", "asyncio", "thread"]
 )
-def test_a_handler_that_calls_the_one_of_mooring_finishes(
+def test_a_handler_that_calls_the_handler_of_mooring_finishes(
     hub: mooring.sync.Hub, url: str, program: str
 ):
     status, printed = terminated(hub, url, CHAINING + program)
@@ -336,8 +336,8 @@ def test_flask_run_deregisters(hub: mooring.sync.Hub, url: str, tmp_path: Path):
     assert registered(hub) == 0
 
 
-def test_a_process_that_the_signal_does_not_end_exits():
-    """The kernel ignores SIGTERM with the default action for PID 1, as a blocked signal is."""
+def test_a_process_that_survives_the_signal_exits():
+    """The kernel ignores SIGTERM with the default action for PID 1, like a blocked signal."""
     program = """
     import signal
     from mooring.registry import shutdown
@@ -387,7 +387,7 @@ def test_the_process_ends_if_leaving_the_registry_is_cancelled():
     assert python_program(program).returncode == -signal.SIGTERM
 
 
-def test_sigterm_while_an_instance_registers_ends_the_process_by_the_signal(
+def test_sigterm_during_a_registration_ends_the_process_by_the_signal(
     hub: mooring.sync.Hub, url: str
 ):
     """Not by the error of the registration, although another one takes longer to close."""

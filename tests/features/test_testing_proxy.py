@@ -12,7 +12,7 @@ from mooring.testing.proxy import FaultProxy
 from tests.waiting import eventually
 
 
-async def test_it_ends_though_a_client_reads_nothing():
+async def test_the_proxy_closes_despite_a_client_that_reads_nothing():
     async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(bytes(20_000_000))
         writer.close()
@@ -25,13 +25,13 @@ async def test_it_ends_though_a_client_reads_nothing():
             client = socket.create_connection((host, int(port)))
             await eventually(lambda: proxy.accepted == 1)
             await asyncio.sleep(0.1)
-        transports = [each for each in proxy._transports if not each.is_closing()]
+        transports = [transport for transport in proxy._transports if not transport.is_closing()]
         assert transports == []
         client.close()
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_a_connection_that_comes_as_it_ends_is_closed(steps: int):
+async def test_a_connection_during_the_close_is_closed(steps: int):
     loop = asyncio.get_running_loop()
     async with FaultProxy("127.0.0.1:1") as proxy:
         host, _, port = proxy.address.partition(":")
@@ -41,5 +41,5 @@ async def test_a_connection_that_comes_as_it_ends_is_closed(steps: int):
             loop.call_soon(step.set_result, None)
             await step
     client.close()
-    assert all(each.is_closing() for each in proxy._transports)
+    assert all(transport.is_closing() for transport in proxy._transports)
     gc.collect()  # an open connection is reported, which fails this test

@@ -1,4 +1,4 @@
-"""The Redis servers that tests start: each starts, answers, ends and comes back."""
+"""The Redis servers of mooring.testing: each one starts, answers, stops and restarts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ failing_over = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize("series", SERIES)
-def test_a_shared_server_is_of_the_wanted_series(redis: Callable[[str], RedisServer], series: str):
+def test_a_shared_server_has_the_wanted_series(redis: Callable[[str], RedisServer], series: str):
     server = redis(series)
     assert redis(series) is server
     info = server.command("INFO", "server")
@@ -43,7 +43,7 @@ def test_a_shared_server_is_of_the_wanted_series(redis: Callable[[str], RedisSer
     assert version in info
 
 
-def test_a_server_that_is_killed_comes_back_empty_on_its_port(
+def test_a_killed_server_restarts_empty_on_its_port(
     fresh_redis: Callable[..., RedisServer],
 ):
     server = fresh_redis()
@@ -58,7 +58,7 @@ def test_a_server_that_is_killed_comes_back_empty_on_its_port(
     assert server.command("GET", "a") is None
 
 
-def test_a_persistent_server_keeps_what_it_confirmed(
+def test_a_persistent_server_keeps_confirmed_writes(
     fresh_redis: Callable[..., RedisServer],
 ):
     server = fresh_redis(persistent=True)
@@ -90,7 +90,7 @@ def test_a_paused_server_can_be_stopped(fresh_redis: Callable[..., RedisServer])
     assert not server.running
 
 
-def test_answers_are_text_numbers_lists_nothing_or_errors(redis: Callable[[str], RedisServer]):
+def test_replies_are_text_numbers_lists_none_or_errors(redis: Callable[[str], RedisServer]):
     command = redis("7.0").command
     script = "return {'one', 2, {}, false}"
     assert command("EVAL", script, 0) == ["one", 2, [], None]
@@ -119,7 +119,7 @@ def test_flags_go_to_the_server(fresh_redis: Callable[..., RedisServer]):
     assert server.command("CONFIG", "GET", "maxmemory") == ["maxmemory", str(10 << 20)]
 
 
-def test_a_missing_server_is_an_error_with_the_command_that_brings_it(
+def test_the_error_for_a_missing_server_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -128,7 +128,7 @@ def test_a_missing_server_is_an_error_with_the_command_that_brings_it(
         find_redis("7.0")
 
 
-def test_each_key_of_the_shared_cluster_has_a_master(redis_cluster: RedisCluster):
+def test_every_key_of_the_shared_cluster_has_a_master(redis_cluster: RedisCluster):
     assert redis_cluster.settled()
     masters = {redis_cluster.master_of(key) for key in "abcdefgh"}
     assert masters == set(redis_cluster.members)
@@ -138,8 +138,8 @@ def test_each_key_of_the_shared_cluster_has_a_master(redis_cluster: RedisCluster
 
 
 def wait_for_replicas(master: RedisServer, number: int) -> None:
-    """Until so many have what was written before. WAIT tells that only to the connection that
-    wrote, and each command has its own."""
+    """Wait until this number of replicas has the previous writes. WAIT reports that only to the
+    connection that wrote, and each command has its own."""
 
     def info() -> str:
         return str(master.command("INFO", "replication"))
@@ -175,7 +175,7 @@ def test_the_shared_sentinels_know_their_master(redis_sentinel: SentinelGroup):
 
 
 @failing_over
-def test_sentinels_replace_a_master_that_is_killed(tmp_path: Path, series: str):
+def test_sentinels_replace_a_killed_master(tmp_path: Path, series: str):
     with SentinelGroup(tmp_path, replicas=2, series=series) as group:
         group.start()
         group.master().command("SET", "a", "1")

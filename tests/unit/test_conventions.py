@@ -1,4 +1,4 @@
-"""Rules of the source code that neither the linter nor the type checker enforces."""
+"""Rules of the code that neither the linter nor the type checker enforces."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 SOURCES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+
+REPOSITORY = Path(__file__).parents[2]
+REST = {
+    str(path.relative_to(REPOSITORY)): ast.parse(path.read_text())
+    for folder in ("bench", "tests", "tools")
+    for path in sorted((REPOSITORY / folder).rglob("*.py"))
+}
 
 VAGUE = {"told", "found", "each"}
 """Names that do not say what a variable holds."""
@@ -49,12 +56,14 @@ def _bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield line, name
             case ast.ClassDef(name=name, lineno=line):
                 yield line, name
+            case ast.Attribute(attr=name, ctx=ast.Store(), lineno=line):
+                yield line, name
 
 
 def test_names_say_what_they_hold():
     vague = [
         f"{module}:{line}: {name}"
-        for module, tree in TREES.items()
+        for module, tree in (TREES | REST).items()
         for line, name in _bound(tree)
         if name.strip("_").lower() in VAGUE
     ]

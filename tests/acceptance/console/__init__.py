@@ -1,1 +1,1 @@
-"""The console in a real Chromium, before a real server."""
+"""The console in a real Chromium, with a real server."""

@@ -1,6 +1,6 @@
-"""The Chromium of this machine, or the one that `make tools` brought below .tools.
+"""The Chromium of this machine, or the one that `make tools` downloaded below .tools.
 
-That one has its libraries and fonts beside it: nothing of it is installed.
+The latter uses the libraries and fonts beside it: nothing of it is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLAGS = (
     "--no-first-run",
     "--no-sandbox",
 )
-"""No word to anybody but the page's own server."""
+"""Chromium contacts no host but the server of the page."""
 
 _FONTS = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "urn:fontconfig:fonts.dtd">
@@ -45,7 +45,7 @@ class Chromium:
 
 
 def find_chromium(scratch: Path) -> Chromium:
-    """Where it is, and what it must find in its environment. `scratch` takes what it writes."""
+    """Find Chromium, and the environment that it needs. It may write to `scratch`."""
     environment = {
         **os.environ,
         "FONTCONFIG_FILE": str(_fonts(scratch)),
@@ -64,23 +64,23 @@ def find_chromium(scratch: Path) -> Chromium:
 
 def _libraries() -> list[str]:
     root = _UNPACKED.resolve()
-    found = [root / each for each in _LIBRARIES if (root / each).exists()]
-    found += [root / each.removeprefix("usr/") for each in _LIBRARIES]
-    more = [folder / name for folder in found for name in ("nss", "pulseaudio")]
-    return [str(each) for each in [*found, *more] if each.exists()]
+    folders = [root / library for library in _LIBRARIES if (root / library).exists()]
+    folders += [root / library.removeprefix("usr/") for library in _LIBRARIES]
+    more = [folder / name for folder in folders for name in ("nss", "pulseaudio")]
+    return [str(folder) for folder in [*folders, *more] if folder.exists()]
 
 
 def _fonts(scratch: Path) -> Path:
-    """Fontconfig's settings: the fonts of the machine, and ours, in a fixed order."""
+    """The settings of Fontconfig: the fonts of the machine, and ours, in a fixed order."""
     folders = [Path("/usr/share/fonts"), _UNPACKED.resolve() / "usr/share/fonts"]
     families = [
         f"  <alias><family>{name}</family><prefer>"
-        + "".join(f"<family>{each}</family>" for each in fonts)
+        + "".join(f"<family>{font}</family>" for font in fonts)
         + "</prefer></alias>"
         for name, fonts in _FAMILIES.items()
     ]
     file = scratch / "fonts.conf"
-    told = "\n".join(f"  <dir>{each}</dir>" for each in folders)
+    directories = "\n".join(f"  <dir>{folder}</dir>" for folder in folders)
     cache = scratch / "fontconfig"
-    file.write_text(_FONTS.format(folders=told, cache=cache, families="\n".join(families)))
+    file.write_text(_FONTS.format(folders=directories, cache=cache, families="\n".join(families)))
     return file

@@ -1,6 +1,6 @@
-"""One Chromium for all tests of a worker; each test has a server and a profile of its own.
+"""One Chromium for all tests of a worker; each test has a separate server and profile.
 
-Everything runs on one event loop, which the browser's driver belongs to.
+Everything runs on one event loop, the one of the browser's driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, async_playwright
 
 from tests.acceptance.console.chromium import FLAGS, find_chromium
-from tests.acceptance.console.visiting import Visitor
+from tests.acceptance.console.visitor import Visitor
 from tests.admin import Admin
 
 
@@ -31,15 +31,14 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bro
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
-    """The HTTP face over an empty store."""
+    """The HTTP server over an empty store."""
     async with Admin(f"memory://{uuid.uuid4().hex}", folder=tmp_path) as admin:
         yield admin
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def visitor(browser: Browser, admin: Admin) -> AsyncIterator[Visitor]:
-    """Somebody before the console, logged in as the admin; whatever it complains of fails the
-    test."""
+    """A user of the console, logged in as the admin; any error in the browser fails the test."""
     async with Visitor(browser, admin) as visitor:
         await visitor.log_in()
         yield visitor

@@ -1,4 +1,4 @@
-"""What people do in the console, in a real Chromium."""
+"""What users do in the console, in a real Chromium."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mooring.errors import LockLost
 from mooring.model import Instance
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
-from tests.acceptance.console.visiting import PATIENCE, Visitor
+from tests.acceptance.console.visitor import PATIENCE, Visitor
 from tests.admin import Admin
 from tests.waiting import eventually
 
@@ -30,7 +30,7 @@ AUTH = "Common/Auth"
 
 @contextlib.asynccontextmanager
 async def registered(admin: Admin, *names: str) -> AsyncIterator[list[str]]:
-    """An instance of each service; their ids."""
+    """Register an instance of each service; yields their ids."""
     async with contextlib.AsyncExitStack() as opened:
         ids = []
         for number, name in enumerate(names):
@@ -43,16 +43,18 @@ async def registered(admin: Admin, *names: str) -> AsyncIterator[list[str]]:
 
 @contextlib.asynccontextmanager
 async def holding(admin: Admin, lock: str) -> AsyncIterator[asyncio.Task[None]]:
-    """Somebody who has a lock, or is in its queue, until it is lost."""
-    contenders = sum(len(each.holders) + len(each.waiting) for each in await admin.hub.locks(lock))
+    """A task that holds a lock, or waits in its queue, until it is lost."""
+    contenders = sum(
+        len(queue.holders) + len(queue.waiting) for queue in await admin.hub.locks(lock)
+    )
 
     async def hold() -> None:
         async with admin.hub.lock(lock):
             await asyncio.Event().wait()
 
     async def queued() -> bool:
-        found = await admin.hub.locks(lock)
-        return sum(len(each.holders) + len(each.waiting) for each in found) > contenders
+        queues = await admin.hub.locks(lock)
+        return sum(len(queue.holders) + len(queue.waiting) for queue in queues) > contenders
 
     holder = asyncio.create_task(hold())
     try:
@@ -63,23 +65,23 @@ async def holding(admin: Admin, lock: str) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.gather(holder, return_exceptions=True)
 
 
-async def test_a_link_logs_in_and_a_service_is_found(visitor: Visitor, admin: Admin):
+async def test_a_link_logs_in_and_a_search_finds_a_service(visitor: Visitor, admin: Admin):
     async with registered(admin, AUTH, "Orders/Invoice", "mailer"):
         page = visitor.page
         services = page.get_by_role("table", name="Services")
         await expect(services.get_by_role("link", name=AUTH)).to_be_visible()
         await page.get_by_role("searchbox", name="Search by name").fill("invo")
-        found = page.locator('main[data-shown^="#/search"]')
-        await found.get_by_role("link", name="Orders/Invoice").click()
+        results = page.locator('main[data-shown^="#/search"]')
+        await results.get_by_role("link", name="Orders/Invoice").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text("Orders/Invoice")
         await expect(page.get_by_role("row").filter(has_text="10.0.0.1:8001")).to_be_visible()
 
 
-async def test_who_is_not_logged_in_is_told_how(browser: Browser, admin: Admin):
+async def test_the_login_page_explains_how_to_log_in(browser: Browser, admin: Admin):
     async with Visitor(browser, admin) as stranger:
         await stranger.page.goto(admin.url)
         await expect(stranger.page.get_by_text("mooring login", exact=True)).to_be_visible()
-        stranger.forgiven = "401"  # the browser says that it was refused, the page nothing worse
+        stranger.forgiven = "401"  # the browser logs that it was refused, the page nothing worse
         await stranger.page.get_by_label("Or paste a token").fill(admin.tokens["viewer"])
         await stranger.page.get_by_role("button", name="Log in").click()
         await expect(stranger.page.get_by_role("heading", name="Overview")).to_be_visible()
@@ -88,7 +90,7 @@ async def test_who_is_not_logged_in_is_told_how(browser: Browser, admin: Admin):
 @pytest.mark.parametrize(
     ("scope", "place"), [({"groups": ["Common"]}, "Overview"), ({"tenants": [7]}, "Tenants")]
 )
-async def test_who_is_scoped_is_led_only_to_what_they_may_see(
+async def test_a_scoped_user_sees_only_accessible_pages(
     browser: Browser, admin: Admin, scope: dict[str, Any], place: str
 ):
     async with Visitor(browser, admin) as scoped:
@@ -111,7 +113,7 @@ async def test_counts_and_times_stay_on_one_line_beside_a_long_name(visitor: Vis
             assert await cell.evaluate(tall) < 30
 
 
-async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor, admin: Admin):
+async def test_the_page_shows_an_instance_expire_and_return_live(visitor: Visitor, admin: Admin):
     page = visitor.page
     wanted = {"host": "10.0.0.7", "port": 9000, "protocol": "http", "ttl": 6.0}
     entry = "/registry/services/Common%2FAuth/instances"
@@ -130,7 +132,7 @@ async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor
     row = page.get_by_role("row").filter(has_text="10.0.0.7:9000")
     await expect(row).to_contain_text("up")
     beating.cancel()
-    # Without heartbeats it expires. The page updates by itself.
+    # Without heartbeats it expires. The page updates without a reload.
     await expect(page.get_by_text("This service has no instances")).to_be_visible()
     await expect(page.get_by_role("link", name="Common/Auth has no instance")).to_be_visible()
     assert (await admin.post(entry, {**wanted, "ttl": 60.0}, as_="service")).status_code == 201
@@ -138,7 +140,7 @@ async def test_an_instance_dies_and_comes_back_before_ones_eyes(visitor: Visitor
     await expect(page.get_by_role("link", name="Common/Auth has no instance")).to_have_count(0)
 
 
-async def test_a_service_without_instances_is_a_note_and_can_be_forgotten(
+async def test_a_service_without_instances_is_flagged_and_can_be_forgotten(
     visitor: Visitor, admin: Admin
 ):
     page = visitor.page
@@ -150,13 +152,15 @@ async def test_a_service_without_instances_is_a_note_and_can_be_forgotten(
     await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     await note.click()
     await page.get_by_role("button", name="Forget…").click()
-    visitor.forgiven = "404"  # it may look once more at what was forgotten before it turns away
+    visitor.forgiven = (
+        "404"  # it may read the forgotten service once more before it leaves the page
+    )
     await page.get_by_role("dialog").get_by_role("button", name="Forget").click()
     await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     await expect(page.get_by_text("Nothing is registered yet")).to_be_visible()
 
 
-async def test_an_instance_is_taken_out_of_rotation_and_put_back(visitor: Visitor, admin: Admin):
+async def test_an_instance_is_drained_and_enabled(visitor: Visitor, admin: Admin):
     page = visitor.page
     async with registered(admin, AUTH, AUTH) as (first, _):
         await visitor.go("instance", AUTH, first)
@@ -167,13 +171,13 @@ async def test_an_instance_is_taken_out_of_rotation_and_put_back(visitor: Visito
         await expect(page.locator(".head")).to_contain_text("disabled")
         await expect(page.locator(".timeline")).to_contain_text("disabled")
         answer = await admin.get("/registry/services/Common%2FAuth/instances", as_="service")
-        assert first not in [each["id"] for each in answer.json()]
+        assert first not in [instance["id"] for instance in answer.json()]
         await page.get_by_role("button", name="Enable").click()
         await page.get_by_role("dialog").get_by_role("button", name="Enable").click()
         await expect(page.locator(".head")).not_to_contain_text("disabled")
 
 
-async def test_a_viewer_can_do_nothing(browser: Browser, admin: Admin):
+async def test_a_viewer_cannot_change_anything(browser: Browser, admin: Admin):
     async with registered(admin, AUTH) as (only,), Visitor(browser, admin) as viewer:
         await viewer.log_in("viewer")
         await viewer.go("instance", AUTH, only)
@@ -210,7 +214,7 @@ async def test_a_tenant_is_edited_and_rolled_back(visitor: Visitor, admin: Admin
     await expect(page.get_by_role("row").filter(has_text="rollback")).to_have_count(1)
 
 
-async def test_a_password_in_clear_text_is_warned_of(
+async def test_the_page_warns_of_a_password_in_clear_text(
     visitor: Visitor, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ):
     page, dialog = visitor.page, visitor.page.get_by_role("dialog")
@@ -240,7 +244,7 @@ async def test_a_password_in_clear_text_is_warned_of(
     await expect(warning.filter(has_text="platform/configs/mail")).to_be_visible()
 
 
-async def test_a_new_tenant_never_replaces_one_that_exists(visitor: Visitor, admin: Admin):
+async def test_a_new_tenant_never_replaces_an_existing_one(visitor: Visitor, admin: Admin):
     page, dialog = visitor.page, visitor.page.get_by_role("dialog")
     await visitor.go("tenants")
     await page.get_by_role("button", name="New tenant…").click()
@@ -317,7 +321,7 @@ async def test_shared_settings_are_set_edited_rolled_back_and_removed(
     await expect(platform.get_by_text("No settings.")).to_be_visible()
 
 
-async def test_a_lock_shows_its_queue_and_is_taken_away(visitor: Visitor, admin: Admin):
+async def test_a_lock_shows_its_queue_and_can_be_released(visitor: Visitor, admin: Admin):
     page = visitor.page
     async with holding(admin, "jobs/report") as holder, holding(admin, "jobs/report"):
         await visitor.go("locks")
@@ -334,7 +338,7 @@ async def test_a_lock_shows_its_queue_and_is_taken_away(visitor: Visitor, admin:
     assert "its host is on fire" in str(audit)
 
 
-async def test_every_page_says_that_the_store_is_away_and_disables_changes(
+async def test_every_page_shows_that_the_store_is_unavailable_and_disables_changes(
     browser: Browser, etcd: Callable[[str], EtcdServer], tmp_path: Path
 ):
     server = etcd("3.5").url.removeprefix("etcd://")
@@ -377,10 +381,10 @@ async def test_every_page_says_that_the_store_is_away_and_disables_changes(
             await expect(page.get_by_role("button", name="Edit")).to_be_enabled()
 
 
-async def test_the_page_says_when_it_is_not_live(visitor: Visitor, admin: Admin):
+async def test_the_page_shows_when_it_is_not_live(visitor: Visitor, admin: Admin):
     page = visitor.page
     await expect(page.locator(".top .mark")).to_have_text("live")
-    visitor.forgiven = "Failed to load resource"  # says the browser, offline
+    visitor.forgiven = "Failed to load resource"  # the browser logs it when offline
     await page.context.set_offline(True)
     admin.application.end_streams()
     await expect(page.get_by_text("This page may be outdated")).to_be_visible()

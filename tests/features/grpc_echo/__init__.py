@@ -1,5 +1,5 @@
-"""A service with generated stubs, made from `echo.proto` by today's generator when first asked for,
-and servers of it: in this process, or in one of their own that can be killed (`python -m`)."""
+"""A service with generated stubs, which the installed generator makes from `echo.proto` at first
+use, and servers of it: in this process, or in a separate one that can be killed (`python -m`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`python -m tests.features.grpc_echo URL NAME [threads]`: a server in a process of its own, which
-serves until it is told to stop. Says "ready" once it is registered, and "stopped" at the end."""
+"""`python -m tests.features.grpc_echo URL NAME [threads]`: a server in a separate process, which
+serves until it is terminated. Prints "ready" once it is registered, and "stopped" at the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve_with_threads(url: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(100)  # a hanging test then shows where
+    faulthandler.dump_traceback_later(100)  # shows where a test hangs
     if "threads" in sys.argv:
         serve_with_threads(sys.argv[1], sys.argv[2])
     else:

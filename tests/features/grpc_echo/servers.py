@@ -1,4 +1,4 @@
-"""Servers of the echo service, which say of themselves what they are called."""
+"""Servers of the echo service, whose responses contain their name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Word: Callable[..., Any] = pb2.Word
 
 
 class Echo(pb2_grpc.EchoServicer):  # type: ignore[misc, name-defined]
-    """`Say("slow")` waits for `go`, or as long as `slow` says; `Say("fail CODE")` fails;
-    `Count("3")` counts to 3, and all of `Count("held 3")` but the first waits for `go`."""
+    """`Say("slow")` waits for `go`, or for `slow` seconds; `Say("fail CODE")` fails; `Count("3")`
+    counts to 3, and every call of `Count("held 3")` but the first waits for `go`."""
 
     def __init__(self, by: str) -> None:
         self.by = by
@@ -68,7 +68,7 @@ class Echo(pb2_grpc.EchoServicer):  # type: ignore[misc, name-defined]
 
 
 class BlockingEcho(pb2_grpc.EchoServicer):  # type: ignore[misc, name-defined]
-    """The same for threads."""
+    """The same, with threads."""
 
     def __init__(self, by: str, slow: float = 10.0) -> None:
         self.by, self.slow = by, slow
@@ -104,7 +104,7 @@ class BlockingEcho(pb2_grpc.EchoServicer):  # type: ignore[misc, name-defined]
 
 
 class EchoServer:
-    """One that listens on a port of its own, in this loop."""
+    """A server on a free port, in this event loop."""
 
     def __init__(
         self, by: str, *, credentials: grpc.ServerCredentials | None = None, port: int = 0

@@ -1,4 +1,4 @@
-"""The tenants at hand, on the embedded store and on etcd."""
+"""A provider of tenants, on the embedded store and on etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants as anybody may write them, and a provider of them."""
+"""Tenants as any publisher may write them, and a provider of them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def where(tenants: Tenants) -> str:
 
 
 def content(tenants: Tenants) -> TenantSnapshot:
-    """All but the revision. On a server that is shared, a lease of another test that expires moves
-    the revision on, and only a provider that starts after that sees it."""
+    """The snapshot without its revision. On a shared server, a lease of another test that expires
+    advances the revision, and only a provider that starts after that sees it."""
     return msgspec.structs.replace(tenants.snapshot, revision=0)
 
 

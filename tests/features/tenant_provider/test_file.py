@@ -1,4 +1,4 @@
-"""The last state in a file, and a start from it."""
+"""The cache file of the tenants, and a start from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import eventually
 
 
 class TestFile:
-    async def test_it_is_written_for_its_owner_alone(self, store: Store, tmp_path: Path):
+    async def test_the_file_is_readable_only_by_its_owner(self, store: Store, tmp_path: Path):
         file = tmp_path / "new" / "tenants.copy"
         await store.commit(*WHOLE)
         async with provider(store, file=file):
@@ -27,7 +27,9 @@ class TestFile:
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert [path.name for path in file.parent.iterdir()] == [file.name]
 
-    async def test_it_holds_the_last_state_when_it_is_closed(self, store: Store, tmp_path: Path):
+    async def test_the_file_contains_the_last_state_when_the_provider_is_closed(
+        self, store: Store, tmp_path: Path
+    ):
         file = tmp_path / "tenants.copy"
         async with provider(store, file=file) as t:
             await eventually(file.exists)
@@ -37,8 +39,10 @@ class TestFile:
         assert file.read_bytes() != first
         assert b"acme.internal" in file.read_bytes()
 
-    async def test_what_a_killed_process_left_is_removed(self, store: Store, tmp_path: Path):
-        """It holds passwords."""
+    async def test_the_leftovers_of_a_killed_process_are_removed(
+        self, store: Store, tmp_path: Path
+    ):
+        """They contain passwords."""
         file, left = tmp_path / "tenants.copy", tmp_path / ".unfinished-abc"
         left.write_bytes(b"s3cret")
         async with provider(store, file=file):
@@ -48,7 +52,7 @@ class TestFile:
         assert TenantCache(file, namespace="jxt").load() is not None
         assert not left.exists()
 
-    async def test_a_disk_that_cannot_be_written_costs_the_copy_alone(
+    async def test_a_disk_that_cannot_be_written_only_prevents_the_copy(
         self, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ):
         (tmp_path / "file").touch()
@@ -58,7 +62,7 @@ class TestFile:
         assert caplog.text.count("no copy of the tenants is kept") == 1
 
     @pytest.mark.parametrize("how", ["group", "others", "owner"])
-    async def test_one_that_another_user_may_have_written_is_not_used(
+    async def test_a_file_that_another_user_may_have_written_is_not_used(
         self,
         store: Store,
         tmp_path: Path,
@@ -75,7 +79,7 @@ class TestFile:
         assert copy.load() is not None
         if how == "owner":
             owner = file.stat().st_uid
-            if owner == 0:  # whom every user trusts
+            if owner == 0:  # every user trusts root
                 os.chown(file, owner := 12345, -1)
             monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
         else:
@@ -85,7 +89,7 @@ class TestFile:
         expected = "another user owns it" if how == "owner" else "other users may write it"
         assert expected in caplog.text
 
-    async def test_the_hub_keeps_it_in_its_cache_folder(self, store_url: str, tmp_path: Path):
+    async def test_the_hub_keeps_the_file_in_its_cache_folder(self, store_url: str, tmp_path: Path):
         folder = tmp_path / "cache"
         async with mooring.connect(store_url, cache=folder) as hub:
             for namespace in ("jxt", "other/ns"):
@@ -96,10 +100,9 @@ class TestFile:
 
 
 class TestStartFromFile:
-    async def test_the_file_may_stand_in_while_the_store_is_read(
-        self, store: Store, tmp_path: Path
-    ):
-        """A short wait: the file comes while what was read is turned into tenants."""
+    async def test_the_file_is_used_while_the_store_is_read(self, store: Store, tmp_path: Path):
+        """With a short wait, the provider starts from the file while what it read becomes
+        tenants."""
         file = tmp_path / "tenants.copy"
         for first in range(1, 1500, 100):
             await store.commit(
@@ -115,10 +118,10 @@ class TestStartFromFile:
         )
         async with provider(store, file=file, wait=0.0) as t:
             known = dict(t.snapshot.tenants)
-            told: list[Changed] = []
-            t.subscribe(told.append)
+            changes: list[Changed] = []
+            t.subscribe(changes.append)
             await eventually(lambda: t.by_code("new") == 2000 and how(t) == "host")
-            for change in told:
+            for change in changes:
                 assert known.get(change.tenant) == change.before
                 if change.after is None:
                     del known[change.tenant]
@@ -143,7 +146,7 @@ class TestStartFromFile:
         ids=["empty", "short", "long", "head alone", "a digit", "rubbish", "format"],
     )
     @in_memory
-    async def test_a_damaged_file_is_told(
+    async def test_a_damaged_file_is_reported(
         self,
         store: Store,
         tmp_path: Path,

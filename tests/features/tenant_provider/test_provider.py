@@ -1,4 +1,4 @@
-"""The tenants of a store at hand: live, and whole."""
+"""The tenants of a store in memory: always current, and always consistent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.waiting import PATIENCE, eventually, until
 
 
 class TestLookups:
-    async def test_each_is_answered(self, store: Store):
+    async def test_every_lookup(self, store: Store):
         await store.commit(*WHOLE)
         async with provider(store) as t:
             assert {*t.ids()} == {1, 10}
@@ -82,7 +82,7 @@ class TestLookups:
             assert t.age < 3
 
     @pytest.mark.parametrize("unknown", [2, 10])
-    async def test_what_is_missing_is_none_and_never_an_exception(self, store: Store, unknown: int):
+    async def test_missing_values_are_none_and_never_an_exception(self, store: Store, unknown: int):
         await store.commit(*WHOLE[:11])
         async with provider(store) as t:
             none: list[object] = [
@@ -107,7 +107,7 @@ class TestLookups:
             assert t.resolver == Resolver()
             assert where(t) == "tenants"
 
-    async def test_the_caches_name_what_is_missing(self, store: Store):
+    async def test_the_errors_of_the_caches_name_what_is_missing(self, store: Store):
         await store.commit(*WHOLE)
         async with provider(store) as t:
             databases, ftp = DatabaseCache(t), FtpCache(t)
@@ -136,7 +136,7 @@ class TestLookups:
 
 
 class TestFollowing:
-    async def test_a_domain_may_come_before_its_meta(self, store: Store, tenants: Tenants):
+    async def test_a_domain_can_be_written_before_its_meta(self, store: Store, tenants: Tenants):
         await store.commit(part(1, "domain/primary", "a.example"), part(1, "ftp/bob", {}))
         await eventually(lambda: tenants.by_host("a.example") == 1)
         assert tenants.meta(1) is None
@@ -148,7 +148,7 @@ class TestFollowing:
         await eventually(lambda: len(tenants.ids()) == 0)
         assert tenants.by_host("a.example") is tenants.by_code("a") is None
 
-    async def test_deleting_tenant_1_leaves_10_alone(self, store: Store):
+    async def test_deleting_tenant_1_does_not_affect_tenant_10(self, store: Store):
         await store.commit(*WHOLE)
         async with provider(store) as t:
             ten = t.get(10)
@@ -168,24 +168,24 @@ class TestFollowing:
         await eventually(lambda: tenants.health is None)
 
     @in_memory
-    async def test_a_revision_is_seen_whole_or_not_at_all(self, store: Store, tenants: Tenants):
-        """Two tenants always hold the same number, in all their parts."""
+    async def test_a_revision_is_applied_as_a_whole(self, store: Store, tenants: Tenants):
+        """Two tenants always hold the same number in all their parts."""
         mixed: list[object] = []
-        told: list[Changed] = []
+        changes: list[Changed] = []
 
         def numbers() -> set[object]:
             snapshot = tenants.snapshot
-            found: set[object] = set()
+            values: set[object] = set()
             for tenant in snapshot.tenants.values():
                 meta, storage = tenant.meta, tenant.storage
-                found |= {meta and meta.name, storage and str(storage.max_concurrent_uploads)}
-                found |= {tenant.domain.primary.partition(".")[0] or None}
-                found |= {each.description for each in tenant.ftp.values()}
-            found |= {name.partition("-")[0] for name in snapshot.names.holders} - found
-            return found
+                values |= {meta and meta.name, storage and str(storage.max_concurrent_uploads)}
+                values |= {tenant.domain.primary.partition(".")[0] or None}
+                values |= {user.description for user in tenant.ftp.values()}
+            values |= {name.partition("-")[0] for name in snapshot.names.holders} - values
+            return values
 
         def check(change: Changed) -> None:
-            told.append(change)
+            changes.append(change)
             if len(seen := numbers()) > 1:
                 mixed.append(seen)
 
@@ -220,77 +220,77 @@ class TestFollowing:
             for reader in readers:
                 await asyncio.to_thread(reader.join)
         assert mixed == []
-        assert len(told) == 40
+        assert len(changes) == 40
 
-    async def test_callbacks_are_by_tenant_and_kind(self, store: Store, tenants: Tenants):
-        told: dict[str, list[Changed]] = {name: [] for name in ("all", "one", "meta", "both")}
+    async def test_callbacks_can_select_a_tenant_and_a_kind(self, store: Store, tenants: Tenants):
+        received: dict[str, list[Changed]] = {name: [] for name in ("all", "one", "meta", "both")}
         ends = [
-            tenants.subscribe(told["all"].append),
-            tenants.subscribe(told["one"].append, tenant=1),
-            tenants.subscribe(told["meta"].append, kind="meta"),
-            tenants.subscribe(told["both"].append, tenant=1, kind="ftp"),
+            tenants.subscribe(received["all"].append),
+            tenants.subscribe(received["one"].append, tenant=1),
+            tenants.subscribe(received["meta"].append, kind="meta"),
+            tenants.subscribe(received["both"].append, tenant=1, kind="ftp"),
         ]
         await store.commit(part(1, "meta", {"code": "a"}), part(2, "ftp/bob", {}))
         await store.commit(part(1, "ftp/eve", {}))
         await store.commit(Delete(KEYS.parts(2)))
-        await eventually(lambda: len(told["all"]) == 4)
-        assert [(c.tenant, set(c.kinds)) for c in told["all"]] == [
+        await eventually(lambda: len(received["all"]) == 4)
+        assert [(c.tenant, set(c.kinds)) for c in received["all"]] == [
             (1, {"meta"}),
             (2, {"ftp"}),
             (1, {"ftp"}),
             (2, {"ftp"}),
         ]
-        assert told["all"][0].before is None
-        assert told["all"][3].after is None
-        assert [c.tenant for c in told["one"]] == [1, 1]
-        assert told["meta"] == told["all"][:1]
-        assert told["both"] == told["all"][2:3]
+        assert received["all"][0].before is None
+        assert received["all"][3].after is None
+        assert [c.tenant for c in received["one"]] == [1, 1]
+        assert received["meta"] == received["all"][:1]
+        assert received["both"] == received["all"][2:3]
         for end in (*ends, *ends):
             end()
         await store.commit(part(1, "meta", {"code": "b"}))
         await eventually(lambda: tenants.by_code("b") == 1)
-        assert len(told["all"]) == 4
+        assert len(received["all"]) == 4
 
-    def test_a_kind_that_is_none_is_refused(self):
+    def test_an_unknown_kind_is_refused(self):
         with pytest.raises(InvalidRequest, match=r"one of meta, domain.*'nonsense'"):
             Tenants().subscribe(lambda _: None, kind="nonsense")  # type: ignore[arg-type]
 
-    def test_subscriptions_that_ended_leave_nothing_behind(self):
+    def test_ended_subscriptions_leave_nothing_behind(self):
         live = Tenants()
-        told: list[Changed] = []
-        ends = [live.subscribe(told.append, tenant=id) for id in range(1000)]
-        ends += [live.subscribe(told.append, tenant=1), live.subscribe(told.append)]
+        changes: list[Changed] = []
+        ends = [live.subscribe(changes.append, tenant=id) for id in range(1000)]
+        ends += [live.subscribe(changes.append, tenant=1), live.subscribe(changes.append)]
         for end in (*ends, *ends):
             end()
         assert live._callbacks == {}
-        end = live.subscribe(told.append, tenant=1)
+        end = live.subscribe(changes.append, tenant=1)
         ends[1]()
         live.show(live.snapshot, [Changed(1, frozenset({"meta"}), None, None)])
-        assert len(told) == 1
+        assert len(changes) == 1
         end()
 
-    async def test_a_callback_sees_what_it_is_told(self, store: Store, tenants: Tenants):
+    async def test_a_callback_sees_the_state_after_its_change(self, store: Store, tenants: Tenants):
         seen: list[bool] = []
         tenants.subscribe(lambda change: seen.append(tenants.get(change.tenant) == change.after))
         await store.commit(part(1, "meta", {}))
         await eventually(lambda: seen == [True])
 
-    async def test_a_callback_that_fails_hurts_nobody(
+    async def test_a_failing_callback_does_not_affect_others(
         self, store: Store, tenants: Tenants, caplog: pytest.LogCaptureFixture
     ):
-        told: list[Changed] = []
+        changes: list[Changed] = []
 
         def broken(_: Changed) -> None:
             raise ValueError("a subscriber's mistake")
 
         tenants.subscribe(broken)
-        tenants.subscribe(told.append)
+        tenants.subscribe(changes.append)
         await store.commit(part(1, "meta", {}))
-        await eventually(lambda: len(told) == 1)
+        await eventually(lambda: len(changes) == 1)
         assert "a subscriber's mistake" in caplog.text
         assert tenants.get(1) is not None
 
-    async def test_broken_values_are_left_out_and_reported(
+    async def test_broken_values_are_omitted_and_reported(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ):
         await store.commit(
@@ -317,7 +317,7 @@ class TestFollowing:
             await eventually(lambda: t.by_code("mended") == 1)
             assert "jxt/tenants/1/meta" not in t.problems
 
-    async def test_a_resolver_that_breaks_stays_as_it_was(
+    async def test_a_broken_resolver_keeps_its_last_good_value(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ):
         await store.commit(*WHOLE)
@@ -333,7 +333,7 @@ class TestFollowing:
             await store.commit(Delete(KEYS.common))
             await eventually(lambda: how(t) == "header")
 
-    async def test_of_two_that_claim_a_host_the_lower_id_has_it(
+    async def test_the_lower_id_wins_a_contested_host(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ):
         await store.commit(part(10, "domain/primary", "a.example"))
@@ -346,7 +346,7 @@ class TestFollowing:
             await store.commit(Delete(KEYS.parts(2)), Delete(KEYS.parts(9)))
             await eventually(lambda: t.by_host("a.example") == 10)
 
-    async def test_all_is_read_anew_from_time_to_time(self, store: Store):
+    async def test_everything_is_read_again_from_time_to_time(self, store: Store):
         await store.commit(part(1, "meta", {"code": "a"}))
         async with Provider(store, KEYS, Keyring(), afresh=0.05) as t:
             one = t.get(1)
@@ -356,7 +356,7 @@ class TestFollowing:
                 await asyncio.sleep(0.02)
             assert t.get(1) is one, "who did not change is not made anew"
 
-    async def test_another_namespace_is_another_world(self, store: Store):
+    async def test_namespaces_are_separate(self, store: Store):
         await store.commit(*WHOLE)
         async with Provider(store, TenantKeys("/other//ns/"), Keyring()) as t:
             assert len(t.ids()) == 0
@@ -365,7 +365,7 @@ class TestFollowing:
 
 
 class TestLifetime:
-    async def test_it_stays_readable_when_it_is_closed(self, store: Store):
+    async def test_the_tenants_stay_readable_after_closing(self, store: Store):
         await store.commit(*WHOLE)
         holder = provider(store)
         async with holder as t:
@@ -376,7 +376,9 @@ class TestLifetime:
         with pytest.raises(Closed):
             await holder.__aenter__()
 
-    async def test_both_sides_take_the_keys_by_one_name(self, store_url: str):
+    async def test_publisher_and_provider_share_the_name_of_the_keyring_option(
+        self, store_url: str
+    ):
         ring = Keyring([b"k" * 32])
         async with mooring.connect(store_url) as hub:
             publisher = hub.publisher(keyring=ring)
@@ -385,12 +387,12 @@ class TestLifetime:
                 1, "database/one", {"driver": "mysql", "database": "d", "password": "p"}
             )
             async with hub.tenants(keyring=ring) as t:
-                found = t.database(1, "one")
-                assert found is not None
-                assert found.password is not None
-                assert found.password.reveal() == "p"
+                database = t.database(1, "one")
+                assert database is not None
+                assert database.password is not None
+                assert database.password.reveal() == "p"
 
-    async def test_closing_the_hub_closes_it(self, store_url: str):
+    async def test_closing_the_hub_closes_the_provider(self, store_url: str):
         async with mooring.connect(store_url) as hub:
             await hub.store.commit(*WHOLE)
             tenants = await hub.tenants().__aenter__()
@@ -399,7 +401,7 @@ class TestLifetime:
         with pytest.raises(Closed):
             hub.tenants()
 
-    def test_without_its_extra_it_names_it_and_the_rest_works(self):
+    def test_a_missing_extra_is_named_and_the_rest_works(self):
         script = """
 import asyncio, sys
 sys.modules["immutables"] = sys.modules["cryptography"] = None
@@ -422,15 +424,13 @@ asyncio.run(main())
         )
         assert "mooring[tenants]" in run.stdout
 
-    async def test_without_a_store_and_a_file_it_says_so(self):
+    async def test_a_start_without_a_store_and_a_file_fails(self):
         async with open_store(DEAD) as store:
             with pytest.raises(Unavailable, match="tenants of 'jxt'"):
                 async with provider(store, wait=0.3):
                     pass
 
-    async def test_a_store_that_takes_long_to_read_is_waited_for(
-        self, etcd: Callable[[str], EtcdServer]
-    ):
+    async def test_a_start_waits_for_a_slow_store(self, etcd: Callable[[str], EtcdServer]):
         async with (
             FaultProxy(etcd("3.5").address) as proxy,
             open_store(f"etcd://{proxy.address}?namespace=/{uuid.uuid4()}") as store,
@@ -440,9 +440,7 @@ asyncio.run(main())
             async with provider(store, wait=0.1) as t:
                 assert t.by_code("acme") == 1
 
-    async def test_who_enters_it_hears_that_its_store_is_closed(
-        self, caplog: pytest.LogCaptureFixture
-    ):
+    async def test_a_start_fails_when_the_store_is_closed(self, caplog: pytest.LogCaptureFixture):
         async with open_store(DEAD) as store:
             entering = asyncio.ensure_future(provider(store, wait=30).__aenter__())
             await eventually(lambda: "does not serve" in caplog.text)
@@ -457,17 +455,17 @@ class TestBlocking:
     def hub(self, store_url: str) -> mooring.sync.Hub:
         return mooring.sync.connect(store_url)
 
-    def test_threads_read_the_very_tenants(self, hub: mooring.sync.Hub):
+    def test_threads_read_the_same_tenants(self, hub: mooring.sync.Hub):
         with hub:
             hub.store.commit(*WHOLE)
             with hub.tenants() as tenants:
                 assert type(tenants) is Tenants
                 assert tenants.by_code("acme") == 1
-                told: list[Changed] = []
-                end = tenants.subscribe(told.append, tenant=2)
+                changes: list[Changed] = []
+                end = tenants.subscribe(changes.append, tenant=2)
                 hub.store.commit(part(2, "meta", {"code": "two"}))
                 until(lambda: tenants.by_code("two") == 2)
-                until(lambda: len(told) == 1)
+                until(lambda: len(changes) == 1)
                 end()
                 wrong: list[object] = []
 
@@ -489,7 +487,9 @@ class TestBlocking:
             assert tenants.stale
             assert tenants.by_code("acme") == 1
 
-    def test_it_is_opened_and_closed_without_a_block(self, hub: mooring.sync.Hub):
+    def test_a_blocking_provider_can_be_opened_and_closed_without_a_block(
+        self, hub: mooring.sync.Hub
+    ):
         with hub:
             held = hub.tenants(keyring=Keyring([b"k" * 32]))
             assert isinstance(held, mooring.sync.Provider)
@@ -498,7 +498,7 @@ class TestBlocking:
             held.close()
 
 
-async def test_it_agrees_with_the_store_after_many_writers(store: Store):
+async def test_the_tenants_agree_with_the_store_after_many_writers(store: Store):
     async def write(writer: int) -> None:
         for n in range(40):
             id = (writer * 7 + n) % 12 + 1

@@ -1,4 +1,4 @@
-"""Updates that cannot be applied take nothing away, and are made up for."""
+"""Updates that cannot be applied lose nothing, and are repaired."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.waiting import eventually
 
 
 class Stumbling:
-    """A reading that fails as long as it is told to."""
+    """A parser that fails as long as the test wants."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.updates = self.rebuilds = self.waits = False
@@ -45,7 +45,7 @@ class Stumbling:
             return apply(reading, snapshot, changes)
 
         def stumbling_onto(outcome: SnapshotUpdate, snapshot: TenantSnapshot) -> SnapshotUpdate:
-            """The same for an update that a read of everything brings."""
+            """The same for an update that a read of everything causes."""
             if self.updates:
                 raise RuntimeError("a mistake")
             return onto(outcome, snapshot)
@@ -72,13 +72,13 @@ def stumbling(monkeypatch: pytest.MonkeyPatch) -> Stumbling:
 class TestRecovery:
     """An update that cannot be applied is not lost: the state is rebuilt."""
 
-    async def test_it_is_made_good_at_once(
+    async def test_a_failed_update_is_repaired_at_once(
         self, store: Store, stumbling: Stumbling, caplog: pytest.LogCaptureFixture
     ):
         await store.commit(*WHOLE)
         async with provider(store) as t:
-            told: list[Changed] = []
-            t.subscribe(told.append)
+            changes: list[Changed] = []
+            t.subscribe(changes.append)
             stumbling.updates = True
             last = await store.commit(
                 Delete(KEYS.parts(10)),
@@ -89,7 +89,7 @@ class TestRecovery:
             assert t.revision >= last.revision
             assert {*t.ids()} == {1, 2}
             assert not t.stale
-            assert [(c.tenant, *c.kinds) for c in told] == [
+            assert [(c.tenant, *c.kinds) for c in changes] == [
                 (1, "storage"),
                 (2, "meta"),
                 (10, "meta"),
@@ -100,7 +100,7 @@ class TestRecovery:
             async with provider(store) as fresh:
                 assert content(t) == content(fresh)
 
-    async def test_until_it_is_made_good_it_is_stale_and_the_last_state_stays(
+    async def test_until_the_repair_the_tenants_are_stale_and_keep_the_last_state(
         self, store: Store, stumbling: Stumbling, caplog: pytest.LogCaptureFixture
     ):
         await store.commit(*WHOLE)
@@ -112,7 +112,7 @@ class TestRecovery:
             await store.commit(part(2, "meta", {"code": "two"}), WHOLE[-1])
             await store.commit(common("platform/configs/limits", {"a": [2]}))
             await eventually(lambda: caplog.text.count("another mistake") > 0)
-            await asyncio.sleep(1)  # tries, and reads of everything
+            await asyncio.sleep(1)  # retries, and reads of everything
             assert t.stale
             assert t.age == float("inf")
             assert {*t.ids()} == {1, 10}
@@ -128,7 +128,7 @@ class TestRecovery:
             async with provider(store) as fresh:
                 assert content(t) == content(fresh)
 
-    async def test_what_comes_meanwhile_is_not_lost(self, store: Store, stumbling: Stumbling):
+    async def test_changes_before_the_repair_are_not_lost(self, store: Store, stumbling: Stumbling):
         await store.commit(*WHOLE)
         async with provider(store) as t:
             known, heard = dict(t.snapshot.tenants), list[Changed]()
@@ -153,7 +153,7 @@ class TestRecovery:
             assert known == dict(t.snapshot.tenants)
             assert {*known} == {1, 3}
 
-    async def test_settings_are_made_good_and_the_last_good_resolver_stays(
+    async def test_settings_are_repaired_and_the_last_good_resolver_stays(
         self, store: Store, stumbling: Stumbling
     ):
         await store.commit(*WHOLE)
@@ -171,7 +171,7 @@ class TestRecovery:
             await eventually(lambda: t.health is None)
             assert not t.problems
 
-    async def test_a_start_waits_for_it(self, store: Store, stumbling: Stumbling):
+    async def test_a_start_waits_for_the_repair(self, store: Store, stumbling: Stumbling):
         await store.commit(*WHOLE)
         stumbling.updates = True
         async with provider(store) as t:
@@ -183,7 +183,7 @@ class TestRecovery:
             async with provider(store, wait=0.3):
                 pass
 
-    async def test_the_file_is_of_all_that_was_read(
+    async def test_the_file_contains_everything_that_was_read(
         self, store: Store, stumbling: Stumbling, tmp_path: Path
     ):
         file = tmp_path / "tenants.copy"
@@ -198,10 +198,9 @@ class TestRecovery:
         assert copy.revision == t.revision
         assert part(2, "meta", {"code": "two"}).value in {entry.value for entry in copy.entries}
 
-    async def test_a_value_nested_too_deep_keeps_no_other_from_being_seen(
-        self, store: Store, tenants: Tenants
-    ):
-        """Some can just be decoded, and not compared: which ones, depends on who calls."""
+    async def test_a_deeply_nested_value_does_not_hide_others(self, store: Store, tenants: Tenants):
+        """Some values can be decoded, but not compared: which ones depends on the depth of the
+        caller."""
         for depth in (101, *range(960, 1000)):
             nested = "[" * depth + "]" * depth
             for n in range(2):

@@ -1,4 +1,4 @@
-"""Publishers to whose commits something happens, and what is in the store then."""
+"""Publishers whose commits a test can affect, and what is in the store afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_faults(store: Store, after: int, how: str, ring: Keyring = RING) -> Pub
 
 
 class Hooked(Interrupted):
-    """A store to whose commits something happens: `hook` gets their number and the commit."""
+    """A store that calls `hook` with the number of each commit and the commit itself."""
 
     def __init__(self, store: Store, hook: Callable[[int, Commit], Awaitable[Committed]]) -> None:
         super().__init__(store, 0, "")
@@ -53,7 +53,7 @@ def hooked(
 
 
 class Leaving(Interrupted):
-    """A store that is away from the moment that an answer is lost."""
+    """A store that is unavailable from the moment that a reply is lost."""
 
     async def commit(self, *writes, **options):
         if self.lost:
@@ -67,7 +67,7 @@ class Leaving(Interrupted):
 
 
 USERS = 130
-"""Of a tenant that takes three commits: each user takes two of the 120 operations of one."""
+"""FTP users of a tenant that takes three commits: each takes two of the 120 operations of one."""
 
 
 async def value(store: Store, name: bytes) -> JSON:
@@ -76,8 +76,8 @@ async def value(store: Store, name: bytes) -> JSON:
 
 
 async def revisions(store: Store, *names: bytes) -> set[int]:
-    found = [(await store.read(key(name))).first for name in names]
-    return {entry.modified if entry else 0 for entry in found}
+    entries = [(await store.read(key(name))).first for name in names]
+    return {entry.modified if entry else 0 for entry in entries}
 
 
 def huge(users: int = USERS, code: str = "huge", size: int = 0) -> dict[str, JSON]:

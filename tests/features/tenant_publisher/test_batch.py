@@ -1,4 +1,4 @@
-"""Many tenants that `mooring tenant publish` publishes at the same time."""
+"""Many tenants that `mooring tenant publish` publishes concurrently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.features.tenant_publisher.support import RING
 
 
 class Away(Interrupted):
-    """A store that takes two writes and no more."""
+    """A store that accepts two writes and no more."""
 
     writes = 0
 
@@ -27,7 +27,7 @@ class Away(Interrupted):
         return await self._store.commit(*writes, **options)
 
 
-async def test_what_failed_is_reported_although_the_store_went_away(
+async def test_failures_are_reported_although_the_store_became_unavailable(
     store: Store, publisher: Publisher
 ):
     await publisher.apply(document(7, "taken"))

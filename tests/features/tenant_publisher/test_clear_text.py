@@ -31,7 +31,7 @@ def keyless(store: Store) -> Publisher:
     return Publisher(store, ring=NO_KEY, by="bob")
 
 
-async def test_it_is_refused_if_other_passwords_are_encrypted(
+async def test_clear_text_is_refused_if_other_passwords_are_encrypted(
     store: Store, publisher: Publisher, keyless: Publisher
 ):
     await publisher.apply(document(1))
@@ -48,14 +48,14 @@ async def test_it_is_refused_if_other_passwords_are_encrypted(
 
 
 async def test_encrypted_passwords_of_other_programs_count(store: Store, keyless: Publisher):
-    told = '{"driver": "x", "passwordEncrypted" : "SEALED"}'.replace("SEALED", RING.seal("pw")[0])
-    await store.commit(Put(KEYS.part(3, "database/query"), told.encode()))
+    raw = '{"driver": "x", "passwordEncrypted" : "SEALED"}'.replace("SEALED", RING.seal("pw")[0])
+    await store.commit(Put(KEYS.part(3, "database/query"), raw.encode()))
     with pytest.raises(InvalidRequest, match="clear text"):
         await keyless.apply(document(2))
 
 
 async def many(store: Store, last: bytes = b"{}") -> None:
-    """More tenants than one page has, and this at the end of them."""
+    """More tenants than fit on a page, and this value at the end of them."""
     for some in range(101):
         numbers = range(100_000 + some * 100, 100_100 + some * 100)
         await store.commit(*(Put(KEYS.part(number, "storage"), b"{}") for number in numbers))
@@ -68,7 +68,7 @@ def sealed(key_id: str | None = RING.current, ring: Keyring = RING) -> bytes:
     )
 
 
-async def test_they_count_wherever_they_are_and_are_looked_for_once(
+async def test_encrypted_passwords_count_anywhere_and_are_searched_for_once(
     store: Store, keyless: Publisher
 ):
     await many(store, sealed())
@@ -83,7 +83,7 @@ async def test_they_count_wherever_they_are_and_are_looked_for_once(
         await keyless.apply(document(2))
 
 
-async def test_those_that_another_program_writes_later_count_wherever_they_are(
+async def test_encrypted_passwords_that_another_program_writes_later_count(
     store: Store, keyless: Publisher
 ):
     await many(store)
@@ -94,7 +94,7 @@ async def test_those_that_another_program_writes_later_count_wherever_they_are(
     assert await keyless.read(3) == {}
 
 
-async def test_publishes_at_the_same_time_share_a_search(store: Store):
+async def test_concurrent_publishes_share_a_search(store: Store):
     class Counting:
         looks = 0
 
@@ -125,15 +125,15 @@ async def test_an_encrypted_password_in_the_same_publish_counts(store: Store, ke
 
 
 async def test_an_empty_encrypted_password_does_not_count(store: Store, keyless: Publisher):
-    told = b'{"driver": "x", "password": "pw", "passwordEncrypted": ""}'
-    await store.commit(Put(KEYS.part(3, "database/query"), told))
+    raw = b'{"driver": "x", "password": "pw", "passwordEncrypted": ""}'
+    await store.commit(Put(KEYS.part(3, "database/query"), raw))
     await keyless.apply(document(2))
 
 
-async def test_after_the_last_encrypted_one_is_gone_the_refusal_says_what_to_do(
+async def test_after_the_last_encrypted_password_the_refusal_says_what_to_do(
     store: Store, publisher: Publisher, keyless: Publisher
 ):
-    """The marker stays. A key always helps, and so does deleting the marker."""
+    """The marker remains. Setting a key or deleting the marker helps."""
     await publisher.apply(document(1))
     await publisher.delete(1)
     with pytest.raises(InvalidRequest) as refused:
@@ -149,7 +149,7 @@ async def test_after_the_last_encrypted_one_is_gone_the_refusal_says_what_to_do(
     await keyless.apply(document(2))
 
 
-async def test_without_encrypted_passwords_it_is_stored_with_a_warning(
+async def test_without_encrypted_passwords_clear_text_is_stored_with_a_warning(
     store: Store, keyless: Publisher, caplog: pytest.LogCaptureFixture
 ):
     done = await keyless.apply(document(1))
@@ -162,13 +162,13 @@ async def test_without_encrypted_passwords_it_is_stored_with_a_warning(
     assert again.remarks == kept.remarks == ()
 
 
-async def test_secrets_that_all_tenants_share_are_stored_with_a_warning(
+async def test_clear_text_secrets_of_all_tenants_are_stored_with_a_warning(
     publisher: Publisher, caplog: pytest.LogCaptureFixture
 ):
     done = await publisher.put_common("platform/configs/mail", {"host": "mx", "password": "pw"})
-    told = "platform/configs/mail: password is stored in clear text"
-    assert told in caplog.text
-    assert told in done.remarks[0]
+    warning = "platform/configs/mail: password is stored in clear text"
+    assert warning in caplog.text
+    assert warning in done.remarks[0]
     done = await publisher.put_common("platform/configs/smtp-password", "pw")
     assert "platform/configs/smtp-password is stored in clear text" in done.remarks[0]
     caplog.clear()
@@ -186,9 +186,9 @@ async def test_other_secrets_of_a_tenant_are_stored_with_a_warning(
     await publisher.apply(document(1, database={}))
     value: JSON = {"driver": "x", "database": "y", "extra": {"replicaPassword": "pw"}}
     done = await publisher.put(1, "database/query", value)
-    told = "database/query: replicaPassword is stored in clear text"
-    assert told in caplog.text
-    assert [told in remark for remark in done.remarks] == [True]
+    warning = "database/query: replicaPassword is stored in clear text"
+    assert warning in caplog.text
+    assert [warning in remark for remark in done.remarks] == [True]
     done = await publisher.put(1, "storage", {"extra": {"secretKey": "pw", "region": "eu"}})
     assert ["storage: secretKey is stored" in remark for remark in done.remarks] == [True]
     caplog.clear()
@@ -198,7 +198,7 @@ async def test_other_secrets_of_a_tenant_are_stored_with_a_warning(
     assert "clear text" not in caplog.text
 
 
-async def test_of_two_at_once_the_one_in_clear_text_notices_the_encrypted_one(
+async def test_a_concurrent_publish_in_clear_text_notices_an_encrypted_one(
     store: Store, publisher: Publisher
 ):
     async def hook(number: int, go: Commit) -> Committed:
@@ -210,7 +210,7 @@ async def test_of_two_at_once_the_one_in_clear_text_notices_the_encrypted_one(
         await hooked(store, hook, NO_KEY).apply(document(2))
 
 
-async def test_a_key_of_another_application_encrypts_nothing_beside_ours(
+async def test_the_key_of_another_application_encrypts_nothing_beside_ours(
     store: Store, publisher: Publisher
 ):
     stranger = Publisher(store, ring=BORROWED, by="eve")
@@ -225,7 +225,7 @@ async def test_a_key_of_another_application_encrypts_nothing_beside_ours(
 
 @in_memory
 @pytest.mark.parametrize("key_id", [RING.current, "", None])
-async def test_a_key_of_another_application_is_compared_with_what_is_encrypted(
+async def test_the_key_of_another_application_is_compared_with_that_of_encrypted_passwords(
     store: Store, key_id: str | None
 ):
     await many(store, sealed(key_id))
@@ -240,14 +240,14 @@ async def test_a_key_of_another_application_is_compared_with_what_is_encrypted(
         await stranger.apply(document(2))
 
 
-async def test_the_common_variable_may_hold_the_key_in_use(store: Store):
+async def test_the_common_variable_can_contain_the_key_in_use(store: Store):
     await store.commit(Put(KEYS.part(3, "database/old"), sealed()))
     await store.commit(Put(KEYS.part(3, "database/query"), sealed("", Keyring([OTHER]))))
     await Publisher(store, ring=BORROWED).apply(document(2))
     assert await value(store, KEYS.encryption) == {"keyId": BORROWED.current}
 
 
-async def test_a_changed_key_is_taken_for_the_new_one(store: Store, publisher: Publisher):
+async def test_a_changed_key_replaces_the_former_one(store: Store, publisher: Publisher):
     await publisher.apply(document(1))
     environment = {"ENCRYPTION_KEY": OTHER.decode(), "MOORING_FORMER_ENCRYPTION_KEYS": "k" * 32}
     ring = Keyring.from_environment(environment)

@@ -12,8 +12,8 @@ from mooring.tenants.parts import UnreadablePart
 from mooring.tenants.publish.publisher import Publisher
 from tests.features.tenant_files import (
     KEYS,
+    assert_consistent,
     document,
-    whole,
 )
 from tests.features.tenant_publisher.support import NO_KEY, USERS, Commit, hooked, huge, value
 
@@ -21,7 +21,7 @@ from tests.features.tenant_publisher.support import NO_KEY, USERS, Commit, hooke
 class TestWritersWithoutAHistory:
     """Other programs write the same keys, and know nothing of ours."""
 
-    async def test_a_rename_meanwhile_is_not_overlooked(self, store: Store, publisher: Publisher):
+    async def test_a_concurrent_rename_is_noticed(self, store: Store, publisher: Publisher):
         await publisher.put(1, "meta", {"code": "a", "name": "A"})
 
         async def hook(number: int, go: Commit) -> Committed:
@@ -36,17 +36,19 @@ class TestWritersWithoutAHistory:
             "name": "B",
         }
 
-    async def test_nor_between_two_transactions(self, store: Store, publisher: Publisher):
+    async def test_a_rename_between_two_transactions_is_noticed(
+        self, store: Store, publisher: Publisher
+    ):
         async def hook(number: int, go: Commit) -> Committed:
             if number == 3:
                 await store.commit(Put(KEYS.part(1, "meta"), b'{"code":"b","name":"B"}'))
             return await go()
 
-        told = huge()
-        await hooked(store, hook).apply(parse(told))
-        await whole(store)
+        document = huge()
+        await hooked(store, hook).apply(parse(document))
+        await assert_consistent(store)
 
-    async def test_a_deletion_meanwhile_is_not_overlooked(self, store: Store, publisher: Publisher):
+    async def test_a_concurrent_deletion_is_noticed(self, store: Store, publisher: Publisher):
         await publisher.apply(document(1, "one"))
         seen: list[set[str]] = []
 
@@ -55,15 +57,15 @@ class TestWritersWithoutAHistory:
                 await store.commit(Delete(prefix(b"jxt/tenants/")))
             return await go()
 
-        def change(there):
-            seen.append(set(there))
-            return {**there, "storage": {}}
+        def change(parts):
+            seen.append(set(parts))
+            return {**parts, "storage": {}}
 
         await hooked(store, hook).change(1, change)
         assert seen[-1] == set()
 
     @pytest.mark.parametrize("users", [0, USERS])
-    async def test_what_comes_while_a_tenant_is_deleted_goes_with_what_leads_to_it(
+    async def test_parts_written_during_a_deletion_are_deleted_with_their_indexes(
         self, store: Store, publisher: Publisher, users: int
     ):
         await publisher.apply(parse(huge(users)))
@@ -80,7 +82,7 @@ class TestWritersWithoutAHistory:
         await hooked(store, hook).delete(1)
         assert (await store.read(prefix(b"jxt/tenants/"))).entries == ()
 
-    async def test_what_no_part_explains_goes_with_its_tenant(
+    async def test_unexplained_indexes_are_deleted_with_their_tenant(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
@@ -90,12 +92,12 @@ class TestWritersWithoutAHistory:
             Delete(key(KEYS.part(1, "domain/primary"))),
         )
         await publisher.delete(1)
-        await whole(store)
+        await assert_consistent(store)
         assert len(await publisher.read(10)) == 8
 
 
-async def test_a_record_of_theirs_means_the_same_after_an_export_and_a_publish(store: Store):
-    """Fields that Mooring always writes are added, and those without a value go."""
+async def test_foreign_records_mean_the_same_after_an_export_and_a_publish(store: Store):
+    """Fields that Mooring always writes are added, and those without a value are dropped."""
     theirs = {
         "meta": b'{"id":99,"code":"a","name":"A","billingPlan":null,"region":"eu","vip":null}',
         "domain/primary": b'"a.example"',
@@ -121,15 +123,15 @@ async def test_a_record_of_theirs_means_the_same_after_an_export_and_a_publish(s
         "ftp/bob",
         "storage",
     }
-    for each in (here, elsewhere):
-        again = await each.apply(parse(to_document(1, await each.read(1), secrets=True)))
+    for publisher in (here, elsewhere):
+        again = await publisher.apply(parse(to_document(1, await publisher.read(1), secrets=True)))
         assert again.changes == ()
 
 
 async def meaning(publisher: Publisher) -> dict[str, Part]:
-    """What readers see of tenant 1."""
+    """The parts of tenant 1 as readers see them."""
     return {
-        path: parse_part(1, path, told, NO_KEY)
-        for path, told in (await publisher.read(1)).items()
-        if told and not isinstance(told, UnreadablePart)
+        path: parse_part(1, path, value, NO_KEY)
+        for path, value in (await publisher.read(1)).items()
+        if value and not isinstance(value, UnreadablePart)
     }

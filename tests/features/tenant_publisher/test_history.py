@@ -1,4 +1,4 @@
-"""The history of a tenant, the way back, and the keys of its secrets."""
+"""The history of a tenant, rollbacks, and the keys of its secrets."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.backends import in_memory
 from tests.features.tenant_files import (
     KEYS,
     Stopped,
+    assert_consistent,
     document,
     everything_of,
-    whole,
 )
 from tests.features.tenant_publisher.support import NO_KEY, RING, with_faults
 
 
 class TestHistory:
-    async def test_it_says_who_changed_what_from_what_to_what(self, store: Store):
+    async def test_the_history_names_the_author_and_both_values_of_each_change(self, store: Store):
         alice = Publisher(store, ring=RING, by="alice")
         bob = Publisher(store, ring=RING, by="bob")
         await alice.put(1, "storage", {"uploadQuotaGb": 1})
         await bob.change(
-            1, lambda there: {"storage": {"uploadQuotaGb": 2}}, action="migrate", note="why"
+            1, lambda parts: {"storage": {"uploadQuotaGb": 2}}, action="migrate", note="why"
         )
         await alice.delete(1, note="gone")
         first, second, third = await alice.history(1)
@@ -44,7 +44,7 @@ class TestHistory:
         assert first.at <= second.at <= third.at
         assert first.at.endswith("Z")
 
-    async def test_it_is_trimmed_by_count(self, store: Store):
+    async def test_the_history_is_trimmed_by_count(self, store: Store):
         publisher = Publisher(store, ring=RING, keep=3)
         for n in range(8):
             await publisher.put(1, "storage", {"uploadQuotaGb": n})
@@ -55,7 +55,7 @@ class TestHistory:
         await publisher.rollback(1, 5)
         assert (await publisher.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 4}
 
-    async def test_it_is_trimmed_by_age(self, store: Store):
+    async def test_the_history_is_trimmed_by_age(self, store: Store):
         publisher = Publisher(store, ring=RING)
         for n in range(5):
             await publisher.put(1, "storage", {"uploadQuotaGb": n})
@@ -63,7 +63,7 @@ class TestHistory:
         await strict.put(1, "storage", {"uploadQuotaGb": 9})
         assert [entry.number for entry in await publisher.history(1)] == [6]
 
-    async def test_secrets_in_it_are_sealed(self, store: Store, publisher: Publisher):
+    async def test_secrets_in_the_history_are_sealed(self, store: Store, publisher: Publisher):
         await publisher.apply(document(1, "one"))
         await publisher.put(
             1, "database/query", {"driver": "x", "database": "x", "password": "pw-another"}
@@ -93,7 +93,7 @@ class TestHistory:
         await publisher.rollback(1, 3)
         assert await publisher.read(1) == before
 
-    async def test_without_a_key_they_are_left_out_and_a_rollback_keeps_what_is_there(
+    async def test_without_a_key_secrets_are_omitted_and_a_rollback_keeps_the_current_ones(
         self, store: Store
     ):
         publisher = Publisher(store, ring=NO_KEY)
@@ -109,44 +109,44 @@ class TestHistory:
             "passwordHash": "hash-2",
         }
 
-    async def test_what_a_rollback_cannot_bring_back_is_said(self, store: Store, caplog):
+    async def test_a_rollback_names_what_it_cannot_restore(self, store: Store, caplog):
         publisher = Publisher(store, ring=NO_KEY)
         await publisher.apply(document(1, "one"))
         await publisher.delete(1)
-        told = await publisher.rollback(1, 1)
+        done = await publisher.rollback(1, 1)
         assert (await publisher.read(1))["ftp/one_ftp"] == {"tenantId": 1, "username": "one_ftp"}
-        assert told.lost == ("database/query.password", "ftp/one_ftp.passwordHash")
+        assert done.lost == ("database/query.password", "ftp/one_ftp.passwordHash")
         note = (await publisher.history(1))[-1].note
         assert note == "to 1 (without database/query.password, ftp/one_ftp.passwordHash)"
         assert "ftp/one_ftp.passwordHash" in caplog.text
         again = await publisher.rollback(1, 1)
         assert (again.changes, again.lost) == ((), ())
 
-    async def test_a_password_that_was_sealed_meanwhile_is_kept_too(self, store: Store):
+    async def test_a_password_that_was_sealed_meanwhile_is_kept(self, store: Store):
         await Publisher(store, ring=NO_KEY).apply(document(1, "one"))
         sealed = RING.seal("pw-sealed")[0]
         foreign = {"driver": "mysql", "database": "x", "passwordEncrypted": sealed}
         publisher = Publisher(store, ring=NO_KEY)
         await publisher.put(1, "database/query", {"driver": "mysql", "database": "two"})
         await store.commit(Put(KEYS.part(1, "database/query"), msgspec.json.encode(foreign)))
-        told = await Publisher(store, ring=RING).rollback(1, 1)
-        found = cast(dict[str, JSON], (await publisher.read(1))["database/query"])
-        assert found["database"] == "one"
-        assert RING.unseal(str(found["passwordEncrypted"])) == "pw-sealed"
-        assert "password" not in found
-        assert told.lost == ()
+        done = await Publisher(store, ring=RING).rollback(1, 1)
+        database = cast(dict[str, JSON], (await publisher.read(1))["database/query"])
+        assert database["database"] == "one"
+        assert RING.unseal(str(database["passwordEncrypted"])) == "pw-sealed"
+        assert "password" not in database
+        assert done.lost == ()
 
-    async def test_a_part_that_came_again_keeps_its_secret(self, store: Store):
+    async def test_a_recreated_part_keeps_its_secret(self, store: Store):
         publisher = Publisher(store, ring=NO_KEY)
         await publisher.put(1, "ftp/bob", {"passwordHash": "hash-1", "description": "old"})
         await publisher.remove(1, "ftp/bob")
         await publisher.put(1, "ftp/bob", {"passwordHash": "hash-2"})
-        told = await publisher.rollback(1, 1)
-        found = cast(dict[str, JSON], (await publisher.read(1))["ftp/bob"])
-        assert (found["passwordHash"], found["description"]) == ("hash-2", "old")
-        assert told.lost == ()
+        done = await publisher.rollback(1, 1)
+        user = cast(dict[str, JSON], (await publisher.read(1))["ftp/bob"])
+        assert (user["passwordHash"], user["description"]) == ("hash-2", "old")
+        assert done.lost == ()
 
-    async def test_what_looks_like_its_own_marks_comes_back_as_it_was(
+    async def test_values_that_look_like_marks_of_the_history_are_restored_unchanged(
         self, store: Store, publisher: Publisher
     ):
         extra: JSON = {
@@ -161,7 +161,7 @@ class TestHistory:
         await publisher.rollback(1, 0)
         assert (await publisher.read(1))["storage"] == extra
 
-    async def test_what_could_not_be_read_comes_back_as_it_was(
+    async def test_an_unreadable_value_is_restored_unchanged(
         self, store: Store, publisher: Publisher
     ):
         broken = b"\xff{ password: hunter2"
@@ -173,23 +173,23 @@ class TestHistory:
         await publisher.rollback(1, 0)
         assert (await publisher.read(1))["storage"] == UnreadablePart(broken)
 
-    async def test_without_a_key_what_could_not_be_read_stays_as_it_is(self, store: Store):
+    async def test_without_a_key_an_unreadable_value_stays_unchanged(self, store: Store):
         publisher = Publisher(store, ring=NO_KEY)
         await store.commit(Put(KEYS.part(1, "storage"), b"{one"))
         await publisher.change(1, lambda there: {"storage": UnreadablePart(b"{two"), "ftp/bob": {}})
         await publisher.rollback(1, 0)
         assert await publisher.read(1) == {"storage": UnreadablePart(b"{two")}
 
-    async def test_a_deleted_tenant_comes_back_with_all_that_leads_to_it(
+    async def test_a_deleted_tenant_is_restored_with_its_indexes(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
         before = dict(await publisher.read(1))
         await publisher.delete(1)
-        told = await publisher.rollback(1, 1)
-        assert told.number == 3
+        done = await publisher.rollback(1, 1)
+        assert done.number == 3
         assert await publisher.read(1) == before
-        await whole(store)
+        await assert_consistent(store)
         assert [entry.action for entry in await publisher.history(1)] == [
             "publish",
             "delete",
@@ -197,9 +197,9 @@ class TestHistory:
         ]
         await publisher.rollback(1, 0)
         assert await publisher.read(1) == {}
-        await whole(store)
+        await assert_consistent(store)
 
-    async def test_going_back_does_not_take_what_is_anothers_by_now(
+    async def test_a_rollback_does_not_take_names_that_belong_to_another_tenant(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
@@ -211,7 +211,7 @@ class TestHistory:
         assert await everything_of(store) == before
 
     @pytest.mark.parametrize("number", [-1, 3, 99])
-    async def test_a_version_that_is_not_kept_is_refused(
+    async def test_a_version_that_was_trimmed_is_refused(
         self, store: Store, publisher: Publisher, number: int
     ):
         await publisher.put(1, "storage", {"uploadQuotaGb": 1})
@@ -221,7 +221,9 @@ class TestHistory:
         with pytest.raises(NotConfigured, match=r"no version 1 in its history$"):
             await publisher.rollback(7, 1)
 
-    async def test_a_torn_history_is_no_way_back(self, store: Store, publisher: Publisher):
+    async def test_an_incomplete_history_allows_no_rollback(
+        self, store: Store, publisher: Publisher
+    ):
         for n in range(4):
             await publisher.put(1, "storage", {"uploadQuotaGb": n})
         await store.commit(Put(KEYS.history(1, 3), b"{"))
@@ -248,7 +250,7 @@ class TestHistory:
 class TestKeys:
     OLD, NEW, LOST = b"o" * 32, b"n" * 32, b"l" * 32
 
-    async def test_everything_is_sealed_anew(self, store: Store):
+    async def test_rekey_seals_everything_again(self, store: Store):
         old = Publisher(store, ring=Keyring([self.OLD]))
         for tenant in (1, 2, 10):
             await old.apply(document(tenant))
@@ -259,7 +261,7 @@ class TestKeys:
         done = await both.rekey(lambda at, of: steps.append((at, of)))
         assert (done.tenants, done.problems) == (2, ())
         assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
-        await whole(store)
+        await assert_consistent(store)
         new = Publisher(store, ring=Keyring([self.NEW]))
         again = await new.rekey()
         assert (again.tenants, again.entries, again.problems) == (0, 0, ())
@@ -271,7 +273,7 @@ class TestKeys:
         sealed, of = str(database["passwordEncrypted"]), str(database["passwordKeyId"])
         assert Keyring([self.NEW]).unseal(sealed, of) == "pw-t10"
 
-    async def test_what_cannot_be_opened_is_told_and_stays(self, store: Store):
+    async def test_secrets_that_cannot_be_decrypted_are_reported_and_stay(self, store: Store):
         await Publisher(store, ring=Keyring([self.LOST])).apply(document(1))
         await Publisher(store, ring=Keyring([self.OLD])).apply(document(2))
         before = await Publisher(store).read(1)
@@ -296,7 +298,7 @@ class TestKeys:
 
     @in_memory
     @pytest.mark.parametrize("how", ["stop", "before", "after"])
-    async def test_it_can_be_interrupted_and_repeated(self, store: Store, how: str):
+    async def test_rekey_can_be_interrupted_and_repeated(self, store: Store, how: str):
         old = Publisher(store, ring=Keyring([self.OLD]))
         for tenant in range(1, 6):
             await old.apply(document(tenant))
@@ -310,9 +312,9 @@ class TestKeys:
         assert done.problems == ()
         again = await Publisher(store, ring=Keyring([self.NEW])).rekey()
         assert (again.tenants, again.entries, again.problems) == (0, 0, ())
-        await whole(store)
+        await assert_consistent(store)
 
-    async def test_one_tenant_with_an_older_quarrel_does_not_hold_up_the_others(self, store: Store):
+    async def test_a_tenant_with_a_conflict_does_not_block_the_others(self, store: Store):
         old = Publisher(store, ring=Keyring([self.OLD]))
         for tenant in (1, 2, 3):
             await old.apply(document(tenant))
@@ -321,7 +323,7 @@ class TestKeys:
         assert done.tenants == 2
         assert any("'t2.example.com' belongs to tenant 2" in problem for problem in done.problems)
 
-    async def test_without_a_key_there_is_nothing_to_seal_with(self, store: Store):
+    async def test_rekey_requires_a_key(self, store: Store):
         with pytest.raises(InvalidRequest, match="MOORING_ENCRYPTION_KEY"):
             await Publisher(store, ring=NO_KEY).rekey()
 

@@ -1,4 +1,4 @@
-"""Tenants that one commit does not take."""
+"""Tenants that exceed one commit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.backends import in_memory
 from tests.features.tenant_files import (
     KEYS,
     Stopped,
+    assert_consistent,
     document,
     everything_of,
-    whole,
 )
 from tests.features.tenant_publisher.support import (
     RING,
@@ -32,32 +32,34 @@ from tests.features.tenant_publisher.support import (
 )
 
 
-class TestTooMuchForOneTransaction:
-    async def test_it_is_split_by_object_and_says_so(
+class TestSeveralTransactions:
+    async def test_a_large_publish_is_split_by_object_and_reported(
         self, store: Store, publisher: Publisher, caplog
     ):
-        told = await publisher.apply(parse(huge()))
-        assert told.transactions > 1
-        assert told.number == 1
-        assert len(told.changes) == USERS + 1
-        assert f"written in {told.transactions}" in caplog.text
-        await whole(store)
+        done = await publisher.apply(parse(huge()))
+        assert done.transactions > 1
+        assert done.number == 1
+        assert len(done.changes) == USERS + 1
+        assert f"written in {done.transactions}" in caplog.text
+        await assert_consistent(store)
         renamed = await publisher.apply(parse(huge(code="other")))
         assert renamed.transactions > 1
-        await whole(store)
+        await assert_consistent(store)
 
     @in_memory
     @pytest.mark.parametrize("after", range(4))
-    async def test_each_part_of_it_is_whole(self, store: Store, publisher: Publisher, after: int):
+    async def test_every_transaction_leaves_a_consistent_store(
+        self, store: Store, publisher: Publisher, after: int
+    ):
         with pytest.raises(Stopped):
             await with_faults(store, after, "stop").apply(parse(huge(200)))
-        await whole(store)
+        await assert_consistent(store)
         await publisher.apply(parse(huge(200)))
         assert len(await publisher.read(1)) == 201
-        await whole(store)
+        await assert_consistent(store)
 
     @pytest.mark.parametrize("size", [0, 12_000])
-    async def test_a_deletion_that_was_stopped_is_resumed(
+    async def test_an_interrupted_deletion_is_resumed(
         self, store: Store, publisher: Publisher, size: int
     ):
         await publisher.apply(document(10))
@@ -70,14 +72,14 @@ class TestTooMuchForOneTransaction:
             except Stopped:
                 stopped += 1
                 assert "meta" in await publisher.read(1)
-                await whole(store)
+                await assert_consistent(store)
                 continue
             except NotConfigured:
                 pass
             break
         assert stopped >= 2
         assert await publisher.read(1) == {}
-        await whole(store)
+        await assert_consistent(store)
         assert len(await publisher.read(10)) == 8
         newest = (await publisher.history(1))[-1].number
         undone = [entry for entry in await publisher.history(1) if entry.action == "delete"]
@@ -85,9 +87,9 @@ class TestTooMuchForOneTransaction:
         assert newest == undone[-1].number
         await publisher.rollback(1, undone[0].number - 1)
         assert await publisher.read(1) == before
-        await whole(store)
+        await assert_consistent(store)
 
-    async def test_a_long_history_of_large_entries_does_not_hinder(
+    async def test_a_long_history_of_large_entries_does_not_prevent_a_publish(
         self, store: Store, publisher: Publisher
     ):
         for n in range(10):
@@ -95,7 +97,7 @@ class TestTooMuchForOneTransaction:
         await publisher.delete(1)
         assert len(await publisher.history(1)) == 11
 
-    async def test_a_tenant_may_have_more_hosts_than_a_commit_takes(
+    async def test_a_tenant_can_have_more_hosts_than_fit_in_a_commit(
         self, store: Store, publisher: Publisher
     ):
         def hosts(*numbers: int) -> dict[str, JSON]:
@@ -107,40 +109,42 @@ class TestTooMuchForOneTransaction:
             }
 
         for numbers in (range(130), range(100, 250), range(0), range(150), range(140, 290)):
-            told = hosts(*numbers)
-            assert await publisher.diff(parse(told))
-            done = await publisher.apply(parse(told))
+            document = hosts(*numbers)
+            assert await publisher.diff(parse(document))
+            done = await publisher.apply(parse(document))
             assert done.number == (await publisher.history(1))[-1].number
             assert (await publisher.read(1)).get("domain/aliases", []) == [
                 f"h{n}.example" for n in numbers
             ]
-            await whole(store)
+            await assert_consistent(store)
         await publisher.rollback(1, 1)
         assert len(cast(list[JSON], (await publisher.read(1))["domain/aliases"])) == 130
-        await whole(store)
+        await assert_consistent(store)
 
     @in_memory
     @pytest.mark.parametrize("how", ["stop", "before", "after"])
     @pytest.mark.parametrize("after", range(3))
-    async def test_each_of_its_stages_is_whole(
+    async def test_every_step_leaves_a_consistent_store(
         self, store: Store, publisher: Publisher, how: str, after: int
     ):
         aliases: list[JSON] = [f"h{n}.example" for n in range(250)]
-        told = parse({"id": 1, "meta": {"code": "x", "name": "x"}, "domain": {"aliases": aliases}})
+        document = parse(
+            {"id": 1, "meta": {"code": "x", "name": "x"}, "domain": {"aliases": aliases}}
+        )
         interrupted = with_faults(store, after, how)
         if how == "stop":
             with pytest.raises(Stopped):
-                await interrupted.apply(told)
-            await whole(store)
-            await publisher.apply(told)
+                await interrupted.apply(document)
+            await assert_consistent(store)
+            await publisher.apply(document)
         else:
-            assert (await interrupted.apply(told)).transactions == 3
+            assert (await interrupted.apply(document)).transactions == 3
         assert (await publisher.read(1))["domain/aliases"] == aliases
         assert len(await publisher.history(1)) == (2 if how == "stop" and after else 1)
-        await whole(store)
+        await assert_consistent(store)
 
     @in_memory
-    async def test_a_host_that_is_taken_stops_all_stages(self, store: Store, publisher: Publisher):
+    async def test_a_taken_host_stops_all_steps(self, store: Store, publisher: Publisher):
         await publisher.put(2, "domain/primary", "h249.example")
         before = await everything_of(store)
         aliases: list[JSON] = [f"h{n}.example" for n in range(250)]
@@ -159,13 +163,13 @@ class TestTooMuchForOneTransaction:
         assert await everything_of(store) == before
 
     @in_memory
-    async def test_hosts_that_are_too_many_in_the_end_are_refused_at_the_begin(
+    async def test_too_many_hosts_at_the_end_are_refused_at_the_start(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
         before = await everything_of(store)
         long = ".".join(letter * 58 for letter in "abcd")
-        told = parse(
+        oversized = parse(
             {
                 "id": 1,
                 "meta": {"code": "new", "name": "New"},
@@ -174,12 +178,12 @@ class TestTooMuchForOneTransaction:
         )
         for call in (publisher.diff, publisher.apply):
             with pytest.raises(TooLarge, match="domain"):
-                await call(told)
+                await call(oversized)
         assert await everything_of(store) == before
 
     @in_memory
     @pytest.mark.parametrize("action", ["apply", "delete"])
-    async def test_who_is_interrupted_between_two_transactions_hears_of_the_first(
+    async def test_an_error_between_two_transactions_mentions_the_first(
         self, store: Store, publisher: Publisher, action: str
     ):
         await publisher.apply(parse(huge()))
@@ -194,10 +198,10 @@ class TestTooMuchForOneTransaction:
         with pytest.raises(OutcomeUnknown, match=r"tenant 1: written in part.*server is down"):
             await (interrupted.delete(1) if action == "delete" else interrupted.apply(renamed))
         await (publisher.delete(1) if action == "delete" else publisher.apply(parse(huge())))
-        await whole(store)
+        await assert_consistent(store)
 
     @in_memory
-    async def test_that_a_name_was_taken_in_the_middle_is_noted(self, store: Store, caplog):
+    async def test_a_name_taken_between_two_transactions_is_reported(self, store: Store, caplog):
         other = Publisher(store, ring=RING)
 
         async def hook(number: int, go: Commit) -> Committed:
@@ -211,7 +215,7 @@ class TestTooMuchForOneTransaction:
         assert "written in part" in caplog.text
 
     @in_memory
-    async def test_a_deletion_says_in_how_many_it_was_made(
+    async def test_a_deletion_reports_the_number_of_transactions(
         self, store: Store, publisher: Publisher, caplog
     ):
         await publisher.apply(parse(huge()))
@@ -223,26 +227,26 @@ class TestTooMuchForOneTransaction:
             count = number
             return await go()
 
-        told = await hooked(store, hook).delete(1)
-        assert told.transactions == count > 2
-        assert told.number - 1 == newest
+        done = await hooked(store, hook).delete(1)
+        assert done.transactions == count > 2
+        assert done.number - 1 == newest
         assert f"written in {count}" in caplog.text
 
-    async def test_a_value_that_no_store_takes_is_refused_whole(
+    async def test_a_value_too_large_for_any_store_is_refused(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1))
         before = await everything_of(store)
-        told = huge()
-        told["storage"] = {"extra": {"x": "a" * 1_600_000}}
+        oversized = huge()
+        oversized["storage"] = {"extra": {"x": "a" * 1_600_000}}
         with pytest.raises(TooLarge, match="tenant 1: storage is larger"):
-            await publisher.apply(parse(told))
+            await publisher.apply(parse(oversized))
         with pytest.raises(TooLarge):
-            await publisher.diff(parse(told))
+            await publisher.diff(parse(oversized))
         assert await everything_of(store) == before
 
     @pytest.mark.parametrize("raw", [b'{"token":"%s"}', b'{"x":"%s"}', b"{%s"])
-    async def test_what_others_wrote_too_large_can_be_replaced_and_deleted(
+    async def test_oversized_values_of_other_programs_can_be_replaced_and_deleted(
         self, store: Store, publisher: Publisher, raw: bytes
     ):
         for tenant in (1, 2):
@@ -254,10 +258,10 @@ class TestTooMuchForOneTransaction:
         await publisher.rollback(2, 0)
         assert await publisher.read(2) == {}
 
-    async def test_what_one_commit_takes_is_taken_with_its_history(
+    async def test_a_value_that_fits_in_a_commit_fits_with_its_history(
         self, store: Store, publisher: Publisher
     ):
-        """Whatever passes the estimate fits the store, secrets and all."""
+        """Every value that passes the estimate fits the store, including secrets."""
         for n, extra in enumerate(
             (
                 {"x": "a" * 690_000},
@@ -270,22 +274,22 @@ class TestTooMuchForOneTransaction:
             await publisher.put(100 + n, "storage", {"extra": cast(JSON, extra)})
             await publisher.delete(100 + n)
 
-    async def test_a_split_publish_that_is_overtaken_goes_on(self, store: Store):
-        """Somebody else publishes between its parts: both are there at the end."""
+    async def test_an_overtaken_split_publish_continues(self, store: Store):
+        """Another publisher writes between its transactions: both results are stored at the end."""
         one, other = Publisher(store, ring=RING), Publisher(store, ring=RING)
 
         async def small() -> None:
             for n in range(10):
                 await other.put(1, "storage", {"uploadQuotaGb": n})
 
-        told, _ = await asyncio.gather(one.apply(parse(huge(200))), small())
-        assert len({change.path for change in told.changes}) == 201
+        done, _ = await asyncio.gather(one.apply(parse(huge(200))), small())
+        assert len({change.path for change in done.changes}) == 201
         assert (await other.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 9}
-        await whole(store)
+        await assert_consistent(store)
 
 
 @in_memory
-async def test_deleting_one_of_many_does_not_hold_up_the_event_loop(
+async def test_deleting_one_of_many_tenants_does_not_block_the_event_loop(
     store: Store, publisher: Publisher
 ):
     for some in range(100):

@@ -1,4 +1,4 @@
-"""Answers that are lost, and others who publish meanwhile."""
+"""Lost replies, with concurrent publishes of others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
 from tests.features.tenant_files import (
     Interrupted,
+    assert_consistent,
     document,
     everything_of,
-    whole,
 )
 from tests.features.tenant_publisher.support import (
     RING,
@@ -33,26 +33,26 @@ class TestLostAnswers:
     @in_memory
     @pytest.mark.parametrize("how", ["before", "after"])
     @pytest.mark.parametrize("after", [0, 1, 2])
-    async def test_a_publish_happens_once_and_is_reported_right(
+    async def test_a_publish_happens_once_and_is_reported_correctly(
         self, store: Store, publisher: Publisher, how: str, after: int
     ):
-        told = await with_faults(store, after, how).apply(parse(huge()))
+        done = await with_faults(store, after, how).apply(parse(huge()))
         entries = await publisher.history(1)
-        assert [(entry.number, entry.more) for entry in entries] == [(told.number, False)]
-        assert told.transactions == entries[0].page > 1
+        assert [(entry.number, entry.more) for entry in entries] == [(done.number, False)]
+        assert done.transactions == entries[0].page > 1
         changed = [step.path for entry in entries for step in entry.changes]
-        assert sorted(changed) == sorted(change.path for change in told.changes)
+        assert sorted(changed) == sorted(change.path for change in done.changes)
         assert len(changed) == len(set(changed)) == USERS + 1
-        await whole(store)
+        await assert_consistent(store)
 
     @pytest.mark.parametrize("how", ["before", "after"])
-    async def test_a_small_one_too(self, store: Store, publisher: Publisher, how: str):
-        told = await with_faults(store, 0, how).apply(document(1))
-        assert (told.number, told.transactions, len(told.changes)) == (1, 1, 8)
+    async def test_a_small_publish_happens_once(self, store: Store, publisher: Publisher, how: str):
+        done = await with_faults(store, 0, how).apply(document(1))
+        assert (done.number, done.transactions, len(done.changes)) == (1, 1, 8)
         assert len(await publisher.history(1)) == 1
 
-    async def test_it_does_not_overwrite_who_came_after_it(self, store: Store):
-        """It did happen, and the answer was lost: what another wrote then stays."""
+    async def test_a_retry_does_not_overwrite_a_later_publish(self, store: Store):
+        """The first attempt took effect, but its reply was lost: what another then wrote stays."""
         other = Publisher(store, ring=RING)
 
         class Overtaken(Interrupted):
@@ -64,12 +64,12 @@ class TestLostAnswers:
                     raise
 
         one = Publisher(cast(Store, Overtaken(store, 0, "after")), ring=RING)
-        told = await one.put(1, "storage", {"uploadQuotaGb": 1})
-        assert told.number == 1
+        done = await one.put(1, "storage", {"uploadQuotaGb": 1})
+        assert done.number == 1
         assert (await other.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 2}
         assert [entry.number for entry in await other.history(1)] == [1, 2]
 
-    async def test_that_it_cannot_be_told_any_more_is_said(self, store: Store):
+    async def test_an_outcome_that_is_no_longer_known_is_reported(self, store: Store):
         other = Publisher(store, ring=RING, keep=1)
 
         class Overtaken(Interrupted):
@@ -94,14 +94,14 @@ class TestLostAnswers:
         self, store: Store, publisher: Publisher, how: str, users: int, after: int
     ):
         await publisher.apply(parse(huge(users)))
-        told = await with_faults(store, after, how).delete(1)
-        assert len(told.changes) == users + 1
+        done = await with_faults(store, after, how).delete(1)
+        assert len(done.changes) == users + 1
         deleted = [entry for entry in await publisher.history(1) if entry.action == "delete"]
         assert [len(entry.changes) for entry in deleted] == [users + 1]
         assert await publisher.read(1) == {}
-        await whole(store)
+        await assert_consistent(store)
 
-    async def test_a_deletion_that_happened_does_not_delete_who_came_after_it(self, store: Store):
+    async def test_a_repeated_deletion_does_not_delete_a_later_publish(self, store: Store):
         other = Publisher(store, ring=RING)
         await other.apply(document(1))
 
@@ -122,25 +122,23 @@ class TestLostAnswers:
     async def test_a_rollback_happens_once(
         self, store: Store, publisher: Publisher, how: str, after: int
     ):
-        there = await publisher.apply(parse(huge()))
+        current = await publisher.apply(parse(huge()))
         await publisher.apply(parse({"id": 1, "ftp": {}}))
-        told = await with_faults(store, after, how).rollback(1, there.number)
-        assert len(told.changes) == USERS
-        (entry,) = [each for each in await publisher.history(1) if each.action == "rollback"]
-        assert told.transactions == entry.page > 1
-        await whole(store)
+        done = await with_faults(store, after, how).rollback(1, current.number)
+        assert len(done.changes) == USERS
+        (entry,) = [listed for listed in await publisher.history(1) if listed.action == "rollback"]
+        assert done.transactions == entry.page > 1
+        await assert_consistent(store)
 
     @in_memory
     @pytest.mark.parametrize("users", [1, USERS])
-    async def test_that_it_cannot_be_looked_up_is_not_that_nothing_was_written(
-        self, store: Store, users: int
-    ):
+    async def test_an_outcome_that_cannot_be_looked_up_is_unknown(self, store: Store, users: int):
         away = Publisher(cast(Store, Leaving(store, 2 if users > 1 else 0, "after")), ring=RING)
         with pytest.raises(OutcomeUnknown, match=r"tenant 1: .*written.*nothing listens"):
             await away.apply(parse(huge(users)))
         assert len(await Publisher(store, ring=RING).read(1)) > 1
 
-    async def test_that_nothing_was_written_stays_certain_where_it_is(self, store: Store):
+    async def test_a_publish_that_certainly_wrote_nothing_says_so(self, store: Store):
         async def hook(number: int, go: Commit) -> Committed:
             raise Unavailable("the server is down")
 
@@ -150,7 +148,7 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("action", ["apply", "delete"])
     @pytest.mark.parametrize("tries", [1, 2])
-    async def test_what_lands_after_it_was_looked_for_is_found_at_last(
+    async def test_a_late_commit_is_found_after_it_was_searched_for(
         self, store: Store, publisher: Publisher, action: str, tries: int
     ):
         await publisher.apply(document(1))
@@ -168,17 +166,17 @@ class TestLostAnswers:
 
         slow = hooked(store, hook)
         if action == "delete":
-            told = await slow.delete(1)
-            assert len(told.changes) == 8
+            done = await slow.delete(1)
+            assert len(done.changes) == 8
         else:
-            told = await slow.put(1, "storage", {"uploadQuotaGb": 99})
-            assert [change.path for change in told.changes] == ["storage"]
-        assert (told.number, told.transactions) == (2, 1)
+            done = await slow.put(1, "storage", {"uploadQuotaGb": 99})
+            assert [change.path for change in done.changes] == ["storage"]
+        assert (done.number, done.transactions) == (2, 1)
         assert len(await publisher.history(1)) == 2
 
 
-class TestTogether:
-    async def test_changes_of_different_parts_are_all_there(self, store: Store):
+class TestConcurrentPublishers:
+    async def test_concurrent_changes_of_different_parts_are_all_stored(self, store: Store):
         publishers = [Publisher(store, ring=RING, by=f"p{n}") for n in range(6)]
         await publishers[0].apply(document(1))
 
@@ -192,13 +190,11 @@ class TestTogether:
         assert sum(path.startswith("ftp/u") for path in parts) == 30
         numbers = [entry.number for entry in await publishers[0].history(1)]
         assert numbers == list(range(1, 32))
-        await whole(store)
+        await assert_consistent(store)
 
     @pytest.mark.parametrize("last", [0, 3])
-    async def test_who_looked_before_the_history_was_trimmed_looks_again(
-        self, store: Store, last: int
-    ):
-        """The entry after the one it saw is free again, and yet others came in between."""
+    async def test_a_publisher_retries_after_the_history_was_trimmed(self, store: Store, last: int):
+        """The number of the next entry is free again, although other entries came in between."""
         others = Publisher(store, ring=RING, keep=1)
         for n in range(last):
             await others.put(1, "storage", {"uploadQuotaGb": n})
@@ -217,15 +213,15 @@ class TestTogether:
         slow = Publisher(cast(Store, Slow(store, 0, "")), ring=RING, keep=1)
         seen: list[object] = []
 
-        def change(there):
-            seen.append(there.get("storage"))
-            return {**there, "ftp/bob": {}}
+        def change(parts):
+            seen.append(parts.get("storage"))
+            return {**parts, "ftp/bob": {}}
 
         task = asyncio.ensure_future(slow.change(1, change))
         await started.wait()
         for n in range(2):
             await others.put(1, "storage", {"uploadQuotaGb": 90 + n})
         overtaken.set()
-        told = await task
-        assert told.number == last + 3
+        done = await task
+        assert done.number == last + 3
         assert seen[-1] == {"tenantId": 1, "uploadQuotaGb": 91}

@@ -22,9 +22,9 @@ from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory
 from tests.features.tenant_files import (
     KEYS,
+    assert_consistent,
     document,
     everything_of,
-    whole,
 )
 from tests.features.tenant_publisher.support import (
     RING,
@@ -38,12 +38,12 @@ from tests.features.tenant_publisher.support import (
 
 
 class TestPublishing:
-    async def test_a_whole_tenant_is_one_transaction_with_all_that_leads_to_it(
+    async def test_a_complete_tenant_is_one_transaction_with_its_indexes(
         self, store: Store, publisher: Publisher
     ):
-        told = await publisher.apply(document(1, "one"), note="first")
-        assert (told.tenant, told.number, told.transactions) == (1, 1, 1)
-        assert [change.path for change in told.changes] == [
+        done = await publisher.apply(document(1, "one"), note="first")
+        assert (done.tenant, done.number, done.transactions) == (1, 1, 1)
+        assert [change.path for change in done.changes] == [
             "meta",
             "domain/aliases",
             "domain/internal",
@@ -53,26 +53,26 @@ class TestPublishing:
             "ftp/one_ftp",
             "storage",
         ]
-        found = (await store.read(prefix(b"jxt/"))).entries
-        assert len({entry.modified for entry in found}) == 1
-        await whole(store)
+        entries = (await store.read(prefix(b"jxt/"))).entries
+        assert len({entry.modified for entry in entries}) == 1
+        await assert_consistent(store)
         assert await value(store, KEYS.index("by-name", "租户 one/")) == {
             "id": 1,
             "code": "one",
             "primaryDomain": "one.example.com",
         }
-        assert "pw-one" not in str(found)
-        assert "pw-one" not in repr(told)
+        assert "pw-one" not in str(entries)
+        assert "pw-one" not in repr(done)
 
-    async def test_the_same_again_writes_nothing(self, store: Store, publisher: Publisher):
+    async def test_an_equal_publish_writes_nothing(self, store: Store, publisher: Publisher):
         await publisher.apply(document(1))
         before = await everything_of(store)
-        told = await publisher.apply(document(1))
-        assert (told.changes, told.number, told.transactions) == ((), 0, 0)
+        done = await publisher.apply(document(1))
+        assert (done.changes, done.number, done.transactions) == ((), 0, 0)
         assert await everything_of(store) == before
         assert await publisher.diff(document(1)) == []
 
-    async def test_a_section_left_out_stays_and_an_empty_one_goes(
+    async def test_an_omitted_section_stays_and_an_empty_one_is_removed(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
@@ -84,18 +84,18 @@ class TestPublishing:
             "domain/primary",
             "meta",
         ]
-        await whole(store)
+        await assert_consistent(store)
 
-    async def test_part_by_part_in_any_order(self, store: Store, publisher: Publisher):
+    async def test_parts_can_be_published_in_any_order(self, store: Store, publisher: Publisher):
         await publisher.put(1, "ftp/meta", {})
         await publisher.put(1, "domain/primary", "one.example.com")
-        await whole(store)
+        await assert_consistent(store)
         await publisher.put(1, "meta", {"code": "one", "name": "One"})
         await publisher.put(1, "database/meta", {"driver": "sqlite", "database": "x"})
         await publisher.put(1, "domain/aliases", ["a.example.com", "A.example.com"])
         await publisher.put(1, "domain/internal", "one.internal")
         await publisher.put(1, "storage", {"uploadQuotaGb": 1})
-        await whole(store)
+        await assert_consistent(store)
         assert await value(store, KEYS.index("ftp-user", "meta")) == {
             "tenantId": 1,
             "code": "one",
@@ -103,19 +103,19 @@ class TestPublishing:
         }
         for path in ("ftp/meta", "domain", "database/meta", "storage"):
             await publisher.remove(1, path)
-            await whole(store)
+            await assert_consistent(store)
         assert list(await publisher.read(1)) == ["meta"]
         with pytest.raises(NotConfigured, match="tenant 1 has no ftp/meta"):
             await publisher.remove(1, "ftp/meta")
         with pytest.raises(InvalidRequest, match="delete the tenant"):
             await publisher.remove(1, "meta")
 
-    async def test_a_rename_moves_and_rewrites_what_leads_to_it_at_once(
+    async def test_a_rename_moves_and_rewrites_the_indexes_at_once(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
         await publisher.put(1, "meta", {"code": "uno", "name": "Uno"})
-        await whole(store)
+        await assert_consistent(store)
         leading = [
             KEYS.index("by-code", "uno"),
             KEYS.index("by-name", "Uno"),
@@ -131,7 +131,7 @@ class TestPublishing:
         assert await find(store, KEYS, "by-code", "UNO") == 1
         assert await find(store, KEYS, "by-code", "one") is None
 
-    async def test_a_new_primary_domain_is_told_by_the_name(
+    async def test_the_index_of_the_name_has_the_new_primary_domain(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
@@ -139,9 +139,9 @@ class TestPublishing:
         name = KEYS.index("by-name", "租户 one/")
         assert cast(dict[str, JSON], await value(store, name))["primaryDomain"] == "New.example.com"
         assert len(await revisions(store, name, KEYS.part(1, "domain/primary"))) == 1
-        await whole(store)
+        await assert_consistent(store)
 
-    async def test_what_others_wrote_is_kept(self, store: Store, publisher: Publisher):
+    async def test_fields_of_other_programs_are_kept(self, store: Store, publisher: Publisher):
         await publisher.apply(document(1, "one"))
         raw = msgspec.json.encode({"code": "one", "name": "租户 one/", "region": "eu"})
         await store.commit(Put(KEYS.part(1, "meta"), raw))
@@ -153,7 +153,7 @@ class TestPublishing:
         )
         assert "region" not in cast(dict[str, JSON], (await publisher.read(1))["meta"])
 
-    async def test_a_path_that_is_none_is_refused(self, store: Store, publisher: Publisher):
+    async def test_an_invalid_path_is_refused(self, store: Store, publisher: Publisher):
         for path in ("nonsense", "ftp/a/b", "domain/other", "ftp"):
             with pytest.raises(InvalidRequest):
                 await publisher.put(1, path, {})
@@ -161,17 +161,17 @@ class TestPublishing:
                 await publisher.change(1, lambda _, path=path: {path: {}})  # type: ignore[misc]
         assert await everything_of(store) == {}
 
-    async def test_keys_of_another_namespace_are_its_own(self, store: Store, publisher: Publisher):
+    async def test_namespaces_are_separate(self, store: Store, publisher: Publisher):
         other = Publisher(store, Publisher(store).keys.__class__("//other/"), ring=RING)
         await publisher.apply(document(1, "one"))
         await other.apply(document(2, "one"))
-        await whole(store)
-        await whole(store, other.keys)
+        await assert_consistent(store)
+        await assert_consistent(store, other.keys)
         assert b"//" not in b"".join(await everything_of(store, other.keys))
 
 
 class TestNames:
-    async def test_a_name_that_is_taken_is_refused_with_its_holder(
+    async def test_a_taken_name_is_refused_with_its_holder(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
@@ -191,26 +191,26 @@ class TestNames:
             await publisher.diff(document(2, "two", ftp={"one_ftp": {}}))
         assert await everything_of(store) == before
 
-    async def test_a_name_is_free_when_its_tenant_lets_go(self, store: Store, publisher: Publisher):
+    async def test_a_name_is_free_when_its_tenant_releases_it(
+        self, store: Store, publisher: Publisher
+    ):
         await publisher.apply(document(1, "one"))
         await publisher.put(1, "meta", {"code": "uno", "name": "Uno"})
         await publisher.put(2, "meta", {"code": "one", "name": "租户 one/"})
         await publisher.delete(1)
         await publisher.put(2, "ftp/one_ftp", {})
-        await whole(store)
+        await assert_consistent(store)
 
-    async def test_what_leads_to_a_tenant_that_lays_no_claim_to_it_is_taken_over(
-        self, store: Store, publisher: Publisher
-    ):
+    async def test_a_stale_index_is_taken_over(self, store: Store, publisher: Publisher):
         await publisher.apply(document(1, "one"))
         stale = KEYS.index("ftp-user", "bob")
         for raw in (b'{"tenantId":1}', b'{"tenantId":77}', b'{"tenantId":-5}', b"{", b""):
             await store.commit(Put(stale, raw))
             await publisher.put(2, "ftp/bob", {})
-            await whole(store)
+            await assert_consistent(store)
             await publisher.remove(2, "ftp/bob")
 
-    async def test_the_raw_name_of_an_older_publisher_counts_and_goes_with_a_rename(
+    async def test_the_raw_name_of_an_older_publisher_counts_and_is_removed_by_a_rename(
         self, store: Store, publisher: Publisher
     ):
         raw = KEYS.as_written("by-name", "默认 租户")
@@ -223,15 +223,17 @@ class TestNames:
         assert await value(store, raw) is not None
         await publisher.put(1, "meta", {"code": "one", "name": "a b"})
         assert await value(store, raw) is None
-        await whole(store)
+        await assert_consistent(store)
 
-    async def test_the_raw_name_goes_with_its_tenant(self, store: Store, publisher: Publisher):
+    async def test_the_raw_name_is_removed_with_its_tenant(
+        self, store: Store, publisher: Publisher
+    ):
         await publisher.put(1, "meta", {"code": "one", "name": "a b"})
         await store.commit(Put(KEYS.as_written("by-name", "a b"), b'{"id":1}'))
         await publisher.delete(1)
         assert (await store.read(KEYS.indexes)).entries == ()
 
-    async def test_a_code_or_a_host_that_another_publisher_wrote_in_capitals_counts_and_goes(
+    async def test_names_in_capitals_of_another_publisher_count_and_are_removed(
         self, store: Store, publisher: Publisher
     ):
         code, host = KEYS.as_written("by-code", "ACME"), KEYS.as_written("host", "Shop.Example.com")
@@ -252,30 +254,26 @@ class TestNames:
         await publisher.delete(1)
         assert (await store.read(KEYS.indexes)).entries == ()
 
-    async def test_a_host_is_found_as_it_stands_in_a_request(
-        self, store: Store, publisher: Publisher
-    ):
+    async def test_a_host_is_found_as_requests_carry_it(self, store: Store, publisher: Publisher):
         await publisher.put(1, "domain/primary", "Shop.example.com")
         for asked in ("shop.example.com", "SHOP.example.com:8080", "shop.example.com."):
             assert await find(store, KEYS, "host", asked) == 1
         assert await find(store, KEYS, "host", "shop.example.com.evil") is None
 
-    async def test_a_tenant_that_cannot_be_understood_keeps_its_names(
-        self, store: Store, publisher: Publisher
-    ):
+    async def test_an_unreadable_tenant_keeps_its_names(self, store: Store, publisher: Publisher):
         await publisher.apply(document(2, "two"))
         await store.commit(
             Put(KEYS.part(2, "meta"), b"{broken"), Put(KEYS.part(2, "domain/aliases"), b"[broken")
         )
         leading = (await store.read(KEYS.indexes)).entries
-        for path, told in (
+        for path, value_ in (
             ("meta", {"code": "two", "name": "x"}),
             ("meta", {"code": "x", "name": "租户 two/"}),
             ("domain/primary", "www.two.example.com"),
             ("ftp/two_ftp", {}),
         ):
             with pytest.raises(Taken, match="belongs to tenant 2"):
-                await publisher.put(1, path, cast(JSON, told))
+                await publisher.put(1, path, cast(JSON, value_))
         await publisher.put(2, "storage", {"uploadQuotaGb": 1})
         assert (await store.read(KEYS.indexes)).entries == leading
         await publisher.put(2, "meta", {"code": "zwei", "name": "Zwei"})
@@ -283,7 +281,7 @@ class TestNames:
         assert await find(store, KEYS, "host", "www.two.example.com") == 2
 
     @in_memory
-    async def test_more_hosts_of_broken_aliases_than_a_commit_takes_are_mended(
+    async def test_more_hosts_of_broken_aliases_than_fit_in_a_commit_are_repaired(
         self, store: Store, publisher: Publisher
     ):
         aliases: list[JSON] = [f"h{n}.example" for n in range(200)]
@@ -294,10 +292,10 @@ class TestNames:
                 await publisher.remove(1, "domain")
             else:
                 await publisher.put(1, "domain/aliases", cast(JSON, wanted))
-            await whole(store)
+            await assert_consistent(store)
 
     @in_memory
-    async def test_what_led_to_many_tenants_that_are_gone_is_taken_over(
+    async def test_stale_indexes_of_many_deleted_tenants_are_taken_over(
         self, store: Store, publisher: Publisher
     ):
         names = [f"n{n}.example" for n in range(130)]
@@ -307,12 +305,12 @@ class TestNames:
         for first in range(0, len(stale), 100):
             chunk = enumerate(stale[first : first + 100], start=first + 1000)
             await store.commit(*(Put(place, b'{"tenantId":%d}' % n) for n, place in chunk))
-        told = {"domain": {"aliases": names}, "ftp": {user: {} for user in users}}
-        await publisher.diff(parse({"id": 1, **told}))
-        await publisher.apply(parse({"id": 1, **told}))
-        await whole(store)
+        sections = {"domain": {"aliases": names}, "ftp": {user: {} for user in users}}
+        await publisher.diff(parse({"id": 1, **sections}))
+        await publisher.apply(parse({"id": 1, **sections}))
+        await assert_consistent(store)
 
-    async def test_a_name_that_looks_like_another_escaped_is_not_that_one(
+    async def test_a_name_that_looks_like_another_escaped_one_is_different(
         self, store: Store, publisher: Publisher
     ):
         await publisher.put(2, "meta", {"code": "two", "name": "a b"})
@@ -323,18 +321,18 @@ class TestNames:
 
 
 class TestDeleting:
-    async def test_a_tenant_goes_with_all_that_leads_to_it_in_one_transaction(
+    async def test_a_tenant_is_deleted_with_its_indexes_in_one_transaction(
         self, store: Store, publisher: Publisher
     ):
         for tenant in (1, 10, 11, 2):
             await publisher.apply(document(tenant))
         await store.commit(Put(b"jxt/tenants/1/database", b"older generation"))
         before = await everything_of(store)
-        told = await publisher.delete(1)
-        assert told.transactions == 1
-        assert len(told.changes) == 8
+        done = await publisher.delete(1)
+        assert done.transactions == 1
+        assert len(done.changes) == 8
         assert (await store.read(KEYS.parts(1))).entries == ()
-        await whole(store)
+        await assert_consistent(store)
         gone = {name for name in before if name in KEYS.parts(1)}
         gone |= {name for name, raw in before.items() if name in KEYS.indexes and holder(raw) == 1}
         assert len(gone) == 9 + 2 + 2 + 3
@@ -349,7 +347,7 @@ class TestDeleting:
         with pytest.raises(NotConfigured, match="tenant 1 not found"):
             await publisher.delete(1)
 
-    async def test_one_whose_meta_cannot_be_read_goes_with_what_leads_to_it(
+    async def test_a_tenant_with_an_unreadable_meta_is_deleted_with_its_indexes(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
@@ -358,21 +356,21 @@ class TestDeleting:
             Put(KEYS.part(1, "meta"), b"{broken"), Put(KEYS.part(1, "domain/aliases"), b"broken")
         )
         await publisher.delete(1)
-        await whole(store)
+        await assert_consistent(store)
         assert len(await publisher.read(10)) == 8
 
-    async def test_a_broken_meta_is_mended_with_what_leads_to_it(
+    async def test_a_broken_meta_is_repaired_with_its_indexes(
         self, store: Store, publisher: Publisher
     ):
         await publisher.apply(document(1, "one"))
         await store.commit(Put(KEYS.part(1, "meta"), b"{broken"))
         await publisher.put(1, "meta", {"code": "uno", "name": "Uno"})
-        await whole(store)
+        await assert_consistent(store)
         assert await find(store, KEYS, "by-code", "one") is None
 
 
-class TestWhatConcernsAll:
-    async def test_it_is_written_and_removed(self, store: Store, publisher: Publisher):
+class TestSharedValues:
+    async def test_a_shared_value_is_written_and_removed(self, store: Store, publisher: Publisher):
         await publisher.put_common("common/resolver", {"httpType": "host"})
         await publisher.put_common("//common/storage-directory/", {"directory": "tenants"})
         await publisher.put_common("platform/configs/mail", [1, {"a": None}])
@@ -384,7 +382,7 @@ class TestWhatConcernsAll:
             await publisher.remove_common("platform/configs/mail")
 
     @pytest.mark.parametrize("how", ["before", "after"])
-    async def test_a_lost_answer_is_looked_up(self, store: Store, publisher: Publisher, how: str):
+    async def test_a_lost_reply_is_looked_up(self, store: Store, publisher: Publisher, how: str):
         await with_faults(store, 0, how).put_common("platform/configs/mail", {"a": 1})
         assert await value(store, b"jxt/platform/configs/mail") == {"a": 1}
         await with_faults(store, 0, how).put_common("common/resolver", {"httpType": "host"})
@@ -392,7 +390,9 @@ class TestWhatConcernsAll:
         await with_faults(store, 0, how).remove_common("common/resolver")
         assert await value(store, b"jxt/common/resolver") is None
 
-    async def test_and_where_it_cannot_be_that_is_said(self, store: Store, publisher: Publisher):
+    async def test_an_outcome_that_cannot_be_looked_up_is_unknown(
+        self, store: Store, publisher: Publisher
+    ):
         away = Publisher(cast(Store, Leaving(store, 0, "after")), ring=RING)
         with pytest.raises(OutcomeUnknown, match="platform settings: it may have been written"):
             await away.put_common("platform/configs/mail", 1)
@@ -407,7 +407,7 @@ class TestWhatConcernsAll:
         assert (await hooked(store, hook).put_common("platform/configs/mail", 2)).number == 2
         assert await value(store, b"jxt/platform/configs/mail") == "another's"
 
-    async def test_it_has_a_history_and_can_be_rolled_back(
+    async def test_shared_values_have_a_history_and_can_be_rolled_back(
         self, store: Store, publisher: Publisher
     ):
         mail = "platform/configs/mail"
@@ -429,7 +429,7 @@ class TestWhatConcernsAll:
         ]
         stored = (await store.read(prefix(b"jxt/_history/"))).entries
         assert b"hunter" not in b"".join(entry.value for entry in stored)
-        assert [each.path for each in await publisher.diff_rollback("platform", 1)] == [
+        assert [diff.path for diff in await publisher.diff_rollback("platform", 1)] == [
             "platform/configs/a/b",
             mail,
         ]
@@ -440,7 +440,7 @@ class TestWhatConcernsAll:
         with pytest.raises(NotConfigured, match="platform settings: no version 9"):
             await publisher.rollback("platform", 9)
 
-    async def test_what_would_change_is_known_before(self, store: Store, publisher: Publisher):
+    async def test_a_diff_shows_what_would_change(self, store: Store, publisher: Publisher):
         await publisher.put_common("platform/configs/mail", {"host": "a"})
         (change,) = await publisher.diff_common("platform/configs/mail", {"host": "b"})
         assert (change.path, change.before, change.after) == (
@@ -452,14 +452,14 @@ class TestWhatConcernsAll:
             await publisher.diff_common("common/resolver", {"htpType": "host"})
         assert await value(store, b"jxt/platform/configs/mail") == {"host": "a"}
 
-    async def test_many_change_it_at_once(self, store: Store, publisher: Publisher):
+    async def test_concurrent_changes_are_all_stored(self, store: Store, publisher: Publisher):
         await asyncio.gather(
             *(publisher.put_common(f"platform/configs/k{n}", n) for n in range(1, 9))
         )
         assert len(await publisher.history("platform")) == 8
         assert len(await publisher.read("platform")) == 8
 
-    async def test_a_null_that_another_program_wrote_can_be_replaced_and_removed(
+    async def test_a_null_of_another_program_can_be_replaced_and_removed(
         self, store: Store, publisher: Publisher
     ):
         name = b"jxt/platform/configs/mail"
@@ -471,7 +471,7 @@ class TestWhatConcernsAll:
         with pytest.raises(InvalidRequest, match="unset"):
             await publisher.put_common("platform/configs/mail", None)
 
-    async def test_a_new_key_seals_its_history_too(self, store: Store, publisher: Publisher):
+    async def test_a_new_key_also_seals_the_history(self, store: Store, publisher: Publisher):
         await publisher.put_common("platform/configs/mail", {"password": "hunter2"})
         await publisher.remove_common("platform/configs/mail")
         other = Keyring([b"n" * 32, b"k" * 32])
@@ -481,7 +481,7 @@ class TestWhatConcernsAll:
             "platform/configs/mail": {"password": "hunter2"}
         }
 
-    async def test_the_sign_of_life_can_be_removed(self, store: Store, publisher: Publisher):
+    async def test_the_sentinel_can_be_removed(self, store: Store, publisher: Publisher):
         await publisher.beat()
         await publisher.remove_common("/_health/sentinel")
         assert await value(store, KEYS.sentinel) is None
@@ -490,7 +490,7 @@ class TestWhatConcernsAll:
         with pytest.raises(InvalidRequest):
             await publisher.put_common("_health/sentinel", {})
 
-    async def test_fields_that_others_wrote_stay(self, store: Store, publisher: Publisher):
+    async def test_fields_of_other_programs_stay(self, store: Store, publisher: Publisher):
         await store.commit(Put(b"jxt/common/resolver", b'{"httpType":"path","theirs":1}'))
         await publisher.put_common("common/resolver", {"extra": {"theirs": None, "ours": None}})
         assert await value(store, b"jxt/common/resolver") == {}
@@ -501,7 +501,7 @@ class TestWhatConcernsAll:
         await publisher.put_common("common/resolver", {"httpType": "host"})
         assert await value(store, b"jxt/common/resolver") == {"httpType": "host"}
 
-    async def test_the_rules_hold(self, store: Store, publisher: Publisher):
+    async def test_shared_values_are_validated(self, store: Store, publisher: Publisher):
         with pytest.raises(InvalidRequest, match="did you mean 'httpType'"):
             await publisher.put_common("common/resolver", {"htpType": "host"})
         with pytest.raises(InvalidRequest, match="masked"):
@@ -512,7 +512,7 @@ class TestWhatConcernsAll:
             await publisher.put_common("tenants/1/meta", {})
         assert await everything_of(store) == {}
 
-    async def test_every_publish_is_a_sign_of_life(self, store: Store, publisher: Publisher):
+    async def test_every_publish_updates_the_sentinel(self, store: Store, publisher: Publisher):
         await publisher.beat()
         first = await value(store, KEYS.sentinel)
         assert isinstance(first, dict)
@@ -531,7 +531,7 @@ async def test_the_environment_sets_the_namespace(store: Store, monkeypatch: pyt
     assert await value(store, b"acme/tenants/1/meta")
 
 
-async def test_the_hub_gives_a_publisher(store_url: str):
+async def test_the_hub_provides_a_publisher(store_url: str):
     async with Hub(store_url) as hub:
         publisher = hub.publisher(by="alice", namespace="/other/")
         await publisher.apply(document(1))
@@ -546,11 +546,11 @@ async def test_the_hub_gives_a_publisher(store_url: str):
         )
 
 
-def test_blocking_code_publishes_too(store_url: str):
+def test_a_blocking_publisher(store_url: str):
     with mooring.sync.connect(store_url) as hub:
         publisher = hub.publisher(by="bob")
-        told = publisher.apply(document(1, "one"))
-        assert told.number == 1
+        done = publisher.apply(document(1, "one"))
+        assert done.number == 1
         assert publisher.diff(document(1, "one")) == []
         with pytest.raises(Taken, match="tenant 1"):
             publisher.put(2, "ftp/one_ftp", {})

@@ -1,4 +1,4 @@
-"""Histories do not stay for ever, whoever publishes."""
+"""Histories are not kept forever, no matter which tenants are published."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tests.waiting import eventually
 
 
 async def age(store: Store, tenant: int, *, but: int = 0) -> None:
-    """Make a history a hundred days older, except the newest entries."""
+    """Make a history a hundred days older, except for the newest entries."""
     entries = (await store.read(KEYS.history_of(tenant))).entries
     numbers = sorted({KEYS.history_number(entry.key) for entry in entries} - {0})
     old = numbers[: len(numbers) - but]
     for entry in entries:
         if KEYS.history_number(entry.key) in old:
-            told = msgspec.json.decode(entry.value) | {"at": "2020-01-01T00:00:00.000Z"}
-            await store.commit(Put(entry.key, msgspec.json.encode(told)))
+            aged = msgspec.json.decode(entry.value) | {"at": "2020-01-01T00:00:00.000Z"}
+            await store.commit(Put(entry.key, msgspec.json.encode(aged)))
 
 
 async def kept(store: Store, tenant: int) -> list[int]:
     return [entry.number for entry in await Publisher(store, ring=RING).history(tenant)]
 
 
-async def test_a_sweep_deletes_what_is_too_old(store: Store, publisher: Publisher):
+async def test_a_sweep_deletes_old_entries(store: Store, publisher: Publisher):
     await publisher.apply(parse(huge(150)))
     await publisher.delete(1)
     for n in range(12):
@@ -76,7 +76,7 @@ async def test_publishing_another_tenant_sweeps_one_history(store: Store, publis
     await long_gone(store, publisher)
     counts = [len(await left(store))]
     assert counts[0] > 0, "nothing sweeps the last history before this loop"
-    while counts[-1] and len(counts) < 100:  # each is a process of its own, and begins anywhere
+    while counts[-1] and len(counts) < 100:  # each publisher starts at a random history
         await Publisher(store, ring=RING).put(4, "storage", {"uploadQuotaGb": len(counts)})
         counts.append(len(await left(store)))
         assert counts[-2] - counts[-1] in (0, 1)
@@ -87,12 +87,12 @@ async def test_a_sweeper_goes_from_one_history_to_the_next(store: Store, publish
     await long_gone(store, publisher)
     await publisher.apply(document(11))
     sweeper = Publisher(store, ring=RING).sweeper
-    for _ in range(len(GONE) + 2):  # it may begin in the middle of a round
+    for _ in range(len(GONE) + 2):  # it may start in the middle of a round
         await sweeper.step()
     assert await left(store) == []
 
 
-async def test_a_round_that_began_in_the_middle_is_followed_by_the_rest(
+async def test_a_round_that_started_in_the_middle_is_followed_by_the_rest(
     store: Store, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ):
     await long_gone(store, publisher)
@@ -108,7 +108,7 @@ async def test_a_round_that_began_in_the_middle_is_followed_by_the_rest(
 
 
 class Shaky:
-    """A store that cannot be reached for some of its calls: the first, fourth, ninth…"""
+    """A store that is unavailable for some of its calls: the first, fourth, ninth…"""
 
     def __init__(self, store: Store) -> None:
         self._store, self.calls = store, 0
@@ -130,7 +130,7 @@ class Shaky:
         return await self._store.commit(*writes, **options)
 
 
-async def test_a_round_resumes_where_the_store_was_away(
+async def test_a_round_resumes_after_an_outage_of_the_store(
     store: Store, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ):
     await long_gone(store, publisher)
@@ -148,7 +148,7 @@ async def test_a_round_resumes_where_the_store_was_away(
     assert shaky.calls > 4, "it failed in the middle, too"
 
 
-async def test_a_history_is_not_left_out_if_the_store_was_away(
+async def test_an_outage_of_the_store_skips_no_history(
     store: Store, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ):
     await long_gone(store, publisher)
@@ -162,7 +162,9 @@ async def test_a_history_is_not_left_out_if_the_store_was_away(
     assert await left(store) == []
 
 
-async def test_a_deleted_tenant_can_be_brought_back_until_then(store: Store, publisher: Publisher):
+async def test_a_deleted_tenant_can_be_restored_until_its_history_is_swept(
+    store: Store, publisher: Publisher
+):
     await publisher.apply(document(1))
     await publisher.delete(1)
     assert await publisher.sweeper.everything() == 0
@@ -171,8 +173,8 @@ async def test_a_deleted_tenant_can_be_brought_back_until_then(store: Store, pub
 
 
 @in_memory
-async def test_the_sweep_leaves_a_longer_history_of_another_publisher(store: Store):
-    """How many entries a tenant keeps is decided by its own publishers."""
+async def test_the_sweep_keeps_the_longer_history_of_another_publisher(store: Store):
+    """The publishers of a tenant determine how many entries it keeps."""
     generous = Publisher(store, ring=RING, keep=1000)
     for n in range(103):
         await generous.put(1, "storage", {"uploadQuotaGb": n})

@@ -1,4 +1,4 @@
-"""Deleting a tenant that one commit does not take: a name is free only when no data claims it."""
+"""Deleting a tenant that exceeds one commit: a name is free only when no data claims it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mooring.tenants.document import parse
 from mooring.tenants.parts import claims
 from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
-from tests.features.tenant_files import KEYS, Stopped, everything_of, whole
+from tests.features.tenant_files import KEYS, Stopped, assert_consistent, everything_of
 from tests.features.tenant_publisher.support import (
     RING,
     USERS,
@@ -27,7 +27,7 @@ HOSTS = 130
 
 
 def large() -> dict[str, JSON]:
-    """More FTP users and more hosts than one commit takes."""
+    """More FTP users and more hosts than fit in one commit."""
     aliases: list[JSON] = [f"h{n}.example" for n in range(HOSTS)]
     domain: JSON = {"primary": "shop.example", "aliases": aliases, "internal": "shop.internal"}
     return {**huge(), "domain": domain, "storage": {"uploadQuotaGb": 5}}
@@ -41,11 +41,11 @@ WANTED: dict[str, JSON] = {
     "ftp/user0": {},
     f"ftp/user{USERS - 1}": {},
 }
-"""What another tenant would like to have of it."""
+"""The names of the tenant that another one tries to take."""
 
 
 async def take(publisher: Publisher) -> None:
-    """Tenant 2 takes what it gets. It gets a name exactly if no data of tenant 1 claims it."""
+    """Let tenant 2 take all free names. A name is free exactly if no data of tenant 1 claims it."""
     for path, value in WANTED.items():
         claimed = claims(KEYS, 1, await publisher.read(1))
         wanted = claims(KEYS, 2, {path: value})
@@ -63,7 +63,7 @@ async def commits_of_a_delete(store: Store, publisher: Publisher) -> int:
     async def hook(number: int, go: Commit) -> Committed:
         nonlocal count
         count = number
-        await whole(store)
+        await assert_consistent(store)
         if number > 1:
             assert "meta" in await publisher.read(1)
         return await go()
@@ -73,7 +73,7 @@ async def commits_of_a_delete(store: Store, publisher: Publisher) -> int:
 
 
 @in_memory
-async def test_every_prefix_of_its_commits_leaves_no_name_to_two_tenants(
+async def test_no_prefix_of_its_commits_leaves_a_name_to_two_tenants(
     store: Store, publisher: Publisher
 ):
     await publisher.apply(parse(large()))
@@ -83,33 +83,35 @@ async def test_every_prefix_of_its_commits_leaves_no_name_to_two_tenants(
         await publisher.apply(parse(large()))
         with pytest.raises(Stopped):
             await with_faults(store, after, "stop").delete(1)
-        await whole(store)
+        await assert_consistent(store)
         assert "meta" in await publisher.read(1)
         await take(publisher)
-        await whole(store)
+        await assert_consistent(store)
         kept = await publisher.read(2)
         await publisher.delete(1)
         assert await publisher.read(1) == {}
         assert await publisher.read(2) == kept
-        await whole(store)
+        await assert_consistent(store)
         if kept:
             await publisher.delete(2)
 
 
-async def test_a_rival_takes_names_between_two_of_its_commits(store: Store, publisher: Publisher):
+async def test_another_tenant_takes_names_between_two_of_its_commits(
+    store: Store, publisher: Publisher
+):
     await publisher.apply(parse(large()))
 
     async def hook(number: int, go: Commit) -> Committed:
         await take(publisher)
         done = await go()
-        await whole(store)
+        await assert_consistent(store)
         return done
 
     await hooked(store, hook).delete(1)
     kept = await publisher.read(2)
     assert kept.keys() >= {"ftp/user0"}
     assert await publisher.read(1) == {}
-    await whole(store)
+    await assert_consistent(store)
     with pytest.raises(NotConfigured):
         await publisher.delete(1)
     assert await publisher.read(2) == kept
@@ -117,25 +119,25 @@ async def test_a_rival_takes_names_between_two_of_its_commits(store: Store, publ
 
 @in_memory
 @pytest.mark.parametrize("after", range(3))
-async def test_a_spelling_of_another_publisher_goes_with_the_data_that_it_leads_to(
+async def test_a_spelling_of_another_publisher_is_deleted_with_its_data(
     store: Store, publisher: Publisher, after: int
 ):
     """Only another spelling of the code leads to the tenant, and it has no index of ours."""
     await publisher.apply(parse({**large(), "meta": {"code": "other", "name": "other"}}))
     names = KEYS.as_written("by-code", "ACME"), KEYS.as_written("by-name", "Ac me")
     meta = b'{"id":1,"code":"ACME","name":"Ac me"}'
-    await store.commit(Put(KEYS.part(1, "meta"), meta), *(Put(each, meta) for each in names))
+    await store.commit(Put(KEYS.part(1, "meta"), meta), *(Put(name, meta) for name in names))
     with pytest.raises(Stopped):
         await with_faults(store, after, "stop").delete(1)
-    for told in ({"code": "acme", "name": "b"}, {"code": "b", "name": "Ac me"}):
+    for meta_ in ({"code": "acme", "name": "b"}, {"code": "b", "name": "Ac me"}):
         with pytest.raises(Taken, match="belongs to tenant 1"):
-            await publisher.put(2, "meta", cast(JSON, told))
+            await publisher.put(2, "meta", cast(JSON, meta_))
     await publisher.delete(1)
     assert (await store.read(KEYS.indexes)).entries == ()
 
 
 @in_memory
-async def test_aliases_that_no_history_takes_can_be_deleted(store: Store, publisher: Publisher):
+async def test_aliases_that_fit_in_no_history_can_be_deleted(store: Store, publisher: Publisher):
     """Another program wrote more than a publisher would."""
     await publisher.apply(parse({**huge(2), "domain": {"primary": "shop.example"}}))
     long = ".".join(letter * 50 for letter in "abcd")
@@ -144,7 +146,7 @@ async def test_aliases_that_no_history_takes_can_be_deleted(store: Store, publis
     await store.commit(Put(KEYS.part(1, "domain/aliases"), raw))
     for first in range(0, 300, 100):
         some = hosts[first : first + 100]
-        await store.commit(*(Put(KEYS.index("host", each), b'{"tenantId":1}') for each in some))
+        await store.commit(*(Put(KEYS.index("host", alias), b'{"tenantId":1}') for alias in some))
     await publisher.delete(1)
     left = await everything_of(store)
     assert [name for name in left if name in KEYS.indexes or name in KEYS.parts(1)] == []
@@ -154,11 +156,11 @@ async def test_aliases_that_no_history_takes_can_be_deleted(store: Store, publis
 async def test_a_tenant_without_meta_is_deleted_in_pages_too(store: Store):
     publisher = Publisher(store, ring=RING)
     for after in range(3):
-        told = {name: value for name, value in large().items() if name != "meta"}
-        await publisher.apply(parse(told))
+        sections = {name: value for name, value in large().items() if name != "meta"}
+        await publisher.apply(parse(sections))
         with pytest.raises(Stopped):
             await with_faults(store, after, "stop").delete(1)
-        await whole(store)
+        await assert_consistent(store)
         await publisher.delete(1)
         assert await publisher.read(1) == {}
-        await whole(store)
+        await assert_consistent(store)

@@ -10,7 +10,7 @@ from mooring.tenants.document import parse
 from mooring.tenants.history import versions
 from mooring.tenants.publish.publisher import Publisher
 from tests.backends import in_memory
-from tests.features.tenant_files import KEYS, Stopped, document, whole
+from tests.features.tenant_files import KEYS, Stopped, assert_consistent, document
 from tests.features.tenant_publisher.support import (
     RING,
     USERS,
@@ -21,7 +21,9 @@ from tests.features.tenant_publisher.support import (
 )
 
 
-async def test_it_is_one_entry_with_all_that_it_changed(store: Store, publisher: Publisher):
+async def test_a_split_publish_is_one_entry_with_all_its_changes(
+    store: Store, publisher: Publisher
+):
     first = await publisher.apply(parse(huge()))
     second = await publisher.put(1, "storage", {"uploadQuotaGb": 5})
     third = await publisher.delete(1)
@@ -37,15 +39,15 @@ async def test_it_is_one_entry_with_all_that_it_changed(store: Store, publisher:
     assert len(await publisher.read(1)) == USERS + 1
     await publisher.rollback(1, 0)
     assert await publisher.read(1) == {}
-    await whole(store)
+    await assert_consistent(store)
 
 
 @in_memory
 async def test_steps_of_one_part_are_one_change(store: Store, publisher: Publisher):
-    """Aliases come in stages: the entry says what they were before and after all of them."""
+    """Aliases are written in steps: the entry shows their values before and after all of them."""
     aliases = [f"h{n}.example" for n in range(250)]
-    told = await publisher.put(1, "domain/aliases", list(aliases))
-    assert told.transactions > 2
+    done = await publisher.put(1, "domain/aliases", list(aliases))
+    assert done.transactions > 2
     (entry,) = await publisher.history(1)
     (change,) = entry.changes
     assert (change.path, change.before, change.after) == ("domain/aliases", None, aliases)
@@ -55,7 +57,7 @@ async def test_steps_of_one_part_are_one_change(store: Store, publisher: Publish
 
 @in_memory
 @pytest.mark.parametrize("action", ["publish", "delete"])
-async def test_a_rollback_never_lands_where_one_was_interrupted(
+async def test_a_rollback_never_stops_at_an_interrupted_step(
     store: Store, publisher: Publisher, action: str
 ):
     before = dict(await _there(publisher, action))
@@ -79,7 +81,7 @@ async def test_a_rollback_never_lands_where_one_was_interrupted(
                 await publisher.rollback(1, base + 1)
         await publisher.rollback(1, base)
         assert await publisher.read(1) == before
-        await whole(store)
+        await assert_consistent(store)
 
 
 async def _there(publisher: Publisher, action: str) -> dict[str, object]:
@@ -96,7 +98,7 @@ async def _go(publisher: Publisher, action: str):
     return await publisher.apply(parse(huge()))
 
 
-async def test_a_rollback_does_not_land_on_who_published_in_between(store: Store):
+async def test_a_rollback_does_not_stop_at_a_publish_in_between(store: Store):
     one, other = Publisher(store, ring=RING), Publisher(store, ring=RING)
     await one.put(1, "storage", {"uploadQuotaGb": 1})
 
@@ -105,8 +107,8 @@ async def test_a_rollback_does_not_land_on_who_published_in_between(store: Store
             await other.put(1, "storage", {"uploadQuotaGb": 2})
         return await go()
 
-    told = await hooked(store, hook).apply(parse(huge()))
-    assert told.number == 4
+    done = await hooked(store, hook).apply(parse(huge()))
+    assert done.number == 4
     assert [entry.number for entry in await one.history(1)] == [1, 2, 3, 4]
     for number in (2, 3):
         with pytest.raises(NotConfigured, match=r"in the middle.*near it: 1, 4"):
@@ -115,26 +117,24 @@ async def test_a_rollback_does_not_land_on_who_published_in_between(store: Store
     assert await one.read(1) == {"storage": {"tenantId": 1, "uploadQuotaGb": 1}}
     await one.rollback(1, 4)
     assert len(await one.read(1)) == USERS + 2
-    await whole(store)
+    await assert_consistent(store)
 
 
 @in_memory
-async def test_it_is_trimmed_whole_and_counts_once(store: Store):
+async def test_a_split_publish_is_trimmed_as_a_whole_and_counts_once(store: Store):
     publisher = Publisher(store, ring=RING, keep=3)
     await publisher.apply(parse(huge()))
     for n in range(2):
         await publisher.put(1, "storage", {"uploadQuotaGb": n})
     assert [entry.number for entry in await publisher.history(1)] == [1, 2, 3]
     await publisher.put(1, "storage", {"uploadQuotaGb": 3})
-    found = await store.read(KEYS.history_of(1), keys_only=True)
-    assert {KEYS.history_number(entry.key) for entry in found.entries} == {0, 2, 3, 4}
+    snapshot = await store.read(KEYS.history_of(1), keys_only=True)
+    assert {KEYS.history_number(entry.key) for entry in snapshot.entries} == {0, 2, 3, 4}
     assert versions(await publisher.history(1)) == [1, 2, 3, 4]
 
 
 @in_memory
-async def test_that_one_was_interrupted_is_known_after_it_was_trimmed(
-    store: Store, publisher: Publisher
-):
+async def test_an_interruption_is_still_known_after_trimming(store: Store, publisher: Publisher):
     with pytest.raises(Stopped):
         await with_faults(store, 1, "stop").apply(parse(huge()))
     strict = Publisher(store, ring=RING, keep=1)
@@ -146,7 +146,9 @@ async def test_that_one_was_interrupted_is_known_after_it_was_trimmed(
 
 @in_memory
 @pytest.mark.parametrize("how", ["missing", "damaged"])
-async def test_a_page_that_is_gone_tears_the_history(store: Store, publisher: Publisher, how: str):
+async def test_a_missing_page_makes_the_history_incomplete(
+    store: Store, publisher: Publisher, how: str
+):
     await publisher.apply(parse(huge()))
     await publisher.put(1, "storage", {"uploadQuotaGb": 1})
     page = KEYS.history(1, 1, 2)

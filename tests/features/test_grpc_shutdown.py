@@ -1,4 +1,4 @@
-"""After a client or a server of ours is closed, its event loop may be closed at once."""
+"""After a client or a server of ours is closed, its event loop can be closed at once."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tests.waiting import PATIENCE, eventually
 
 
 def due() -> list[list[object]]:
-    """What gRPC will hand over to this loop: it keeps an object for each completion."""
+    """What gRPC will still deliver to this loop: it keeps an object for each completion."""
     loop = asyncio.get_running_loop()
-    kept = [each for each in gc.get_objects() if type(each).__name__ == "CallbackWrapper"]
+    kept = [tracked for tracked in gc.get_objects() if type(tracked).__name__ == "CallbackWrapper"]
     referents = map(gc.get_referents, kept)
-    return [each for each in referents if any(of_loop(loop, one) for one in each)]
+    return [referring for referring in referents if any(of_loop(loop, one) for one in referring)]
 
 
 def of_loop(loop: asyncio.AbstractEventLoop, referent: object) -> bool:
@@ -48,7 +48,7 @@ def of_loop(loop: asyncio.AbstractEventLoop, referent: object) -> bool:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Of a server in threads: it has no completions of a loop."""
+    """The port of a server in threads, which has no completions of a loop."""
     echo = BlockingEcho("threads")
     server = grpc.server(ThreadPoolExecutor(8))
     pb2_grpc.add_EchoServicer_to_server(echo, server)
@@ -60,7 +60,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", ["Say", "Count", "Join", "Chat"])
-async def test_the_completions_of_a_cancelled_call_are_waited_for(port: int, kind: str):
+async def test_closing_waits_for_the_completions_of_a_cancelled_call(port: int, kind: str):
     opened = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     stub = pb2_grpc.EchoStub(opened)
     await stub.Say(Word(text="connect"))
@@ -76,12 +76,14 @@ async def test_the_completions_of_a_cancelled_call_are_waited_for(port: int, kin
     await asyncio.sleep(0.01)
     call.cancel()
     await opened.close()
-    assert due()  # else this test shows nothing
+    assert due()  # otherwise this test shows nothing
     await settled()
     assert due() == []
 
 
-async def test_calls_of_others_are_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch):
+async def test_closing_does_not_wait_for_calls_of_others(
+    port: int, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(completions, "_WITHIN", 600.0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
         call = pb2_grpc.EchoStub(opened).Count(Word(text="held 2"))
@@ -131,7 +133,7 @@ async def test_a_channel_to_a_service_is_closed_with_its_calls(port: int):
             await asyncio.sleep(0.01)
             saying.cancel()
             waiting.cancel()
-            del counting, saying, waiting  # gRPC does not end a channel while its calls are kept
+            del counting, saying, waiting  # gRPC does not end a channel while its calls exist
         assert due() == []
 
 
@@ -154,7 +156,7 @@ def tasks_of_grpc() -> list[asyncio.Task[object]]:
 
 @asynccontextmanager
 async def serving(hub: mooring.Hub, path: str) -> AsyncIterator[int]:
-    """A server of ours with this method; its port."""
+    """A server of ours with this method; yields its port."""
     if "echo" in path:
         server = grpc.aio.server()
         pb2_grpc.add_EchoServicer_to_server(Echo("asyncio"), server)
@@ -179,7 +181,9 @@ async def test_a_server_stops_with_the_tasks_of_its_calls(path: str):
     requests: SimpleQueue[None] = SimpleQueue()
     async with mooring.connect("memory://") as hub:
         async with serving(hub, path) as port:
-            client = grpc.insecure_channel(f"127.0.0.1:{port}")  # in threads: it has no tasks
+            client = grpc.insecure_channel(
+                f"127.0.0.1:{port}"
+            )  # in threads, so that it has no tasks
             calls = [client.stream_stream(path)(iter(requests.get, None)) for _ in range(5)]
             await eventually(lambda: len(tasks_of_grpc()) > 2 * len(calls))
         assert tasks_of_grpc() == []
@@ -189,8 +193,8 @@ async def test_a_server_stops_with_the_tasks_of_its_calls(path: str):
 
 
 async def test_a_stream_that_never_got_a_connection_leaves_no_task():
-    """gRPC waits forever to send the messages of such a call, if it is given an iterator of them.
-    What waits when the loop is closed is an error in the log."""
+    """gRPC waits forever to send the messages of such a call, if they come from an iterator. A task
+    that is still waiting when the loop is closed is an error in the log."""
 
     async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What an operator does over HTTP: drain, weigh, configure, take out, and find things."""
+"""Operating over HTTP: drain, weigh, configure, evict, and search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ECHO = "/admin/registry/services/Common%2Fecho"
 ONE = f"{ECHO}/instances/10.0.0.1:80"
 
 everywhere = pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
-"""For what depends on how a registry keeps it; the rest is the API's own."""
+"""For tests that depend on how a registry stores its records; the rest belongs to the API."""
 
 
 @pytest.fixture(params=usual(["memory"], ["etcd-3.5", "redis-7.0"], reason=OF_THE_API))
@@ -45,7 +45,7 @@ def _known(admin: Admin) -> int:
     return 0 if known is None else len(known.instances)
 
 
-def told(answer: httpx.Response) -> Any:
+def json_of(answer: httpx.Response) -> Any:
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -57,72 +57,74 @@ def error(answer: httpx.Response, status: int) -> str:
 
 
 def noted(admin: Admin) -> dict[str, JSON]:
-    """What the audit says of the last write."""
+    """The notes of the last write in the audit log."""
     (entry,) = admin.server.audit.read(limit=1)
     return entry.notes
 
 
-async def found(admin: Admin) -> Instance:
+async def echo_instance(admin: Admin) -> Instance:
     listing = await admin.hub.registry.instances("Common/echo")
-    return next(each for each in listing.instances if each.id == "10.0.0.1:80")
+    return next(instance for instance in listing.instances if instance.id == "10.0.0.1:80")
 
 
 @everywhere
 async def test_an_instance_is_drained_and_enabled(admin: Admin, echo: None):
-    answer = told(await admin.post(f"{ONE}/drain?reason=disk+full"))
+    answer = json_of(await admin.post(f"{ONE}/drain?reason=disk+full"))
     assert (answer["enabled"], answer["config"]) == (False, {"enabled": False})
     assert noted(admin) == {
         "before": {"enabled": None},
         "after": {"enabled": False},
         "reason": "disk full",
     }
-    assert not (await found(admin)).enabled
-    answer = told(await admin.post(f"{ONE}/enable"))
+    assert not (await echo_instance(admin)).enabled
+    answer = json_of(await admin.post(f"{ONE}/enable"))
     assert (answer["enabled"], answer["config"]) == (True, {})
     assert noted(admin) == {"before": {"enabled": False}, "after": {"enabled": None}}
-    assert (await found(admin)).enabled
+    assert (await echo_instance(admin)).enabled
 
 
-@pytest.mark.parametrize("word", [{}, {"enabled": True}, {"enabled": True, "limit": 5}])
+@pytest.mark.parametrize("override", [{}, {"enabled": True}, {"enabled": True, "limit": 5}])
 @pytest.mark.parametrize("service", [{}, {"enabled": False}, {"enabled": True}])
-async def test_who_was_drained_and_is_enabled_is_as_before(
-    admin: Admin, echo: None, word: dict[str, JSON], service: dict[str, JSON]
+async def test_draining_and_enabling_restores_the_configuration(
+    admin: Admin, echo: None, override: dict[str, JSON], service: dict[str, JSON]
 ):
     registry = admin.hub.registry
     await registry.configure("Common/echo", set=service)
-    await registry.configure("Common/echo", "10.0.0.1:80", set=word)
-    before = await found(admin)
+    await registry.configure("Common/echo", "10.0.0.1:80", set=override)
+    before = await echo_instance(admin)
     for _ in range(2):
-        assert told(await admin.post(f"{ONE}/drain"))["enabled"] is False
-    assert not (await found(admin)).enabled
+        assert json_of(await admin.post(f"{ONE}/drain"))["enabled"] is False
+    assert not (await echo_instance(admin)).enabled
     for _ in range(2):
-        assert told(await admin.post(f"{ONE}/enable"))["enabled"] is True
-    after = await found(admin)
+        assert json_of(await admin.post(f"{ONE}/enable"))["enabled"] is True
+    after = await echo_instance(admin)
     assert after.enabled
     if before.enabled:
-        assert await registry.config("Common/echo", "10.0.0.1:80") == word
+        assert await registry.config("Common/echo", "10.0.0.1:80") == override
         assert after.config == before.config
-    else:  # its service holds it out: it alone is to be called
+    else:  # its service disables it: this instance gets its own override
         assert await registry.config("Common/echo", "10.0.0.1:80") == {"enabled": True}
 
 
 @everywhere
-async def test_one_that_its_service_or_itself_holds_out_is_enabled(admin: Admin):
+async def test_an_instance_disabled_by_its_service_or_itself_can_be_enabled(admin: Admin):
     out = Instance("Common/echo", "10.0.0.1", 80, enabled=False)
     async with admin.hub.register(out):
         await eventually(lambda: _known(admin) == 1)
-        assert told(await admin.post(f"{ONE}/enable"))["enabled"] is True
-        assert (await found(admin)).enabled
+        assert json_of(await admin.post(f"{ONE}/enable"))["enabled"] is True
+        assert (await echo_instance(admin)).enabled
 
 
-async def test_what_is_done_here_is_told_in_the_timeline(admin: Admin, echo: None):
-    told(await admin.post(f"{ONE}/drain?reason=disk+full"))
-    told(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
-    told(await admin.put(f"{ONE}/weight", {"weight": None}))
-    told(await admin.post(f"{ONE}/enable"))
+async def test_operator_actions_are_in_the_timeline(admin: Admin, echo: None):
+    json_of(await admin.post(f"{ONE}/drain?reason=disk+full"))
+    json_of(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
+    json_of(await admin.put(f"{ONE}/weight", {"weight": None}))
+    json_of(await admin.post(f"{ONE}/enable"))
     assert (await admin.delete(f"{ONE}?reason=rogue")).status_code == 204
-    done = [each for each in told(await admin.get(f"{ONE}/timeline")) if each["kind"] == "action"]
-    assert [each["text"] for each in done] == [
+    done = [
+        event for event in json_of(await admin.get(f"{ONE}/timeline")) if event["kind"] == "action"
+    ]
+    assert [event["text"] for event in done] == [
         'disabled by a-operator, reason: "disk full"',
         "weight set to 2.5 by a-operator",
         "weight reset to the registered one by a-operator",
@@ -131,22 +133,22 @@ async def test_what_is_done_here_is_told_in_the_timeline(admin: Admin, echo: Non
     ]
 
 
-async def test_an_instance_is_weighed(admin: Admin, echo: None):
-    answer = told(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
+async def test_the_weight_of_an_instance_is_changed(admin: Admin, echo: None):
+    answer = json_of(await admin.put(f"{ONE}/weight", {"weight": 2.5}))
     assert (answer["weight"], answer["service"], answer["id"]) == (
         2.5,
         "Common/echo",
         "10.0.0.1:80",
     )
-    assert (await found(admin)).weight == 2.5
-    assert told(await admin.put(f"{ONE}/weight", {"weight": None}))["weight"] == 2
+    assert (await echo_instance(admin)).weight == 2.5
+    assert json_of(await admin.put(f"{ONE}/weight", {"weight": None}))["weight"] == 2
     assert noted(admin) == {"before": {"weight": 2.5}, "after": {"weight": None}}
     for wrong in (-1, "2", 1e300):
         error(await admin.put(f"{ONE}/weight", {"weight": wrong}), 400)
 
 
 @everywhere
-async def test_an_instance_is_taken_out(admin: Admin):
+async def test_an_instance_is_evicted(admin: Admin):
     async with admin.hub.register(Instance("Common/echo", "10.0.0.1", 80)) as registration:
         await eventually(lambda: _known(admin) == 1)
         answer = await admin.delete(f"{ONE}?reason=rogue")
@@ -185,13 +187,13 @@ async def test_a_service_is_forgotten_once_it_has_no_instances(admin: Admin):
         assert isinstance(config, dict)
         assert config["limit"] == 5
         assert config["password"] != "p"
-        assert told(await admin.get("/admin/registry/services")) == []
+        assert json_of(await admin.get("/admin/registry/services")) == []
         assert "service 'Common/echo' not found" in error(await admin.delete(ECHO), 404)
-        assert await admin.hub.registry.services() == []  # also for a server that starts anew
+        assert await admin.hub.registry.services() == []  # also for a server that starts later
         assert await admin.hub.registry.config("Common/echo") == {}
 
 
-async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None):
+async def test_the_error_for_an_unknown_name_suggests_the_nearest(admin: Admin, echo: None):
     message = error(await admin.post(f"{ECHO}/instances/10.0.0.1:81/drain"), 404)
     assert message == ("Common/echo has no instance '10.0.0.1:81': did you mean '10.0.0.1:80'?")
     missing = "/admin/registry/services/Common%2Fecko"
@@ -202,7 +204,7 @@ async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None
     assert error(await admin.get(f"{missing}/info"), 404) == wanted
     change = {"set": {"a": 1}}
     assert error(await admin.request("PATCH", f"{missing}/config", change), 404) == wanted
-    # A name that the token does not see is not suggested, however near it is.
+    # A name that the token may not see is never suggested.
     token = await admin.token("viewer", groups=["Commons"])
     elsewhere = "/admin/registry/services/Commons%2Fecho/config"
     assert error(await admin.get(elsewhere, as_=token), 404) == "service 'Commons/echo' not found"
@@ -211,21 +213,21 @@ async def test_an_unknown_name_is_told_with_the_nearest(admin: Admin, echo: None
 @everywhere
 async def test_configuration_is_edited(admin: Admin, echo: None):
     config = f"{ECHO}/config"
-    assert told(await admin.get(config)) == {}
+    assert json_of(await admin.get(config)) == {}
     change: dict[str, object] = {"set": {"zone": "z1", "limits": {"rps": 10}, "apiToken": "s3"}}
-    told(await admin.request("PATCH", config, change, as_="operator"))
+    json_of(await admin.request("PATCH", config, change, as_="operator"))
     change = {"set": {"limits": {"rps": 20}}, "unset": ["zone", "apiToken", "never"]}
-    after = told(await admin.request("PATCH", config, change, as_="operator"))
-    assert after == {"limits": {"rps": 20}} == told(await admin.get(config))
+    after = json_of(await admin.request("PATCH", config, change, as_="operator"))
+    assert after == {"limits": {"rps": 20}} == json_of(await admin.get(config))
     assert noted(admin)["before"] == {
         "limits": {"rps": 10},
         "zone": "z1",
         "apiToken": "••••••",
         "never": None,
     }
-    own = told(await admin.request("PATCH", f"{ONE}/config", {"set": {"zone": "z2"}}))
-    assert own == {"zone": "z2"} == told(await admin.get(f"{ONE}/config"))
-    assert (await found(admin)).zone == "z2"
+    own = json_of(await admin.request("PATCH", f"{ONE}/config", {"set": {"zone": "z2"}}))
+    assert own == {"zone": "z2"} == json_of(await admin.get(f"{ONE}/config"))
+    assert (await echo_instance(admin)).zone == "z2"
     for wrong in ({}, {"set": {"weight": -1}}, {"set": {"a": 1}, "unset": ["a"]}, {"more": 1}):
         error(await admin.request("PATCH", config, wrong), 400)
     error(await admin.request("PATCH", config, {"unset": ["a"]}, as_="viewer"), 403)
@@ -234,10 +236,10 @@ async def test_configuration_is_edited(admin: Admin, echo: None):
 @everywhere
 async def test_a_service_is_described(admin: Admin, echo: None):
     info = f"{ECHO}/info"
-    assert told(await admin.get(info))["displayName"] == ""
+    assert json_of(await admin.get(info))["displayName"] == ""
     change = {"displayName": "Echo", "description": "says it again"}
-    told(await admin.request("PATCH", info, change, as_="operator"))
-    assert told(await admin.request("PATCH", info, {"description": "回声"})) == {
+    json_of(await admin.request("PATCH", info, change, as_="operator"))
+    assert json_of(await admin.request("PATCH", info, {"description": "回声"})) == {
         "name": "Common/echo",
         "displayName": "Echo",
         "description": "回声",
@@ -246,7 +248,7 @@ async def test_a_service_is_described(admin: Admin, echo: None):
     error(await admin.request("PATCH", info, {}), 400)
 
 
-async def test_an_operator_stays_in_its_groups(admin: Admin, echo: None):
+async def test_an_operator_cannot_leave_its_groups(admin: Admin, echo: None):
     theirs, others = (
         await admin.token("operator", groups=["Common"]),
         await admin.token("operator", groups=["Other"]),
@@ -261,17 +263,17 @@ async def test_an_operator_stays_in_its_groups(admin: Admin, echo: None):
 
 
 @pytest.mark.parametrize("backend", ["memory", "redis-7.0"])
-async def test_where_nothing_holds_there_are_no_brakes(admin: Admin, echo: None, backend: str):
-    assert told(await admin.get("/admin/registry/brakes")) == []
+async def test_there_are_no_brakes_unless_one_is_engaged(admin: Admin, echo: None, backend: str):
+    assert json_of(await admin.get("/admin/registry/brakes")) == []
     message = error(await admin.delete("/admin/registry/brakes/Common%2Fecho"), 404)
     engaged = "the brake of Common/echo is not engaged"
     assert message.startswith(engaged if "redis" in backend else "this registry has no brakes")
 
 
-async def test_anything_is_found_by_name(admin: Admin, echo: None):
+async def test_a_search_finds_names_and_metadata(admin: Admin, echo: None):
     async def search(q: str, as_: str = "viewer") -> list[tuple[str, str, str]]:
-        answer = told(await admin.get("/admin/search", query={"q": q}, as_=as_))
-        return [(each["kind"], each["name"], each["match"]) for each in answer]
+        answer = json_of(await admin.get("/admin/search", query={"q": q}, as_=as_))
+        return [(hit["kind"], hit["name"], hit["match"]) for hit in answer]
 
     assert await search("ECHO") == [("service", "Common/echo", "exact")]
     assert ("service", "Common/echo", "prefix") in await search("common/e")
@@ -279,10 +281,10 @@ async def test_anything_is_found_by_name(admin: Admin, echo: None):
     assert await search("th-7") == [("instance", "10.0.0.1:80", "substring")]
     assert await search("nothing like it") == []
     assert await search("echo", await admin.token("viewer", groups=["Other"])) == []
-    (found,) = told(await admin.get("/admin/search?q=north-7"))
-    assert (found["field"], found["service"]) == ("metadata.rack", "Common/echo")
-    assert found["path"] == f"{ECHO}/instances/10.0.0.1%3A80"
-    assert (await admin.get(found["path"])).status_code in (200, 405)
+    (hit,) = json_of(await admin.get("/admin/search?q=north-7"))
+    assert (hit["field"], hit["service"]) == ("metadata.rack", "Common/echo")
+    assert hit["path"] == f"{ECHO}/instances/10.0.0.1%3A80"
+    assert (await admin.get(hit["path"])).status_code in (200, 405)
     error(await admin.get("/admin/search"), 400)
     error(await admin.get("/admin/search?q="), 400)
     error(await admin.get("/admin/search?q=a&limit=1000"), 400)
@@ -308,12 +310,12 @@ class TestBrakes:
                 return bool((await sweeper.sweep()).brakes)
 
             await eventually(holds)
-            (brake,) = told(await admin.get("/admin/registry/brakes"))
+            (brake,) = json_of(await admin.get("/admin/registry/brakes"))
             assert (brake["service"], brake["total"]) == ("Common/echo", 4)
             assert brake["silent"] >= 3
             assert brake["since"] < brake["until"]
             assert (
-                told(
+                json_of(
                     await admin.get(
                         "/admin/registry/brakes", as_=await admin.token("viewer", groups=["Other"])
                     )
@@ -324,5 +326,5 @@ class TestBrakes:
             error(await admin.delete(path, as_="viewer"), 403)
             assert (await admin.delete(f"{path}?reason=they+are+gone")).status_code == 204
             assert noted(admin)["reason"] == "they are gone"
-            assert told(await admin.get("/admin/registry/brakes")) == []
+            assert json_of(await admin.get("/admin/registry/brakes")) == []
             error(await admin.delete(path), 404)

@@ -1,4 +1,4 @@
-"""What all tenants share over HTTP: validated, masked, audited, with a history, like a tenant."""
+"""Values shared by all tenants over HTTP: validated, masked, audited, with a history."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with_and_without_key = pytest.mark.parametrize(
 on_stores = pytest.mark.parametrize("backend", ["memory", "etcd-3.5"])
 
 
-def told(answer: httpx.Response, status: int = 200) -> Any:
+def json_of(answer: httpx.Response, status: int = 200) -> Any:
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -52,7 +52,7 @@ def error(answer: httpx.Response, status: int) -> str:
 
 
 async def put(admin: Admin, path: str, value: Any, status: int = 200, **named: Any) -> Any:
-    return told(await admin.put(path, {"value": value}, **named), status)
+    return json_of(await admin.put(path, {"value": value}, **named), status)
 
 
 @on_stores
@@ -62,21 +62,21 @@ async def test_a_value_is_set_shown_and_removed(admin: Admin):
     (entry,) = admin.server.audit.read(limit=1)
     assert (entry.method, entry.path, entry.status) == ("PUT", RESOLVER, 201)
     assert (entry.notes["key"], entry.notes["reason"]) == ("resolver", "by host")
-    shown = told(await admin.get(COMMON))
+    shown = json_of(await admin.get(COMMON))
     assert shown["values"] == {"resolver": {"httpType": "host"}}
     assert shown["lastPublish"]
     assert (await put(admin, RESOLVER, {"httpType": "host"}))["version"] is None
-    changes = told(await admin.post(f"{RESOLVER}/diff", {"value": {"httpType": "header"}}))
-    assert [each["path"] for each in changes["changes"]] == ["common/resolver"]
+    changes = json_of(await admin.post(f"{RESOLVER}/diff", {"value": {"httpType": "header"}}))
+    assert [change["path"] for change in changes["changes"]] == ["common/resolver"]
     nested = f"{PLATFORM}/values/themes%2Fdark"
     await put(admin, nested, [1, 2], 201)
-    assert told(await admin.get(PLATFORM))["values"] == {"themes/dark": [1, 2]}
-    assert told(await admin.delete(nested))["changes"][0]["action"] == "remove"
+    assert json_of(await admin.get(PLATFORM))["values"] == {"themes/dark": [1, 2]}
+    assert json_of(await admin.delete(nested))["changes"][0]["action"] == "remove"
     error(await admin.delete(nested), 404)
-    assert told(await admin.get(PLATFORM))["values"] == {}
+    assert json_of(await admin.get(PLATFORM))["values"] == {}
 
 
-async def test_what_is_invalid_is_refused(admin: Admin):
+async def test_invalid_values_are_refused(admin: Admin):
     assert "did you mean 'httpType'" in error(
         await admin.put(RESOLVER, {"value": {"htpType": "host"}}), 400
     )
@@ -86,11 +86,11 @@ async def test_what_is_invalid_is_refused(admin: Admin):
     assert "masked" in error(await admin.put(MAIL, {"value": {"password": MASK}}), 400)
     error(await admin.get("/admin/shared/else"), 404)
     error(await admin.put(f"{PLATFORM}/values/a", {"valeu": 1}), 400)
-    assert told(await admin.get(f"{PLATFORM}/history")) == []
+    assert json_of(await admin.get(f"{PLATFORM}/history")) == []
 
 
 @with_and_without_key
-async def test_secrets_are_masked_and_stay(admin: Admin):
+async def test_secrets_are_masked_and_kept(admin: Admin):
     made = await admin.put(MAIL, {"value": SMTP})
     shown = await admin.get(PLATFORM)
     version = await admin.get(f"{PLATFORM}/history/1")
@@ -102,7 +102,7 @@ async def test_secrets_are_masked_and_stay(admin: Admin):
     assert "mail.from changes" in error(await admin.put(MAIL, {"value": value}), 409)
     assert (await put(admin, MAIL, value, as_="admin"))["version"] == 2
     error(await admin.get(f"{PLATFORM}?unmask=true", as_="operator"), 403)
-    opened = told(await admin.get(f"{PLATFORM}?unmask=true", as_="admin"))["values"]["mail"]
+    opened = json_of(await admin.get(f"{PLATFORM}?unmask=true", as_="admin"))["values"]["mail"]
     assert opened == {**SMTP, "from": "c@d.example"}
     value["smtp"]["host"] = "evil"
     for answer in (
@@ -113,7 +113,7 @@ async def test_secrets_are_masked_and_stay(admin: Admin):
 
 
 @with_and_without_key
-async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(admin: Admin):
+async def test_a_diff_does_not_reveal_whether_a_guess_of_a_secret_is_right(admin: Admin):
     await put(admin, MAIL, SMTP, 201, as_="admin")
     answers = []
     for guess in ("hunter2", "wrong"):
@@ -127,7 +127,9 @@ async def test_nobody_learns_whether_a_guess_of_a_secret_is_right(admin: Admin):
 
 @with_and_without_key
 @pytest.mark.parametrize("value", ["hunter2", ["hunter2"], {"host": "mx", "value": "hunter2"}])
-async def test_a_key_with_the_name_of_a_secret_is_one(admin: Admin, sealed: bool, value: Any):
+async def test_the_value_of_a_key_with_the_name_of_a_secret_is_secret(
+    admin: Admin, sealed: bool, value: Any
+):
     path = f"{PLATFORM}/values/mail%2Fsmtp-password"
     answers = [
         await admin.put(path, {"value": value}, as_="admin"),
@@ -152,7 +154,7 @@ async def test_a_key_with_the_name_of_a_secret_is_one(admin: Admin, sealed: bool
     stored = await admin.server.hub.store.read(prefix(b"jxt/_history/"))
     assert not any(b"hunter2" in entry.value for entry in stored.entries)
     await admin.post(f"{PLATFORM}/rollback", {"version": 1})
-    opened = told(await admin.get(f"{PLATFORM}?unmask=true", as_="admin"))["values"]
+    opened = json_of(await admin.get(f"{PLATFORM}?unmask=true", as_="admin"))["values"]
     assert opened == ({"mail/smtp-password": value} if sealed else {})
     absent = f"{PLATFORM}/values/api-token"
     assert "masked" in error(await admin.put(absent, {"value": MASK}), 400)
@@ -173,13 +175,13 @@ async def test_a_key_with_the_name_of_a_secret_is_one(admin: Admin, sealed: bool
         ("hooks", ["https://u:hunter2@h"], ["https://u:wrong@h"]),
     ],
 )
-async def test_nobody_learns_whether_a_guess_of_a_whole_value_is_right(
+async def test_a_diff_does_not_reveal_whether_a_guess_of_a_complete_value_is_right(
     admin: Admin, key: str, right: Any, guess: Any
 ):
     path = f"{PLATFORM}/values/{key}"
     held = {**right, "password": "hunter2"} if isinstance(right, dict) else right
     await put(admin, path, held, 201, as_="admin")
-    compared = [await admin.post(f"{path}/diff", {"value": each}) for each in (right, guess)]
+    compared = [await admin.post(f"{path}/diff", {"value": guessed}) for guessed in (right, guess)]
     assert compared[0].text == compared[1].text
     masked_within = isinstance(right, dict) and MASK in right.values()
     assert compared[0].status_code == (400 if masked_within else 200)
@@ -192,23 +194,23 @@ async def test_nobody_learns_whether_a_guess_of_a_whole_value_is_right(
 async def test_history_is_shown_and_rolled_back_to(admin: Admin):
     await put(admin, MAIL, {"host": "a"}, 201)
     await put(admin, MAIL, {"host": "b"}, query={"reason": "moved"})
-    listed = told(await admin.get(f"{PLATFORM}/history"))
-    assert [(each["version"], each["note"], each["paths"]) for each in listed] == [
+    listed = json_of(await admin.get(f"{PLATFORM}/history"))
+    assert [(version["version"], version["note"], version["paths"]) for version in listed] == [
         (1, None, ["platform/configs/mail"]),
         (2, "moved", ["platform/configs/mail"]),
     ]
-    (change,) = told(await admin.get(f"{PLATFORM}/history/2"))["changes"]
+    (change,) = json_of(await admin.get(f"{PLATFORM}/history/2"))["changes"]
     assert (change["before"], change["after"]) == ({"host": "a"}, {"host": "b"})
-    dry = told(await admin.post(f"{PLATFORM}/rollback", {"version": 1, "dry": True}))
+    dry = json_of(await admin.post(f"{PLATFORM}/rollback", {"version": 1, "dry": True}))
     assert dry["changes"][0]["after"] == {"host": "a"}
-    assert told(await admin.post(f"{PLATFORM}/rollback", {"version": 1}))["version"] == 3
-    assert told(await admin.get(PLATFORM))["values"] == {"mail": {"host": "a"}}
+    assert json_of(await admin.post(f"{PLATFORM}/rollback", {"version": 1}))["version"] == 3
+    assert json_of(await admin.get(PLATFORM))["values"] == {"mail": {"host": "a"}}
     error(await admin.post(f"{PLATFORM}/rollback", {"version": 9}), 404)
     error(await admin.get(f"{PLATFORM}/history/9"), 404)
 
 
 @on_stores
-async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
+async def test_concurrent_edits_do_not_overwrite_each_other(admin: Admin):
     absent = {"If-None-Match": "*"}
     await put(admin, MAIL, 1, 201, headers=absent)
     assert "already exists" in error(await admin.put(MAIL, {"value": 2}, headers=absent), 412)
@@ -219,10 +221,10 @@ async def test_two_who_edit_at_once_do_not_overwrite_each_other(admin: Admin):
     error(await admin.put(MAIL, {"value": 3}, query={"base": base}), 409)
     error(await admin.delete(MAIL, headers={"If-Match": etag}), 412)
     error(await admin.post(f"{PLATFORM}/rollback", {"version": 1, "base": base}), 409)
-    assert told(await admin.get(PLATFORM))["values"] == {"mail": 2}
+    assert json_of(await admin.get(PLATFORM))["values"] == {"mail": 2}
 
 
-async def test_it_takes_a_role_and_no_scope(admin: Admin):
+async def test_shared_values_require_a_role_without_a_scope(admin: Admin):
     scoped = await admin.token("operator", tenants=[7])
     value = {"value": {"httpType": "host"}}
     for path in (COMMON, f"{COMMON}/history"):
@@ -245,15 +247,15 @@ async def test_it_takes_a_role_and_no_scope(admin: Admin):
 async def test_the_health_sentinel_is_removed(admin: Admin):
     error(await admin.delete("/admin/shared/health"), 404)
     await admin.post("/admin/shared/health")
-    assert told(await admin.delete("/admin/shared/health")) == {"lastPublish": None}
+    assert json_of(await admin.delete("/admin/shared/health")) == {"lastPublish": None}
     (entry,) = admin.server.audit.read(limit=1)
     assert (entry.method, entry.path, entry.status) == ("DELETE", "/admin/shared/health", 200)
-    assert told(await admin.get(COMMON))["lastPublish"] is None
-    assert told(await admin.get(f"{COMMON}/history")) == []
+    assert json_of(await admin.get(COMMON))["lastPublish"] is None
+    assert json_of(await admin.get(f"{COMMON}/history")) == []
 
 
 @on_stores
 async def test_the_health_sentinel_is_written(admin: Admin):
-    assert told(await admin.get(COMMON))["lastPublish"] is None
-    at = told(await admin.post("/admin/shared/health"))["lastPublish"]
-    assert at == told(await admin.get(COMMON))["lastPublish"]
+    assert json_of(await admin.get(COMMON))["lastPublish"] is None
+    at = json_of(await admin.post("/admin/shared/health"))["lastPublish"]
+    assert at == json_of(await admin.get(COMMON))["lastPublish"]

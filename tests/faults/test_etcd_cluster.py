@@ -22,7 +22,7 @@ from mooring.store.etcd import connection
 from mooring.testing.etcd import EtcdCluster, EtcdServer
 from mooring.testing.proxy import FaultProxy
 from mooring.testing.servers import free_port
-from tests.faults.recording import PREFIX, Recorder, writing
+from tests.faults.mirror_recorder import PREFIX, Recorder, writing
 from tests.waiting import eventually
 
 STALE_WITHIN = 5.0
@@ -52,15 +52,15 @@ async def test_a_rolling_kill_of_every_member_loses_nothing(cluster: EtcdCluster
                 await asyncio.sleep(0.5)
                 await asyncio.to_thread(member.start)
             await more_than(revisions, len(revisions) + 20)
-        await recorder.tells_every_revision(writer)
+        await recorder.saw_every_revision(writer)
         await eventually(lambda: session.state == "alive")  # it was never lost
 
 
 @pytest.mark.timeout(150)
-async def test_clients_are_spread_again_after_a_rolling_restart(
+async def test_clients_are_distributed_again_after_a_rolling_restart(
     cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each returns to the member that it left, later than its restart and at a random moment."""
+    """Each returns to the member that it left, after its restart and at a random moment."""
     monkeypatch.setattr(connection, "RETURN_AFTER", (0.5, 3.0), raising=False)
     async with AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(open_store(cluster.url)) for _ in range(24)]
@@ -76,7 +76,7 @@ async def test_clients_are_spread_again_after_a_rolling_restart(
         await eventually(lambda: [serving(store) for store in stores] == before, within=30)
 
 
-async def test_watches_move_to_a_member_without_a_break(
+async def test_watches_move_to_another_member_without_a_gap(
     cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(connection, "RETURN_AFTER", (0.5, 1.0))
@@ -90,17 +90,17 @@ async def test_watches_move_to_a_member_without_a_break(
             await store.renew(session.lease)
             recorder = Recorder(mirror)
             await writer.commit(Put(PREFIX + b"first", b""))
-            await eventually(lambda: len(mirror.items) == 1)  # its watch stands
+            await eventually(lambda: len(mirror.items) == 1)  # its watch is established
             await eventually(lambda: serving(store) != "")
             home = serving(store)
-            (member,) = [each for each in cluster.members if each.address == home]
+            (member,) = [one for one in cluster.members if one.address == home]
             member.kill()
             await eventually(lambda: serving(store) != home and len(returned) == 1)
             async with writing(writer, pause=0.002) as revisions:
                 await asyncio.to_thread(member.start)
                 await eventually(lambda: serving(store) == home)
                 await more_than(revisions, len(revisions) + 50)
-            await recorder.tells_every_revision(writer)
+            await recorder.saw_every_revision(writer)
             assert len(returned) == 1, "only the kill was a break"
             assert mirror.resyncs == 0
             await store.renew(session.lease)
@@ -112,8 +112,12 @@ def left(stores: Sequence[Store], address: str) -> bool:
 
 
 def serving(store: Any) -> str:
-    """The member that the watches of a store are on, once no other serves any of them."""
-    streams = {each.stream.endpoint.address for each in store._watches._streams if each.watches}
+    """The member that serves the watches of a store, once no other serves any of them."""
+    streams = {
+        watch_stream.stream.endpoint.address
+        for watch_stream in store._watches._streams
+        if watch_stream.watches
+    }
     return streams.pop() if len(streams) == 1 else ""
 
 
@@ -126,7 +130,7 @@ async def more_than(revisions: list[int], count: int) -> None:
     await eventually(lambda: len(revisions) > count)
 
 
-async def test_a_paused_member_is_left_for_another(cluster: EtcdCluster):
+async def test_clients_leave_a_paused_member(cluster: EtcdCluster):
     async with (
         open_store(cluster.url) as store,
         open_store(cluster.url) as writer,
@@ -134,7 +138,7 @@ async def test_a_paused_member_is_left_for_another(cluster: EtcdCluster):
     ):
         recorder = Recorder(mirror)
         await eventually(lambda: serving(store) != "")
-        (member,) = [each for each in cluster.members if each.address == serving(store)]
+        (member,) = [one for one in cluster.members if one.address == serving(store)]
         member.pause()
         try:
             async with writing(writer) as revisions:
@@ -143,7 +147,7 @@ async def test_a_paused_member_is_left_for_another(cluster: EtcdCluster):
         finally:
             member.resume()
             await asyncio.to_thread(member.wait_until, member.healthy)
-        await recorder.tells_every_revision(writer)
+        await recorder.saw_every_revision(writer)
 
 
 async def reaches(mirror: Mirror[bytes, Entry], revision: int) -> None:
@@ -172,7 +176,7 @@ async def test_without_a_majority_a_mirror_is_stale_and_reads_fail_in_time(clust
 async def behind_peer_proxies(
     folder: Path, series: str
 ) -> AsyncIterator[tuple[list[EtcdServer], list[FaultProxy]]]:
-    """Three members that reach one another through proxies only; clients reach them directly."""
+    """Three members that reach one another only through proxies; clients reach them directly."""
     ports = [free_port() for _ in range(3)]
     async with AsyncExitStack() as stack:
         proxies = [
@@ -211,7 +215,7 @@ async def is_leader(member: EtcdServer) -> bool:
 async def test_a_member_cut_off_from_its_peers_makes_a_mirror_stale_in_time(
     tmp_path: Path, leader: bool, series: str
 ):
-    """The member itself answers, its streams stand, and it takes etcd up to 6 s to end them."""
+    """The member itself answers, its streams stay open, and etcd needs up to 6 s to end them."""
     async with behind_peer_proxies(tmp_path, series) as (members, proxies):
         (alone, *_) = [member for member in members if await is_leader(member) is leader]
         async with open_store(alone.url) as store:
@@ -230,7 +234,8 @@ async def test_a_member_cut_off_from_its_peers_makes_a_mirror_stale_in_time(
 
 @pytest.mark.parametrize("overtaken", [False, True], ids=["revision runs back", "overtaken"])
 async def test_a_restored_cluster_is_noticed(tmp_path: Path, overtaken: bool):
-    """The revision runs backwards, or has even passed where the mirror was: it reads again."""
+    """The revision runs backwards, or has even passed that of the mirror: the mirror reads
+    again."""
     server = EtcdServer(tmp_path / "etcd", series="3.4")
     with server:
         server.start()
@@ -262,7 +267,7 @@ async def test_a_restored_cluster_is_noticed(tmp_path: Path, overtaken: bool):
                     assert mirror.resyncs == 1
 
 
-async def test_a_restored_cluster_is_noticed_though_the_revisions_agree(tmp_path: Path):
+async def test_a_restored_cluster_is_noticed_although_the_revisions_agree(tmp_path: Path):
     """The same key was written at the same revision, before and after: only its value differs."""
     server = EtcdServer(tmp_path / "etcd", series="3.4")
     with server:
@@ -307,7 +312,7 @@ def restore(server: EtcdServer, backup: Path) -> None:
 
 
 def test_the_binaries_are_not_launchers(tmp_path: Path):
-    """A signal must hit etcd itself."""
+    """A signal must reach etcd itself."""
     with EtcdServer(tmp_path, series="3.5") as server:
         server.start()
         assert server.process is not None

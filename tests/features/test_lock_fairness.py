@@ -1,4 +1,4 @@
-"""A crowd in one line, many of whom die: fair, without a herd, and nothing is left."""
+"""A crowd in one queue, many of which die: fair, without a thundering herd, without leftovers."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ async def test_a_crowd_with_many_deaths(store_url: str, store: Store, admitted: 
         await dying
         cancelled = sum(task.cancelled() for task in tasks)
         errors = [task.exception() for task in tasks if not task.cancelled()]
-        # Whose lease was revoked in the very moment of its turn is told so.
+        # A holder whose lease was revoked at the moment of its turn gets an error.
         assert all(error is None or isinstance(error, LockLost) for error in errors)
         assert cancelled > 10
         assert len(crowd.tokens) >= CROWD - cancelled - sum(map(bool, errors))
         assert crowd.tokens == sorted(set(crowd.tokens)), "an inversion"
         assert crowd.together == 0
-        # A waiter is admitted once for each turn, and never for nothing.
+        # A waiter is admitted exactly once for each turn.
         assert len(admitted) - before <= len(crowd.tokens) + cancelled
         assert await standing(0)
     watching.cancel()
@@ -108,7 +108,7 @@ async def test_a_crowd_with_many_deaths(store_url: str, store: Store, admitted: 
 
 
 async def deaths(store: Store, tasks: list[asyncio.Task[None]], chance: random.Random) -> None:
-    """Tasks that are cancelled, leases that are revoked, keys that are deleted, at random."""
+    """Cancel tasks, revoke leases and delete keys at random."""
     victims = chance.sample(range(len(tasks)), 80)
     for number, victim in enumerate(victims):
         if number % 2:
@@ -127,7 +127,7 @@ async def deaths(store: Store, tasks: list[asyncio.Task[None]], chance: random.R
 
 
 @pytest.mark.timeout(120)
-async def test_each_release_wakes_one(store_url: str, admitted: list[Waiter]):
+async def test_every_release_wakes_one_waiter(store_url: str, admitted: list[Waiter]):
     async with mooring.connect(store_url) as hub:
         holder = await hub.lock(NAME).acquire()
         admitted.clear()

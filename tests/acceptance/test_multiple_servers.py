@@ -1,5 +1,5 @@
-"""Several `mooring serve` on one etcd or one Redis: what is done through one is done for all, and
-none of them is needed."""
+"""Several `mooring serve` on one etcd or one Redis: changes through one apply to all, and none of
+them is indispensable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.waiting import eventually, until
 
 PATIENCE = 60.0
 BEAT = 0.2
-"""Seconds between the heartbeats of an instance that lives."""
+"""Seconds between the heartbeats of a live instance."""
 DOCUMENT = {"meta": {"code": "acme", "name": "Acme"}}
 
 
@@ -40,7 +40,7 @@ class Service:
         self.admin = f"/admin{self.instances.removesuffix('/instances')}"
 
 
-class One:
+class Server:
     """One of several servers."""
 
     def __init__(self, store: str, folder: Path, *arguments: str) -> None:
@@ -51,7 +51,7 @@ class One:
         self.use(Service("Shop/Cart"))
 
     def use(self, service: Service) -> None:
-        """The service that the calls below are about."""
+        """Select the service of the calls below."""
         self.service = service
 
     def start(self) -> None:
@@ -105,11 +105,11 @@ class One:
         return self.ask("PUT", f"{self.service.instances}/{made['id']}/beat", body, status=status)
 
     def called(self) -> list[str]:
-        """Who may be called, by this server's word."""
-        return [each["id"] for each in self.get(self.service.instances)]
+        """The callable instances according to this server."""
+        return [instance["id"] for instance in self.get(self.service.instances)]
 
     def link(self) -> str:
-        """The path of a link that logs its opener in, as the admin of this server."""
+        """The path of a link that logs in as the admin of this server."""
         url: str = self.ask("POST", "/admin/login-codes", status=201)["url"]
         return url.partition(self._served.http)[2]
 
@@ -120,33 +120,33 @@ class One:
         assert again.status_code == 401, "a link is good once"
 
     def logged_in(self, browser: httpx.Client) -> int:
-        """What a browser is answered that logged in at another server behind the same name."""
+        """The status for a browser that logged in at another server behind the same name."""
         return browser.get(f"{self.origin}/admin/whoami").status_code
 
     def registered(self) -> list[str]:
         answer = self.client.get(f"{self.service.admin}/instances")
-        return [each["instanceId"] for each in answer.json()] if answer.is_success else []
+        return [instance["instanceId"] for instance in answer.json()] if answer.is_success else []
 
 
 @contextlib.contextmanager
-def servers(store: str, *folders: Path, arguments: tuple[str, ...] = ()) -> Iterator[list[One]]:
-    """As many as there are folders; two may have the same."""
+def servers(store: str, *folders: Path, arguments: tuple[str, ...] = ()) -> Iterator[list[Server]]:
+    """One server per folder; two may share a folder."""
     with contextlib.ExitStack() as stack:
-        started = [One(store, folder, *arguments) for folder in folders]
+        started = [Server(store, folder, *arguments) for folder in folders]
         for one in started:
             stack.callback(one.close)
-        started[0].start()  # which makes the token of a folder that they share
+        started[0].start()  # creates the token of a folder that they share
         with ThreadPoolExecutor() as threads:
-            list(threads.map(One.start, started[1:]))
+            list(threads.map(Server.start, started[1:]))
         yield started
 
 
-Pair = tuple[One, One]
+Pair = tuple[Server, Server]
 
 
 @pytest.fixture(scope="module")
 def started_pairs() -> Iterator[dict[str, Pair]]:
-    """Two servers for each backend, which the tests share."""
+    """Two servers for each backend, shared by the tests."""
     pairs: dict[str, Pair] = {}
     yield pairs
     for one in itertools.chain(*pairs.values()):
@@ -160,12 +160,12 @@ def pair(
     backend: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Pair:
-    """The two of a backend, both running, and a service that no other test uses."""
+    """The two servers of a backend, both running, and a service that no other test uses."""
     if backend not in started_pairs:
         store, folder = request.getfixturevalue("store_url"), tmp_path_factory.mktemp("several")
-        started_pairs[backend] = One(store, folder / "a"), One(store, folder / "b")
+        started_pairs[backend] = Server(store, folder / "a"), Server(store, folder / "b")
         with ThreadPoolExecutor() as threads:
-            list(threads.map(One.start, started_pairs[backend]))
+            list(threads.map(Server.start, started_pairs[backend]))
     service = Service(f"Shop/{uuid.uuid4().hex}")
     for one in started_pairs[backend]:
         one.use(service)
@@ -178,7 +178,7 @@ on_etcd_and_redis = pytest.mark.parametrize("backend", ["etcd-3.5", "redis-7.0"]
 
 
 @on_etcd_and_redis
-def test_an_instance_may_turn_to_whichever_it_likes(pair: Pair):
+def test_an_instance_can_use_any_server(pair: Pair):
     a, b = pair
     made = a.register()
     until(lambda: b.called() == [made["id"]])
@@ -193,7 +193,7 @@ def test_an_instance_may_turn_to_whichever_it_likes(pair: Pair):
 
 
 @on_etcd_and_redis
-def test_what_an_operator_says_to_one_all_hear_at_once(pair: Pair):
+def test_an_operator_action_on_one_server_is_seen_on_all_at_once(pair: Pair):
     a, b = pair
     made = a.register()
     instance = f"{a.service.admin}/instances/{made['id']}"
@@ -216,10 +216,10 @@ def test_what_an_operator_says_to_one_all_hear_at_once(pair: Pair):
 
 
 @on_etcd_and_redis
-def test_one_that_is_killed_takes_nothing_with_it(pair: Pair, backend: str):
+def test_a_killed_server_loses_nothing(pair: Pair, backend: str):
     a, b = pair
     made = [a.register(f"10.0.0.{number}") for number in range(1, 6)]
-    ids = sorted(each["id"] for each in made)
+    ids = sorted(registration["id"] for registration in made)
     a.ask("POST", f"{a.service.admin}/instances/{ids[0]}/drain?reason=slow")
     if backend.startswith("etcd"):
         a.ask("PUT", "/admin/tenants/7", DOCUMENT, status=201)
@@ -230,32 +230,32 @@ def test_one_that_is_killed_takes_nothing_with_it(pair: Pair, backend: str):
     assert ours[5]["notes"]["reason"] == "slow"
     until(lambda: sorted(b.registered()) == ids)
     until(lambda: sorted(b.called()) == ids[1:])
-    for each in made:
-        b.beat(each)
+    for registration in made:
+        b.beat(registration)
     if backend.startswith("etcd"):
         assert b.get("/admin/tenants/7")["document"]["meta"]["code"] == "acme"
     a.start()
     until(lambda: sorted(a.registered()) == ids)
-    assert a.service.instances in [each["path"] for each in a.get("/admin/audit?limit=1000")]
-    for each in made:
-        a.beat(each)
+    assert a.service.instances in [entry["path"] for entry in a.get("/admin/audit?limit=1000")]
+    for registration in made:
+        a.beat(registration)
 
 
 @pytest.mark.parametrize("backend", ["etcd-3.5", "served"])
-def test_tokens_sessions_and_the_audit_are_of_all(pair: Pair):
-    """Of servers with the same key, on a store that keeps what it is given."""
+def test_tokens_sessions_and_the_audit_log_are_shared(pair: Pair):
+    """By servers with the same key, on a durable store."""
     a, b = pair
 
     def create(number: int) -> Any:
         body = {"name": f"token {number}", "role": "viewer"}
         return (a, b)[number % 2].ask("POST", "/admin/tokens", body, status=201)
 
-    def audited(one: One) -> Any:
-        return [each for each in one.get("/admin/audit?limit=1000") if "token" in each["path"]]
+    def audited(one: Server) -> Any:
+        return [entry for entry in one.get("/admin/audit?limit=1000") if "token" in entry["path"]]
 
     with ThreadPoolExecutor(8) as threads:
         made = list(threads.map(create, range(40)))
-    wanted = {each["id"] for each in made}
+    wanted = {token["id"] for token in made}
     until(lambda: wanted <= ids(a) and wanted <= ids(b))
     for one in (a, b):
         assert whoami(one, made[0]["token"]) == 200
@@ -265,8 +265,8 @@ def test_tokens_sessions_and_the_audit_are_of_all(pair: Pair):
     until(lambda: len(audited(a)) == 41)
     written = audited(a)
     until(lambda: audited(b) == written)
-    assert sorted(each["method"] for each in written) == ["DELETE", *["POST"] * 40]
-    assert written == sorted(written, key=lambda each: each["id"], reverse=True)
+    assert sorted(entry["method"] for entry in written) == ["DELETE", *["POST"] * 40]
+    assert written == sorted(written, key=lambda entry: entry["id"], reverse=True)
     b.login(a.link())
     until(lambda: a.logged_in(b.browser) == 200)
     a.kill()
@@ -283,7 +283,7 @@ class TestOnRedis:
     def backend(self) -> str:
         return "redis-7.0"
 
-    def test_all_sweep_and_one_is_enough(self, store_url: str, tmp_path: Path):
+    def test_all_servers_clean_up_and_one_is_enough(self, store_url: str, tmp_path: Path):
         settings = tmp_path / "settings.yaml"
         settings.write_text(
             "registry:\n  heartbeat: {heartbeat-interval: 10ms}\n"
@@ -313,19 +313,19 @@ class TestOnRedis:
             b.beat(late, status=404)
 
 
-def whoami(one: One, token: str) -> int:
+def whoami(one: Server, token: str) -> int:
     headers = {"Authorization": f"Bearer {token}"}
     return one.client.get("/admin/whoami", headers=headers).status_code
 
 
-def ids(one: One) -> set[str]:
-    return {each["id"] for each in one.get("/admin/tokens")}
+def ids(one: Server) -> set[str]:
+    return {token["id"] for token in one.get("/admin/tokens")}
 
 
-class TestTheWebhook:
+class TestWebhook:
     @on_etcd_and_redis
     @pytest.mark.deadline
-    def test_one_calls_it_and_another_takes_over_from_one_that_was_killed(
+    def test_one_server_sends_notices_and_another_takes_over_when_it_is_killed(
         self, store_url: str, tmp_path: Path
     ):
         with receiving() as receiver:
@@ -337,18 +337,19 @@ class TestTheWebhook:
             arguments = (f"--config={settings}",)
             with servers(store_url, *folders, arguments=arguments) as (a, b):
                 cart = Unhealthy(b, Service("Shop/Cart"))
-                until(lambda: len(receiver.told) == 1)
+                until(lambda: len(receiver.notices) == 1)
                 asyncio.run(left_to_a_successor(store_url, cart.problem))
                 assert a.calls_the_webhook != b.calls_the_webhook
                 caller, other = (a, b) if a.calls_the_webhook else (b, a)
                 caller.kill()
                 killed = time.monotonic()
                 stock = Unhealthy(other, Service("Shop/Stock"))
-                # Had the other called too, or not known of it, it would report the first one again.
-                until(lambda: len(receiver.told) == 2, within=PATIENCE)
+                # If the other had sent notices too, or did not know of it, it would report the
+                # first one again.
+                until(lambda: len(receiver.notices) == 2, within=PATIENCE)
                 assert time.monotonic() - killed < 15, "the TTL is 10 s"
                 cart.beat(other, healthy=True)
-                until(lambda: len(receiver.told) == 3)
+                until(lambda: len(receiver.notices) == 3)
                 assert receiver.problems == [
                     ("firing", cart.problem),
                     ("firing", stock.problem),
@@ -357,23 +358,23 @@ class TestTheWebhook:
 
 
 class Unhealthy:
-    """A service of two instances, one of which is unhealthy."""
+    """A service with two instances, one of which is unhealthy."""
 
-    def __init__(self, one: One, service: Service) -> None:
+    def __init__(self, one: Server, service: Service) -> None:
         self._service = service
         self.problem = f"unhealthy:{service.name}"
         one.use(service)
         self._made = [one.register(host) for host in ("10.0.0.1", "10.0.0.2")]
         self.beat(one, healthy=False)
 
-    def beat(self, one: One, *, healthy: bool) -> None:
+    def beat(self, one: Server, *, healthy: bool) -> None:
         first, _ = self._made
         body = {"incarnation": first["incarnation"], "healthy": healthy}
         one.ask("PUT", f"{self._service.instances}/{first['id']}/beat", body)
 
 
 async def left_to_a_successor(store: str, problem: str) -> None:
-    """Wait until the server that calls the webhook has noted that it reported a problem."""
+    """Wait until the server that sends notices has stored that it reported a problem."""
     async with mooring.connect(store) as hub:
         duty = (
             RedisElection(hub.registry.leader_lease)

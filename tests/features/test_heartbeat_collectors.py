@@ -22,7 +22,7 @@ FAST = 0.02
 
 
 class Source:
-    """A collector that does what the test says, and counts how often it is asked."""
+    """A collector that does what the test says, and counts its calls."""
 
     def __init__(self, type: str, measure: Callable[[], object], cost: Cost = Cost.MEDIUM) -> None:
         self.type = type
@@ -40,7 +40,7 @@ class Source:
         self.threads.add(threading.current_thread().name)
         values = self.measure()
         assert isinstance(values, Mapping | list)
-        return values  # type: ignore[return-value]  # a wrong kind is a case of its own
+        return values  # type: ignore[return-value]  # a wrong type is a case of its own
 
 
 def one() -> dict[str, object]:
@@ -63,13 +63,13 @@ def collecting(*sources: Source, timeout: float = 5.0, interval: float = FAST) -
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """What hanging collectors hang on; released when the test ends."""
+    """The event on which hanging collectors wait; set when the test ends."""
     event = threading.Event()
     yield event
     event.set()
 
 
-async def test_the_built_in_collectors_fill_the_documents_names():
+async def test_the_built_in_collectors_provide_the_documented_names():
     names = ("memory", "cpu", "disk", "network", "application")
     async with Collecting(MetricsSettings(enabled_metrics=names)) as running:
         await eventually(lambda: running.metrics.keys() == set(names))
@@ -84,7 +84,7 @@ async def test_the_built_in_collectors_fill_the_documents_names():
         assert name in values
 
 
-async def test_each_is_collected_again_after_its_interval():
+async def test_every_collector_has_its_own_interval():
     quick, slow = Source("quick", one), Source("slow", one)
     settings = MetricsSettings(
         enabled_metrics=("quick", "slow"), collection_intervals={"quick": FAST, "slow": 3600.0}
@@ -95,25 +95,25 @@ async def test_each_is_collected_again_after_its_interval():
         assert running.metrics == {"quick": {"value": 1}, "slow": {"value": 1}}
 
 
-async def test_news_is_told_to_everyone_who_wants_to_hear_of_it():
+async def test_all_subscribers_are_notified():
     source = Source("a", one)
-    heard: list[str] = []
+    notified: list[str] = []
     async with collecting(source) as running:
-        end = running.subscribe(lambda: heard.append("first"))
-        running.subscribe(lambda: heard.append("second"))
-        await eventually(lambda: heard[:2] == ["first", "second"])
+        end = running.subscribe(lambda: notified.append("first"))
+        running.subscribe(lambda: notified.append("second"))
+        await eventually(lambda: notified[:2] == ["first", "second"])
         assert running.metrics == {"a": {"value": 1}}
         end()
-        heard.clear()
-        await eventually(lambda: len(heard) >= 2)
-        assert set(heard) == {"second"}
+        notified.clear()
+        await eventually(lambda: len(notified) >= 2)
+        assert set(notified) == {"second"}
 
 
-async def test_low_cost_runs_in_the_loop_and_the_others_in_threads():
+async def test_low_cost_collectors_run_in_the_loop_and_others_in_threads():
     low = Source("low", one, Cost.LOW)
     medium = Source("medium", one, Cost.MEDIUM)
     high = Source("high", one, Cost.HIGH)
-    # Once each: one that is held up by a busy machine would be moved to a thread.
+    # Once each: a collector that is delayed by a busy machine would be moved to a thread.
     async with collecting(low, medium, high, interval=3600.0) as running:
         await eventually(lambda: len(running.metrics) == 3)
     here = threading.current_thread().name
@@ -121,7 +121,7 @@ async def test_low_cost_runs_in_the_loop_and_the_others_in_threads():
     assert here not in medium.threads | high.threads
 
 
-async def test_high_cost_runs_alone():
+async def test_high_cost_collectors_run_alone():
     together, most = [0], [0]
 
     def measure() -> dict[str, object]:
@@ -137,7 +137,9 @@ async def test_high_cost_runs_alone():
     assert most == [1]
 
 
-async def test_one_that_hangs_delays_nobody_and_is_not_called_again(released: threading.Event):
+async def test_a_hanging_collector_delays_no_other_and_is_not_called_again(
+    released: threading.Event,
+):
     def hang() -> dict[str, object]:
         released.wait()
         return {"value": 2}
@@ -155,7 +157,7 @@ async def test_one_that_hangs_delays_nobody_and_is_not_called_again(released: th
 
 
 @pytest.mark.deadline
-async def test_a_hang_does_not_hold_up_the_loop(released: threading.Event):
+async def test_a_hanging_collector_does_not_block_the_loop(released: threading.Event):
     def hang() -> dict[str, object]:
         released.wait()
         return {}
@@ -184,27 +186,29 @@ async def test_the_last_value_is_kept_for_three_intervals_and_then_dropped():
         source.measure = failing
         await eventually(lambda: running.metrics == {})
         assert kept[:3] == [1, 1, 1]
-        told = asyncio.Event()
-        running.subscribe(told.set)
+        notified = asyncio.Event()
+        running.subscribe(notified.set)
         source.measure = one
-        await asyncio.wait_for(told.wait(), 20)
+        await asyncio.wait_for(notified.wait(), 20)
         assert running.metrics == {"a": {"value": 1}}
 
 
-async def test_a_failure_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture):
+async def test_a_failure_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, logger="mooring")
     source = Source("a", fail)
     async with collecting(source) as running:
         await eventually(lambda: source.calls >= 6)
         source.measure = one
         await eventually(lambda: bool(running.metrics))
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("mooring")]
-    assert len(said) == 2
-    assert "boom" in said[0]
-    assert "works again" in said[1]
+    messages = [
+        record.getMessage() for record in caplog.records if record.name.startswith("mooring")
+    ]
+    assert len(messages) == 2
+    assert "boom" in messages[0]
+    assert "works again" in messages[1]
 
 
-async def test_one_that_is_not_available_is_not_asked(caplog: pytest.LogCaptureFixture):
+async def test_an_unavailable_collector_is_not_called(caplog: pytest.LogCaptureFixture):
     source, other = Source("a", one), Source("other", one)
     source.there = False
     async with collecting(source, other) as running:
@@ -227,7 +231,7 @@ async def test_one_that_is_not_available_is_not_asked(caplog: pytest.LogCaptureF
         {"k\udcff": 1},
     ],
 )
-async def test_values_that_cannot_be_told_are_a_failure(
+async def test_values_that_cannot_be_sent_are_a_failure(
     odd: object, cost: Cost, caplog: pytest.LogCaptureFixture
 ):
     source, good = Source("odd", lambda: odd, cost), Source("good", one)
@@ -237,7 +241,7 @@ async def test_values_that_cannot_be_told_are_a_failure(
     assert "collector odd failed" in caplog.text
 
 
-async def test_a_collector_cannot_change_what_it_gave():
+async def test_a_collector_cannot_change_its_values_afterwards():
     values: dict[str, object] = {"list": [1], "deep": {"x": 1}}
     source = Source("a", lambda: values)
     async with collecting(source, interval=3600.0) as running:
@@ -246,7 +250,9 @@ async def test_a_collector_cannot_change_what_it_gave():
         assert running.metrics == {"a": {"list": [1], "deep": {"x": 1}}}
 
 
-async def test_one_that_holds_up_the_loop_is_moved_to_a_thread(caplog: pytest.LogCaptureFixture):
+async def test_a_collector_that_blocks_the_loop_is_moved_to_a_thread(
+    caplog: pytest.LogCaptureFixture,
+):
     def slow() -> dict[str, object]:
         time.sleep(2 * LOOP_LIMIT)
         return {}
@@ -263,7 +269,7 @@ async def test_an_unknown_name_is_an_error_at_once():
             pass
 
 
-async def test_a_thread_that_ends_after_the_loop_harms_nobody(released: threading.Event):
+async def test_a_thread_that_ends_after_the_loop_is_harmless(released: threading.Event):
     ended = threading.Event()
 
     def hang() -> dict[str, object]:
@@ -282,7 +288,7 @@ async def test_a_thread_that_ends_after_the_loop_harms_nobody(released: threadin
     await eventually(ended.is_set)
 
 
-def test_the_process_ends_though_a_collector_hangs():
+def test_the_process_ends_despite_a_hanging_collector():
     script = """
 import asyncio, threading
 from mooring.heartbeat import Collecting, Cost

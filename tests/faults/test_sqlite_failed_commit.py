@@ -1,4 +1,5 @@
-"""A disk that fails while the store in a file commits: what callers, watchers and the file hold."""
+"""A disk that fails during a commit of the store in a file: what callers, watchers and the file
+see."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def disk() -> Iterator[FaultyDisk]:
 
 
 def times(count: int) -> Callable[[str], bool]:
-    """A fault that happens so many times."""
+    """A fault that happens this number of times."""
     left = iter(range(count))
     return lambda _: next(left, None) is not None
 
@@ -70,14 +71,14 @@ async def contents_of(path: Path) -> dict[bytes, bytes]:
 
 
 def copy(path: Path, target: Path) -> Path:
-    """The file as the next process would find it, were this one killed now."""
+    """The file as the next process would find it, if this process were killed now."""
     for suffix in ("", "-wal"):
         shutil.copy(f"{path}{suffix}", f"{target}{suffix}")
     return target
 
 
 async def test_every_acknowledged_write_was_synced(tmp_path: Path, disk: FaultyDisk):
-    """Also after the history was dropped from the file, which waits for no sync."""
+    """Even after the history was dropped from the file, which waits for no sync."""
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         for number in range(10):
             disk.synced.clear()
@@ -122,7 +123,7 @@ async def test_a_failed_sync_of_a_commit_has_an_unknown_outcome(tmp_path: Path, 
     assert await contents_of(killed) == {b"/a": b"2"}
 
 
-async def test_one_failed_sync_stops_writes_for_a_moment_only(tmp_path: Path, disk: FaultyDisk):
+async def test_one_failed_sync_stops_writes_only_briefly(tmp_path: Path, disk: FaultyDisk):
     path = tmp_path / "store"
     async with open_store(f"sqlite://{path}") as store:
         start = await store.commit(Put(b"/a", b"1"))
@@ -142,7 +143,7 @@ async def test_one_failed_sync_stops_writes_for_a_moment_only(tmp_path: Path, di
 
 
 async def test_a_write_that_survives_reaches_watchers(tmp_path: Path, disk: FaultyDisk):
-    """The disk fails until the file was opened again, so that SQLite finds the write in its log."""
+    """The disk fails until the file is opened again, so that SQLite finds the write in its log."""
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         start = await store.commit(Put(b"/a", b"1"))
         lease = await store.grant(60)
@@ -172,7 +173,7 @@ async def test_a_write_that_survives_reaches_watchers(tmp_path: Path, disk: Faul
         assert set(await contents(store)) == {b"/probe"}, "the key hangs on its lease"
 
 
-async def test_a_lease_whose_renewal_is_in_doubt_lives(
+async def test_a_lease_whose_renewal_is_in_doubt_does_not_expire(
     tmp_path: Path, disk: FaultyDisk, clock: SteppedClock
 ):
     async with open_store(f"sqlite://{tmp_path}/store") as store:
@@ -184,17 +185,15 @@ async def test_a_lease_whose_renewal_is_in_doubt_lives(
         with pytest.raises(Unavailable):
             await store.revoke(lease.id)
         clock.step(100)
-        await asyncio.sleep(0.6)  # the thread looks at the clock meanwhile
+        await asyncio.sleep(0.6)  # the thread checks the clock meanwhile
         assert await contents(store) == {b"/a": b""}, "no lease expires while none can be renewed"
         disk.cannot_sync = never
         await eventually(partial(writes, store))
         assert await store.renew(lease.id) == 60
 
 
-async def test_calls_of_the_failed_commit_that_depend_on_one_another(
-    tmp_path: Path, disk: FaultyDisk
-):
-    """They share a transaction. What may be on disk is never answered as if it were not."""
+async def test_dependent_calls_of_a_failed_commit(tmp_path: Path, disk: FaultyDisk):
+    """They share a transaction. A result that may be on disk is never reported as failed."""
     host = durable_runner(tmp_path / "store")
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         await store.commit(Put(b"/a", b""))
@@ -221,7 +220,7 @@ async def test_calls_of_the_failed_commit_that_depend_on_one_another(
     host.release()
 
 
-async def test_a_full_disk_is_no_doubt(tmp_path: Path, disk: FaultyDisk):
+async def test_a_full_disk_leaves_no_doubt(tmp_path: Path, disk: FaultyDisk):
     path = tmp_path / "store"
     async with open_store(f"sqlite://{path}") as store:
         await store.commit(Put(b"/a", b"1"))
@@ -235,7 +234,7 @@ async def test_a_full_disk_is_no_doubt(tmp_path: Path, disk: FaultyDisk):
     assert await contents_of(killed) == {b"/a": b"1"}
 
 
-async def test_an_io_error_before_the_commit_is_no_full_disk(
+async def test_an_io_error_before_the_commit_is_not_taken_for_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*_: object) -> None:
@@ -252,9 +251,9 @@ async def test_an_io_error_before_the_commit_is_no_full_disk(
 
 
 @pytest.mark.parametrize("seed", usual(range(2), range(4), reason="two other seeds run by default"))
-async def test_what_is_seen_is_what_is_kept(tmp_path: Path, disk: FaultyDisk, seed: int):
+async def test_watchers_reads_and_the_file_agree(tmp_path: Path, disk: FaultyDisk, seed: int):
     """Random writes on a disk whose syncs fail at random: a watcher, a read and the next process
-    agree, and hold each write that was acknowledged."""
+    agree, and see every acknowledged write."""
     path, choose = tmp_path / "store", random.Random(seed)
     sure: dict[bytes, int] = {}
     async with open_store(f"sqlite://{path}") as store:
@@ -292,7 +291,7 @@ async def test_what_is_seen_is_what_is_kept(tmp_path: Path, disk: FaultyDisk, se
     assert journal.check(path) == []
 
 
-async def test_clients_of_the_etcd_api_are_told_in_etcds_words(tmp_path: Path, disk: FaultyDisk):
+async def test_clients_of_the_etcd_api_get_the_errors_of_etcd(tmp_path: Path, disk: FaultyDisk):
     host = durable_runner(tmp_path / "store")
     async with (
         EtcdAPIServer(host, bind="127.0.0.1:0") as server,
@@ -318,7 +317,7 @@ async def test_clients_of_the_etcd_api_are_told_in_etcds_words(tmp_path: Path, d
     host.release()
 
 
-async def test_a_file_that_lost_acknowledged_writes_takes_no_more(
+async def test_a_file_that_lost_acknowledged_writes_accepts_no_more(
     tmp_path: Path,
     disk: FaultyDisk,
     monkeypatch: pytest.MonkeyPatch,
@@ -343,7 +342,7 @@ async def test_a_file_that_lost_acknowledged_writes_takes_no_more(
         assert (await store.read(key(b"/a"))).revision == done.revision
 
 
-async def test_a_backup_is_in_its_folder_when_it_returns(
+async def test_a_backup_is_synced_to_its_folder_when_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Renaming a file reaches the disk only when its folder is synced."""

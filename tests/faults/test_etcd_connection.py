@@ -1,4 +1,4 @@
-"""A mirror and a session behind a connection that goes wrong, on a real etcd."""
+"""A mirror and a session over a faulty connection to a real etcd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mooring.store import Delete, Entry, Put, Store, Watch, key, prefix
 from mooring.store.etcd import watches
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
-from tests.faults.recording import PREFIX, Recorder, writing
+from tests.faults.mirror_recorder import PREFIX, Recorder, writing
 from tests.waiting import eventually
 
 STALE_WITHIN = 5.0
@@ -27,7 +27,7 @@ STALE_WITHIN = 5.0
 
 @dataclass
 class Wire:
-    """A store behind the proxy, and the same one reached directly."""
+    """A store behind the proxy, and the same store reached directly."""
 
     proxy: FaultProxy
     through: Store
@@ -67,16 +67,16 @@ async def test_resets_lose_and_repeat_nothing(wire: Wire):
         recorder = Recorder(mirror)
         async with writing(wire.direct) as revisions:
             for _ in range(5):
-                told = len(recorder.updates)
-                await eventually(lambda: len(recorder.updates) > told + 5)  # noqa: B023
+                before = len(recorder.updates)
+                await eventually(lambda: len(recorder.updates) > before + 5)  # noqa: B023
                 wire.proxy.reset()
             await eventually(lambda: len(revisions) > 50)
-        await recorder.tells_every_revision(wire.direct)
+        await recorder.saw_every_revision(wire.direct)
         assert mirror.resyncs == 0
 
 
 @pytest.mark.deadline
-async def test_a_blackhole_makes_it_stale_in_time_and_it_catches_up(wire: Wire):
+async def test_a_blackhole_makes_a_mirror_stale_in_time_and_it_catches_up(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
         await wire.direct.commit(Put(PREFIX + b"kept", b""))
@@ -87,21 +87,21 @@ async def test_a_blackhole_makes_it_stale_in_time_and_it_catches_up(wire: Wire):
             assert len(mirror.items) == 1, "the last state is kept"
         wire.proxy.heal()
         await eventually(lambda: not mirror.stale, within=2.5)
-        await recorder.tells_every_revision(wire.direct)
+        await recorder.saw_every_revision(wire.direct)
 
 
 async def test_a_half_open_connection_is_noticed_and_replaced(wire: Wire):
-    """The server is gone without a word: gRPC alone would wait for minutes."""
+    """The server disappeared silently: gRPC alone would wait for minutes."""
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
         wire.proxy.half_open()
         async with writing(wire.direct):
             await eventually(lambda: bool(mirror.items))
-        await recorder.tells_every_revision(wire.direct)
+        await recorder.saw_every_revision(wire.direct)
 
 
 @pytest.mark.deadline
-async def test_a_slow_connection_is_not_a_broken_one(wire: Wire):
+async def test_a_slow_connection_is_not_taken_for_a_broken_one(wire: Wire):
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
         wire.proxy.delay(0.3)
@@ -109,14 +109,14 @@ async def test_a_slow_connection_is_not_a_broken_one(wire: Wire):
             while len(recorder.updates) < 30:
                 await asyncio.sleep(0.1)
                 assert not mirror.stale
-        await recorder.tells_every_revision(wire.direct)
+        await recorder.saw_every_revision(wire.direct)
 
 
 @pytest.mark.deadline
-async def test_a_member_that_answers_late_is_neither_left_nor_stale(wire: Wire):
+async def test_a_slow_member_is_neither_left_nor_stale(wire: Wire):
     async with wire.mirror() as mirror:
         await wire.direct.commit(Put(PREFIX + b"a", b""))
-        await eventually(lambda: len(mirror.items) == 1)  # its watch stands
+        await eventually(lambda: len(mirror.items) == 1)  # its watch is established
         wire.proxy.delay(0.85)  # a round trip of 1.7 s
         opened = wire.proxy.accepted
         end = time.monotonic() + 6
@@ -127,7 +127,7 @@ async def test_a_member_that_answers_late_is_neither_left_nor_stale(wire: Wire):
 
 
 @pytest.mark.parametrize("backend", ["etcd-3.5", "etcd-3.4"])
-async def test_compaction_while_away_means_reading_again(wire: Wire):
+async def test_compaction_during_an_outage_means_reading_again(wire: Wire):
     await wire.direct.commit(Put(PREFIX + b"old", b""), Put(PREFIX + b"kept", b""))
     async with wire.mirror() as mirror:
         recorder = Recorder(mirror)
@@ -181,14 +181,14 @@ async def test_a_lost_reply_is_an_unknown_outcome(wire: Wire):
 async def test_a_write_that_was_never_sent_is_unavailable_not_unknown(wire: Wire):
     wire.proxy.refuse()
     with pytest.raises((Unavailable, OutcomeUnknown)):
-        await wire.through.commit(Put(b"/a", b"1"))  # the cut itself may hit it
+        await wire.through.commit(Put(b"/a", b"1"))  # the cut itself may affect it
     with pytest.raises(Unavailable):
         await wire.through.commit(Put(b"/a", b"2"))
     assert (await wire.direct.read(key(b"/a"))).first is None
 
 
 @pytest.mark.deadline
-async def test_a_read_rides_out_a_short_break(wire: Wire):
+async def test_a_read_survives_a_short_interruption(wire: Wire):
     await wire.through.commit(Put(b"/a", b"1"))
     wire.proxy.refuse()
     reading = asyncio.get_running_loop().create_task(wire.through.read(key(b"/a")))
@@ -198,7 +198,7 @@ async def test_a_read_rides_out_a_short_break(wire: Wire):
 
 
 @pytest.mark.deadline
-async def test_nothing_waits_beyond_its_deadline(wire: Wire):
+async def test_no_call_waits_beyond_its_deadline(wire: Wire):
     await wire.through.commit(Put(b"/a", b"1"))
     wire.proxy.blackhole()
     started = time.monotonic()
@@ -210,7 +210,7 @@ async def test_nothing_waits_beyond_its_deadline(wire: Wire):
         wire.through.watch(key(b"/a")).__aenter__(),
         return_exceptions=True,
     )
-    # The deadline is 2 s, then there is a look at the endpoint of a second at most.
+    # The deadline is 2 s, then the endpoint is checked for a second at most.
     assert time.monotonic() - started < 3.5
     assert all(isinstance(result, (Unavailable, OutcomeUnknown)) for result in results), results
 
@@ -228,7 +228,8 @@ async def test_a_session_in_doubt_recovers(wire: Wire):
 
 @pytest.mark.deadline
 async def test_a_session_outlives_a_half_open_connection(wire: Wire):
-    """Its patience is shorter than the store's deadline, and nobody else watches the wire."""
+    """Its patience is shorter than the deadline of the store, and nothing else uses the
+    connection."""
     async with Session(wire.through, ttl=5) as session:
         await wire.through.commit(Put(b"/mine", b"", session.lease))
         wire.proxy.half_open()
@@ -238,7 +239,7 @@ async def test_a_session_outlives_a_half_open_connection(wire: Wire):
         assert (await wire.direct.read(key(b"/mine"))).first is not None
 
 
-async def test_closing_a_store_ends_calls_under_way_with_closed(wire: Wire):
+async def test_closing_a_store_ends_calls_in_progress_with_closed(wire: Wire):
     await wire.through.commit(Put(b"/a", b""))
     wire.proxy.blackhole()
     calls = [
@@ -264,11 +265,11 @@ async def test_a_renewal_finds_a_new_connection_within_its_deadline(wire: Wire):
     lease = await wire.through.grant(30)
     await wire.through.renew(lease.id)
     wire.proxy.half_open()
-    async with asyncio.timeout(5):  # of which the store takes 2 at the most
+    async with asyncio.timeout(5):  # of which the store takes 2 at most
         assert await wire.through.renew(lease.id) == 30
 
 
-async def test_large_answers_over_a_slow_connection_do_not_break_the_watches(wire: Wire):
+async def test_large_responses_over_a_slow_connection_do_not_break_the_watches(wire: Wire):
     for n in range(10):
         await wire.direct.commit(Put(b"/big/%d" % n, b"x" * 1_000_000))
     async with wire.mirror() as mirror:
@@ -279,7 +280,7 @@ async def test_large_answers_over_a_slow_connection_do_not_break_the_watches(wir
                 await wire.through.read(prefix(b"/big/"))
             await eventually(lambda: len(recorder.updates) > 20)
         wire.proxy.delay(0)
-        await recorder.tells_every_revision(wire.direct)
+        await recorder.saw_every_revision(wire.direct)
 
 
 async def test_a_session_knows_its_end_before_the_store_does(wire: Wire):
@@ -362,7 +363,7 @@ async def test_an_unread_watch_is_bounded_in_bytes_and_loses_nothing(
 
 
 async def test_a_watch_that_is_read_is_not_stopped(store: Store, monkeypatch: pytest.MonkeyPatch):
-    """Only what waits counts, not all that ever came."""
+    """Only waiting batches count, not all that ever arrived."""
     monkeypatch.setattr(watches, "PENDING_BYTES", 100_000)
     async with store.watch(key(b"/read")) as watch, asyncio.timeout(20):
         for number in range(20):
@@ -371,7 +372,7 @@ async def test_a_watch_that_is_read_is_not_stopped(store: Store, monkeypatch: py
 
 
 async def until_silent(watch: Watch) -> None:
-    """Until nothing more comes for a while, though nobody reads it."""
+    """Wait until nothing more arrives for a while, although the watch is not read."""
     seen, since = watch.seen, time.monotonic()
     while time.monotonic() - since < 1:
         await asyncio.sleep(0.05)
@@ -379,7 +380,7 @@ async def until_silent(watch: Watch) -> None:
             seen, since = watch.seen, time.monotonic()
 
 
-async def test_a_mirror_opened_before_the_store_is_up(wire: Wire):
+async def test_a_mirror_can_be_opened_before_the_store_is_up(wire: Wire):
     await wire.direct.commit(Put(PREFIX + b"a", b""))
     wire.proxy.refuse()
     mirror = Mirror(RangeFeed(wire.through, prefix(PREFIX)), wait=False)

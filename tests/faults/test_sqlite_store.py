@@ -1,4 +1,4 @@
-"""The store in a file: killed, restarted, owned by one."""
+"""The store in a file: kills, restarts, and exclusive ownership."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 def run_and_kill(path: Path, start: int, writes: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Kill a writer as soon as so many writes were confirmed: what it was told was written, and its
-    leases."""
+    """Kill a writer as soon as it has confirmed this number of writes. Returns the confirmed writes
+    and the leases."""
     command = [sys.executable, "-c", WRITER, str(path), str(start)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -79,14 +79,14 @@ async def kill_and_look(path: Path, rounds: int) -> None:
         leases += granted
         assert journal.check(path) == []
         async with open_store(f"sqlite://{path}?history=1000000") as store:
-            found = {entry.key: entry for entry in (await store.read(prefix(b"/"))).entries}
+            entries = {entry.key: entry for entry in (await store.read(prefix(b"/"))).entries}
             revision = (await store.read(key(b"/none"))).revision
             assert revision >= max([newest, *(r for _, r in acknowledged)])
             newest = revision
             for number, at in acknowledged:
-                entry = found[b"/b/%d" % number]
+                entry = entries[b"/b/%d" % number]
                 assert (entry.value, entry.modified) == (b"%d" % number, at)
-            for entry in found.values():
+            for entry in entries.values():
                 if entry.key.startswith(b"/b/"):
                     number = int(entry.value)
                     whole = await store.read(key(b"/a/%d" % number), at=entry.modified)
@@ -97,7 +97,7 @@ async def kill_and_look(path: Path, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("kills", usual([3], [10], reason="the same, less often"))
-async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, kills: int):
+async def test_kills_lose_no_acknowledged_write(tmp_path: Path, kills: int):
     await kill_and_look(tmp_path / "store", kills)
 
 
@@ -108,7 +108,9 @@ async def test_five_hundred_kills(tmp_path: Path):
         await kill_and_look(tmp_path / f"store{number}", 10)
 
 
-async def test_leases_live_on_with_their_remaining_time(tmp_path: Path, clock: SteppedClock):
+async def test_leases_survive_a_restart_with_their_remaining_time(
+    tmp_path: Path, clock: SteppedClock
+):
     url = f"sqlite://{tmp_path}/store"
     async with open_store(url) as store:
         lease = await store.grant(100)
@@ -119,13 +121,13 @@ async def test_leases_live_on_with_their_remaining_time(tmp_path: Path, clock: S
         await store.commit(Put(b"/c", b""))
         assert (await store.read(key(b"/a"))).first is not None, "downtime does not count"
         async with store.watch(prefix(b"/")) as watch:
-            clock.step(60)  # with those before the restart all of its time
+            clock.step(60)  # with the 60 s before the restart, all of its time
             async with asyncio.timeout(20):
                 batch = await anext(watch)
         assert [event.key for event in batch.events] == [b"/a"]
 
 
-async def test_everything_is_as_it_was_after_a_restart(tmp_path: Path):
+async def test_a_restart_preserves_everything(tmp_path: Path):
     url = f"sqlite://{tmp_path}/store"
     async with open_store(url) as store:
         start = await store.commit(Put(b"/a", b"1"), Put(b"/b", b"1"))
@@ -141,7 +143,7 @@ async def test_everything_is_as_it_was_after_a_restart(tmp_path: Path):
         assert (await store.commit(Put(b"/c", b""))).revision == last.revision + 1
 
 
-async def test_a_mirror_resumes_over_a_restart(tmp_path: Path):
+async def test_a_mirror_resumes_after_a_restart(tmp_path: Path):
     url = f"sqlite://{tmp_path}/store"
     async with open_store(url) as store:
         await store.commit(Put(b"/a", b"1"))
@@ -160,8 +162,8 @@ async def test_compaction_reaches_the_disk(tmp_path: Path):
             await store.commit(Delete(key(b"/%d" % n)))
         await eventually(lambda: rows(path) < 600)
     async with open_store(f"sqlite://{path}?history=100") as store:
-        found = await store.read(prefix(b"/"))
-        assert [(e.key, e.value) for e in found.entries] == [(b"/busy", b"299")]
+        snapshot = await store.read(prefix(b"/"))
+        assert [(e.key, e.value) for e in snapshot.entries] == [(b"/busy", b"299")]
 
 
 async def test_concurrent_writes_share_a_commit(tmp_path: Path):
@@ -184,7 +186,7 @@ def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-async def test_a_second_process_is_told_who_owns_it(tmp_path: Path):
+async def test_the_error_of_a_second_process_names_the_owner(tmp_path: Path):
     path = tmp_path / "store"
     script = f"""
 import asyncio
@@ -224,8 +226,8 @@ sys.stdin.read()
         journal.Journal(path).close()
 
 
-def test_what_is_closed_is_free_though_a_descriptor_went_elsewhere(tmp_path: Path):
-    """As into a process that a library in C forked, which nobody told us of."""
+def test_a_closed_file_is_free_although_another_process_has_its_descriptor(tmp_path: Path):
+    """As in a process that a C library forked without our knowledge."""
     kept = journal.Journal(tmp_path / "store")
     elsewhere = os.dup(kept._owner)
     try:
@@ -235,7 +237,7 @@ def test_what_is_closed_is_free_though_a_descriptor_went_elsewhere(tmp_path: Pat
         os.close(elsewhere)
 
 
-async def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path: Path):
+async def test_an_operation_that_fails_half_way_changes_nothing(tmp_path: Path):
     host = durable_runner(tmp_path / "store")
 
     def stumble(engine: Engine, now: float) -> None:
@@ -247,14 +249,14 @@ async def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path: Path):
         with pytest.raises(RuntimeError, match="stumbled"):
             await host.write(stumble)
         await host.write(lambda engine, now: engine.commit([Put(b"/a", b"")], [], [], now))
-        found = host.read(lambda engine: engine.read(Query(prefix(b"/"))))
-        assert [entry.key for entry in found.entries] == [b"/a"]
+        snapshot = host.read(lambda engine: engine.read(Query(prefix(b"/"))))
+        assert [entry.key for entry in snapshot.entries] == [b"/a"]
     finally:
         host.release()
     assert journal.check(tmp_path / "store") == []
 
 
-async def test_a_key_may_change_more_than_once_in_a_commit(tmp_path: Path):
+async def test_a_key_can_change_more_than_once_in_a_commit(tmp_path: Path):
     path = tmp_path / "store"
 
     def change(engine: Engine, now: float) -> int:
@@ -275,15 +277,15 @@ async def test_a_key_may_change_more_than_once_in_a_commit(tmp_path: Path):
     async with open_store(f"sqlite://{path}") as store:
         async with store.watch(prefix(b"/"), after=revision - 1) as watch:
             batch = await anext(watch)
-        told = [(event.key, event.entry and event.entry.value) for event in batch.events]
+        changes = [(event.key, event.entry and event.entry.value) for event in batch.events]
         b = b"/b"
-        assert told == [(b"/a", None), (b"/a", b"1"), (b, b"1"), (b, None), (b, b"2"), (b, None)]
+        assert changes == [(b"/a", None), (b"/a", b"1"), (b, b"1"), (b, None), (b, b"2"), (b, None)]
         await store.compact(revision)
         await eventually(lambda: rows(path) == 1)
         await store.commit(Put(b"/b", b"3"))
     async with open_store(f"sqlite://{path}") as store:
-        found = (await store.read(prefix(b"/"))).entries
-        assert [(e.key, e.value, e.version) for e in found] == [(b"/a", b"1", 1), (b, b"3", 1)]
+        entries = (await store.read(prefix(b"/"))).entries
+        assert [(e.key, e.value, e.version) for e in entries] == [(b"/a", b"1", 1), (b, b"3", 1)]
     assert journal.check(path) == []
 
 
@@ -309,7 +311,7 @@ async def test_a_lease_that_is_granted_again_has_its_new_time(tmp_path: Path):
 
 async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monkeypatch):
     """In small pieces, of values that span many pages and of many small ones. Writes and renewals
-    that arrive during a piece come before the next one."""
+    that arrive during a piece are executed before the next one."""
     path, forget = tmp_path / "store", journal.Journal.forget
     loop = asyncio.get_running_loop()
     pieces: list[list[Entry]] = []
@@ -329,7 +331,7 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monke
 
     async def ask() -> None:
         answers.extend(asyncio.ensure_future(host.write(one)) for one in (write, renew))
-        await asyncio.sleep(0)  # both are in the queue when this returns
+        await asyncio.sleep(0)  # both are queued when this returns
 
     def record(self: journal.Journal, entries: list[Entry], *, compacted: int) -> None:
         forget(self, entries, compacted=compacted)
@@ -342,7 +344,7 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monke
     values = [b"x" * 100_000] * 100 + [b""] * 1000
     revision = max(await asyncio.gather(*(host.write(put(value)) for value in values)))
     monkeypatch.setattr(journal.Journal, "forget", record)
-    # Pieces are dropped for as long as the writes before them took. To a clock that stands still
+    # Pieces are dropped for as long as the writes before them took. With a clock that stands still
     # this is no time at all: one piece.
     now = time.monotonic()
     monkeypatch.setattr(durable, "time", SimpleNamespace(monotonic=lambda: now))
@@ -357,7 +359,7 @@ async def test_a_long_history_is_compacted_without_a_pause(tmp_path: Path, monke
     assert journal.check(path) == []
 
 
-async def test_it_knows_the_space_that_it_takes_and_how_much_of_it_is_in_use(tmp_path: Path):
+async def test_the_used_and_allocated_space_of_the_file_is_known(tmp_path: Path):
     path = tmp_path / "store"
     host = durable_runner(path)
 
@@ -413,7 +415,7 @@ async def test_a_file_of_the_first_schema_is_upgraded(tmp_path: Path):
     assert journal.check(path) == []
 
 
-async def test_a_file_of_something_else_is_refused(tmp_path: Path):
+async def test_a_file_of_another_program_is_refused(tmp_path: Path):
     (tmp_path / "text").write_text("this is no database, and long enough to be looked at\n" * 20)
     with pytest.raises(StoreError, match="text cannot be opened"):
         open_store(f"sqlite://{tmp_path}/text")
@@ -423,7 +425,7 @@ async def test_a_file_of_something_else_is_refused(tmp_path: Path):
         open_store(f"sqlite://{tmp_path}/other")
 
 
-async def test_a_file_of_a_newer_mooring_is_left_alone(tmp_path: Path):
+async def test_a_file_of_a_newer_mooring_is_refused(tmp_path: Path):
     url = f"sqlite://{tmp_path}/store"
     async with open_store(url) as store:
         await store.commit(Put(b"/a", b""))
@@ -433,7 +435,7 @@ async def test_a_file_of_a_newer_mooring_is_left_alone(tmp_path: Path):
         open_store(url)
 
 
-async def test_a_backup_is_taken_while_it_is_in_use(tmp_path: Path):
+async def test_a_backup_can_be_made_while_the_store_is_in_use(tmp_path: Path):
     path, copy = tmp_path / "store", tmp_path / "copy"
     async with open_store(f"sqlite://{path}") as store:
         await store.commit(Put(b"/a", b"1"))
@@ -446,7 +448,7 @@ async def test_a_backup_is_taken_while_it_is_in_use(tmp_path: Path):
         assert entry.value == b"1"
 
 
-async def test_a_damaged_file_is_told(tmp_path: Path):
+async def test_a_damaged_file_is_reported(tmp_path: Path):
     path = tmp_path / "store"
     async with open_store(f"sqlite://{path}") as store:
         for n in range(5):
@@ -463,7 +465,7 @@ async def identity(path: Path) -> str:
         return store.identity
 
 
-async def test_its_identity_survives_a_restart_and_is_not_in_a_backup(tmp_path: Path):
+async def test_the_identity_survives_a_restart_and_is_not_in_a_backup(tmp_path: Path):
     path, saved = tmp_path / "store", tmp_path / "saved"
     first = await identity(path)
     assert first

@@ -1,4 +1,4 @@
-"""Did a mirror see exactly what happened? A writer keeps the truth, a recorder what was told."""
+"""Did a mirror see exactly what happened? A writer keeps the history, a recorder the updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = b"/f/"
 
 
 class Recorder:
-    """What a mirror told, checked against the store's own history."""
+    """The updates of a mirror, compared with the history of the store."""
 
     def __init__(self, mirror: Mirror[bytes, Entry]) -> None:
         self.start = mirror.mark
@@ -25,7 +25,7 @@ class Recorder:
         mirror.subscribe(self.updates.append)
 
     async def agrees(self, store: Store, *, within: float = 20.0) -> None:
-        """The mirror ends equal to the store, and on the way told each revision once, in order."""
+        """Assert that the mirror ends equal to the store, and saw every revision once, in order."""
 
         async def equal() -> bool:
             truth = await store.read(prefix(PREFIX))
@@ -39,23 +39,24 @@ class Recorder:
                     assert state[change.key] == change.before, "a change was missed or repeated"
                 state[change.key] = change.after
 
-    async def tells_every_revision(self, store: Store) -> None:
-        """Without a resync: exactly the history, read from the store by a watch of its own."""
+    async def saw_every_revision(self, store: Store) -> None:
+        """Assert that the updates are the history, which a separate watch reads, without a
+        resync."""
         await self.agrees(store)
         assert not any(update.resync for update in self.updates)
-        told = [(u.mark, [(c.key, c.after) for c in u.changes]) for u in self.updates]
+        recorded = [(u.mark, [(c.key, c.after) for c in u.changes]) for u in self.updates]
         truth: list[object] = []
         async with store.watch(prefix(PREFIX), after=self.start) as watch:
-            while len(truth) < len(told):
+            while len(truth) < len(recorded):
                 async with asyncio.timeout(20):
                     batch = await anext(watch)
                 truth.append((batch.revision, [(e.key, e.entry) for e in batch.events]))
-        assert told == truth
+        assert recorded == truth
 
 
 @contextlib.asynccontextmanager
 async def writing(store: Store, *, pause: float = 0.005) -> AsyncIterator[list[int]]:
-    """Somebody who writes all the while, as far as the store lets them; the revisions so far."""
+    """Write continuously, as far as the store accepts it; yields the revisions so far."""
     revisions: list[int] = []
     chance = random.Random(7)
 

@@ -1,5 +1,5 @@
-"""The door from outside: what somebody without a token, with an old one, or with one for somewhere
-else can find out and do. Nothing."""
+"""Unauthorized access to the admin API: without a token, with an expired one, or outside the scope
+of a token. Nothing is revealed or changed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.admin import Admin
 from tests.waiting import PATIENCE, eventually
 
 TABLE = all_endpoints()
-GUARDED = [each for each in TABLE if each.needs.roles is not None]
+GUARDED = [endpoint for endpoint in TABLE if endpoint.needs.roles is not None]
 UNLIMITED = {"reads": 0, "writes": 0, "failures": 0}
 
 SECRET = "zebra"
-"""Stands in everything that the holder of the narrow token may not see, and nowhere else."""
+"""A text in everything outside the scope of the narrow token, and nowhere else."""
 THEIRS = "Theirs/Their"
 OURS = "Ours/Our"
 QUERIES = {
@@ -46,7 +46,7 @@ SHOWN = [
     "/admin/audit",
     "/registry/services/Theirs%2FTheir/instances",
 ]
-"""Where it is shown to who may see it."""
+"""Where authorized callers see it."""
 
 WITHOUT: list[dict[str, str | bytes]] = [
     {},
@@ -71,26 +71,26 @@ WITHOUT: list[dict[str, str | bytes]] = [
 
 def path_of(endpoint: ApiEndpoint, **values: str) -> str:
     known = {"tenant": "1", "service": "Theirs%2FTheir", "id": "10.9.9.9:80", "version": "1"}
-    told = {**known, **values}
-    return endpoint.path.format(**{name: told.get(name, "x") for name in endpoint.parameters})
+    given = {**known, **values}
+    return endpoint.path.format(**{name: given.get(name, "x") for name in endpoint.parameters})
 
 
 def named(endpoint: ApiEndpoint) -> str:
     return f"{endpoint.method} {endpoint.path}"
 
 
-async def closed_to(
+async def assert_unauthorized(
     admin: Admin, headers: Mapping[str, Any], endpoints: Sequence[ApiEndpoint] = GUARDED
 ) -> None:
-    """Whoever says this is nobody, whatever is asked for."""
-    for each in endpoints:
-        answer = await admin.request(each.method, path_of(each), as_=None, headers=headers)
-        assert answer.status_code == 401, (named(each), headers)
+    """Assert that these headers authenticate no caller, on any endpoint."""
+    for endpoint in endpoints:
+        answer = await admin.request(endpoint.method, path_of(endpoint), as_=None, headers=headers)
+        assert answer.status_code == 401, (named(endpoint), headers)
 
 
 def sample(number: int) -> Sequence[ApiEndpoint]:
-    """Every fifth endpoint, from another one for each number. Who asks is decided before what is
-    asked for is looked at, so not each pair needs a request of its own."""
+    """Every fifth endpoint, with another start for each number. Authentication precedes everything
+    else, so that not every combination needs a request."""
     return GUARDED[number % 5 :: 5]
 
 
@@ -100,19 +100,19 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
         yield started
 
 
-class TestWhoIsNobody:
-    async def test_whatever_they_say_instead_of_a_token(self, admin: Admin):
-        await closed_to(admin, WITHOUT[0])
+class TestUnauthenticated:
+    async def test_anything_but_a_token_is_refused(self, admin: Admin):
+        await assert_unauthorized(admin, WITHOUT[0])
         for number, headers in enumerate(WITHOUT):
-            await closed_to(admin, headers, sample(number))
+            await assert_unauthorized(admin, headers, sample(number))
 
-    async def test_who_has_a_token_that_was_revoked(self, admin: Admin):
+    async def test_a_revoked_token_is_refused(self, admin: Admin):
         body = {"name": "a", "role": "admin"}
         made = (await admin.post("/admin/tokens", body, as_="admin")).json()
-        told = {"Authorization": f"Bearer {made['token']}"}
+        headers = {"Authorization": f"Bearer {made['token']}"}
         assert (await admin.get("/admin/tokens", as_=made["token"])).status_code == 200
         await admin.delete(f"/admin/tokens/{made['id']}", as_="admin")
-        await closed_to(admin, told)
+        await assert_unauthorized(admin, headers)
         answer = await admin.post(
             "/admin/sessions",
             {"token": made["token"]},
@@ -121,7 +121,7 @@ class TestWhoIsNobody:
         )
         assert answer.status_code == 401
 
-    async def test_who_has_one_that_has_expired(self, admin: Admin):
+    async def test_an_expired_token_is_refused(self, admin: Admin):
         token = await admin.token("admin", lasts=60)
         assert (await admin.get("/admin/tokens", as_=token)).status_code == 200
         later = utcnow() + datetime.timedelta(seconds=61)
@@ -130,16 +130,16 @@ class TestWhoIsNobody:
         assert answer.status_code == 401
         assert (await admin.get("/admin/tokens", as_="admin")).status_code == 200
 
-    async def test_who_has_a_token_or_a_session_of_another_server(
+    async def test_a_token_or_session_of_another_server_is_refused(
         self, admin: Admin, tmp_path: Path
     ):
         async with Admin("memory://", folder=tmp_path / "other", rates=UNLIMITED) as other:
-            await closed_to(admin, other.headers("admin"))
+            await assert_unauthorized(admin, other.headers("admin"))
             async with other.browser() as browser:
                 cookie = f"mooring-session={browser.cookies['mooring-session']}"
-                await closed_to(admin, {"Cookie": cookie, "Origin": admin.url})
+                await assert_unauthorized(admin, {"Cookie": cookie, "Origin": admin.url})
 
-    async def test_who_shows_the_token_elsewhere(self, admin: Admin):
+    async def test_a_token_outside_the_authorization_header_is_refused(self, admin: Admin):
         token = admin.tokens["admin"]
         basic = base64.b64encode(f"admin:{token}".encode()).decode()
         elsewhere: list[dict[str, str]] = [
@@ -157,15 +157,15 @@ class TestWhoIsNobody:
             {"Cookie": f"mooring-session={token}"},
         ]
         for number, headers in enumerate(elsewhere):
-            await closed_to(admin, headers, sample(number))
-        for each in GUARDED:
+            await assert_unauthorized(admin, headers, sample(number))
+        for endpoint in GUARDED:
             query = {"token": token, "access_token": token, "authorization": f"Bearer {token}"}
-            answer = await admin.request(each.method, path_of(each), as_=None, query=query)
+            answer = await admin.request(endpoint.method, path_of(endpoint), as_=None, query=query)
             assert answer.status_code == 401
 
 
 class TestLogin:
-    async def test_a_code_is_good_once_however_many_come_at_once(self, admin: Admin):
+    async def test_a_code_is_valid_once_even_for_concurrent_requests(self, admin: Admin):
         code = await admin.server.sessions.issue(ADMIN)
 
         async def redeem() -> int:
@@ -174,29 +174,29 @@ class TestLogin:
             )
             return answer.status_code
 
-        found = await asyncio.gather(*(redeem() for _ in range(30)))
-        assert sorted(found) == [303, *[401] * 29]
+        statuses = await asyncio.gather(*(redeem() for _ in range(30)))
+        assert sorted(statuses) == [303, *[401] * 29]
 
-    async def test_no_session_is_one_that_somebody_else_chose(self, admin: Admin):
+    async def test_a_session_id_chosen_by_another_is_never_used(self, admin: Admin):
         chosen = "chosen-by-somebody-else-" + "x" * 20
         async with admin.client() as browser:
             browser.cookies.set("mooring-session", chosen)
             code = await admin.server.sessions.issue(ADMIN)
-            told = {"Origin": admin.url}
-            answer = await browser.post("/login", params={"code": code}, headers=told)
+            headers = {"Origin": admin.url}
+            answer = await browser.post("/login", params={"code": code}, headers=headers)
             assert answer.status_code == 303
             assert chosen not in answer.headers["Set-Cookie"]
-        await closed_to(admin, {"Cookie": f"mooring-session={chosen}"})
+        await assert_unauthorized(admin, {"Cookie": f"mooring-session={chosen}"})
 
-    async def test_each_session_is_another(self, admin: Admin):
-        found = set()
+    async def test_session_ids_are_unique(self, admin: Admin):
+        session_ids = set()
         for _ in range(5):
             async with admin.browser() as browser:
-                found.add(browser.cookies["mooring-session"])
-        assert len(found) == 5
-        assert all(len(each) >= 43 for each in found)
+                session_ids.add(browser.cookies["mooring-session"])
+        assert len(session_ids) == 5
+        assert all(len(session_id) >= 43 for session_id in session_ids)
 
-    async def test_nobody_is_sent_anywhere_but_home(self, admin: Admin):
+    async def test_redirects_never_lead_to_another_site(self, admin: Admin):
         elsewhere = "https://evil.example"
         for method, path in (
             ("GET", f"/login?next={elsewhere}"),
@@ -208,8 +208,8 @@ class TestLogin:
             ("GET", f"/?next={elsewhere}"),
             ("POST", "/logout"),
         ):
-            told = {"Origin": admin.url, "Referer": elsewhere}
-            answer = await admin.request(method, path, as_=None, headers=told)
+            headers = {"Origin": admin.url, "Referer": elsewhere}
+            answer = await admin.request(method, path, as_=None, headers=headers)
             assert "Location" not in answer.headers, path
             assert answer.status_code not in range(300, 400)
             assert "evil" not in str(answer.headers)
@@ -223,7 +223,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def shared(store_url: str, tmp_path: Path) -> AsyncIterator[Admin]:
-    """A server with what is ours and what is theirs; theirs is full of what may not be seen."""
+    """A server with records inside and outside the scope; the latter contain the secret text."""
     async with Admin(store_url, folder=tmp_path, rates=UNLIMITED) as started:
         registry = started.hub.registry
         metadata = {SECRET: SECRET, "key": f"{SECRET}-value"}
@@ -265,54 +265,54 @@ async def shared(store_url: str, tmp_path: Path) -> AsyncIterator[Admin]:
         yield started
 
 
-def asked(endpoint: ApiEndpoint) -> list[str]:
-    """Everything that can be asked of an endpoint, of ours and of theirs."""
+def paths_of(endpoint: ApiEndpoint) -> list[str]:
+    """All paths of an endpoint, inside and outside the scope."""
     if endpoint.path in QUERIES:
         return [endpoint.path + query for query in QUERIES[endpoint.path]]
     ours = path_of(endpoint, service="Ours%2FOur", id="10.0.0.1:80", tenant="2")
     return [*{path_of(endpoint), ours}]
 
 
-class TestWhatIsTheirs:
-    """Somebody with a token for the group Ours and the tenant 2."""
+class TestOutsideTheScope:
+    """A token for the group Ours and the tenant 2."""
 
-    async def test_nothing_of_it_is_in_any_answer(self, shared: Admin):
+    async def test_no_response_contains_anything_outside_the_scope(self, shared: Admin):
         for role in ROLES:
             narrow = await shared.token(role, groups=["Ours"], tenants=[2])
-            for each in GUARDED:
-                if each.method not in SAFE or each.path == "/admin/events":
+            for endpoint in GUARDED:
+                if endpoint.method not in SAFE or endpoint.path == "/admin/events":
                     continue
-                for path in asked(each):
+                for path in paths_of(endpoint):
                     answer = await shared.get(path, as_=narrow)
-                    told = f"{answer.headers}{answer.text}"
-                    assert SECRET not in told, (role, path, told)
-                    # What somebody asks for is said back to them where it is refused.
-                    assert "Their" not in told or answer.status_code == 403, (role, path, told)
+                    text = f"{answer.headers}{answer.text}"
+                    assert SECRET not in text, (role, path, text)
+                    # A refusal repeats the requested name.
+                    assert "Their" not in text or answer.status_code == 403, (role, path, text)
 
-    async def test_everything_of_it_is_refused(self, shared: Admin):
+    async def test_every_request_outside_the_scope_is_refused(self, shared: Admin):
         narrow = await shared.token("admin", groups=["Ours"], tenants=[2])
-        for each in GUARDED:
-            if not {"service", "tenant"} & set(each.parameters):
+        for endpoint in GUARDED:
+            if not {"service", "tenant"} & set(endpoint.parameters):
                 continue
-            answer = await shared.request(each.method, path_of(each), as_=narrow)
-            assert answer.status_code == 403, named(each)
+            answer = await shared.request(endpoint.method, path_of(endpoint), as_=narrow)
+            assert answer.status_code == 403, named(endpoint)
             assert SECRET not in answer.text
-            # Nor is it told whether there is such a one.
-            missing = path_of(each, service="Theirs%2FMissing", tenant="99")
-            other = await shared.request(each.method, missing, as_=narrow)
+            # Nor does it reveal whether the name exists.
+            missing = path_of(endpoint, service="Theirs%2FMissing", tenant="99")
+            other = await shared.request(endpoint.method, missing, as_=narrow)
             assert other.status_code == 403
             gone = other.text.replace("Theirs/Missing", "Theirs/Their").replace("99", "1")
             assert gone == answer.text
 
-    async def test_nothing_of_it_is_in_the_stream(self, shared: Admin):
+    async def test_the_stream_contains_nothing_outside_the_scope(self, shared: Admin):
         narrow = await shared.token("viewer", groups=["Ours"], tenants=[2])
         async with shared.client(narrow) as client:
             answer = await client.get("/admin/events?service=Theirs/Their")
             assert answer.status_code == 403
             async with client.stream("GET", "/admin/events") as stream:
-                heard = await self._until_ours_changes(shared, stream)
-        assert SECRET not in heard
-        assert "Theirs" not in heard
+                received = await self._until_ours_changes(shared, stream)
+        assert SECRET not in received
+        assert "Theirs" not in received
 
     async def _until_ours_changes(self, shared: Admin, stream: httpx.Response) -> str:
         heard, registry = "", shared.hub.registry
@@ -327,16 +327,16 @@ class TestWhatIsTheirs:
                     return heard
         raise AssertionError(heard)
 
-    async def test_a_service_of_ours_sees_no_more_than_instances(self, shared: Admin):
+    async def test_a_service_token_sees_only_instances(self, shared: Admin):
         service = await shared.token("service", groups=["Ours"])
-        for each in GUARDED:
-            path = path_of(each, service="Ours%2FOur", id="10.0.0.1:80", tenant="2")
-            answer = await shared.request(each.method, path, as_=service)
-            assert each.needs.roles is not None
-            if "service" not in each.needs.roles:
-                assert answer.status_code == 403, named(each)
+        for endpoint in GUARDED:
+            path = path_of(endpoint, service="Ours%2FOur", id="10.0.0.1:80", tenant="2")
+            answer = await shared.request(endpoint.method, path, as_=service)
+            assert endpoint.needs.roles is not None
+            if "service" not in endpoint.needs.roles:
+                assert answer.status_code == 403, named(endpoint)
 
-    async def test_names_that_look_like_ours_are_not(self, shared: Admin):
+    async def test_similar_names_are_outside_the_scope(self, shared: Admin):
         narrow = await shared.token("admin", groups=["Ours"])
         for service in (
             *("ours%2FOur", "OURS%2FOur", "Ours%20%2FOur", "Ours%2F..%2FTheirs%2FTheir"),

@@ -1,4 +1,4 @@
-"""Somebody who looks at the console, and hears everything that it complains of."""
+"""A user of the console, whose browser reports every error."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from playwright.async_api import Browser, BrowserContext, Page
 from tests.admin import Admin
 
 PATIENCE = 20_000
-"""Milliseconds for what nobody promised a time."""
+"""Milliseconds for actions without a promised time."""
 
 
 class Visitor:
-    """A browser's profile with one page. Leaving it fails if the page broke a rule: an error in its
-    console, an exception, a breach of the Content-Security-Policy, a request to anybody else."""
+    """A browser profile with one page. Leaving it fails if the page broke a rule: an error in its
+    console, an exception, a violation of the Content-Security-Policy, a request to another host."""
 
     def __init__(self, browser: Browser, admin: Admin, **options: Any) -> None:
         self._browser, self.admin = browser, admin
@@ -37,32 +37,36 @@ class Visitor:
         self.page = await self._context.new_page()
         self.page.on(
             "console",
-            lambda said: self._hear(said.type, f"{said.text} {said.location.get('url', '')}"),
+            lambda said: self._on_message(said.type, f"{said.text} {said.location.get('url', '')}"),
         )
-        self.page.on("pageerror", lambda error: self._hear("error", str(error)))
-        self.page.on("dialog", lambda dialog: self._hear("error", f"a dialog: {dialog.message}"))
-        self.page.on("request", lambda request: self._look(request.url))
+        self.page.on("pageerror", lambda error: self._on_message("error", str(error)))
+        self.page.on(
+            "dialog", lambda dialog: self._on_message("error", f"a dialog: {dialog.message}")
+        )
+        self.page.on("request", lambda request: self._on_request(request.url))
         return self
 
-    def _hear(self, kind: str, text: str) -> None:
+    def _on_message(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
             self.complaints.append(f"{kind}: {text}")
 
-    def _look(self, url: str) -> None:
+    def _on_request(self, url: str) -> None:
         if not url.startswith(self.admin.url):
             self.complaints.append(f"error: it asked for {url[:200]}")
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         await self._context.close()
         if kind is None:
-            told = [each for each in self.complaints if not self._forgives(each)]
-            assert not told, told
+            unexpected = [
+                complaint for complaint in self.complaints if not self._forgives(complaint)
+            ]
+            assert not unexpected, unexpected
 
     def _forgives(self, complaint: str) -> bool:
         return bool(self.forgiven) and self.forgiven in complaint
 
     async def log_in(self, role: str = "admin") -> None:
-        """By the link, as people do."""
+        """Log in by the link, as users do."""
         answer = await self.admin.post("/admin/login-codes", as_=role)
         assert answer.status_code == 201, answer.text
         await self.page.goto(answer.json()["url"])
@@ -70,7 +74,7 @@ class Visitor:
         await self.page.locator("main h1").wait_for()
 
     async def go(self, *path: str) -> None:
-        """To a page of the console, until it is shown."""
-        place = f"#/{'/'.join(quote(each, safe='') for each in path)}"
+        """Go to a page of the console, and wait until it is shown."""
+        place = f"#/{'/'.join(quote(segment, safe='') for segment in path)}"
         await self.page.goto(f"{self.admin.url}/{place}")
         await self.page.locator(f'main[data-shown="{place}"] h1').wait_for()

@@ -1,4 +1,4 @@
-"""Registration over HTTP, by services that are not Python."""
+"""Registration over HTTP, for services in other languages than Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INVALID: list[dict[str, Any]] = [
 ]
 
 everywhere = pytest.mark.parametrize("backend", ["memory", "etcd-3.5", "redis-7.0"])
-"""For what depends on how a registry keeps it; the rest is the API's own."""
+"""For tests that depend on how a registry stores its records; the rest belongs to the API."""
 
 
 @pytest.fixture(params=usual(["memory"], ["etcd-3.5", "redis-7.0"], reason=OF_THE_API))
@@ -46,13 +46,13 @@ def backend(request: pytest.FixtureRequest) -> str:
 async def register(admin: Admin, **more: Any) -> dict[str, Any]:
     answer = await admin.post(ECHO, {**WHERE, **more}, as_="service")
     assert answer.status_code == 201, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    registration: dict[str, Any] = answer.json()
+    return registration
 
 
-async def beat(admin: Admin, made: dict[str, Any], **said: Any) -> httpx.Response:
+async def beat(admin: Admin, made: dict[str, Any], **status: Any) -> httpx.Response:
     path = f"{ECHO}/{made['id']}/beat"
-    return await admin.put(path, {"incarnation": made["incarnation"], **said}, as_="service")
+    return await admin.put(path, {"incarnation": made["incarnation"], **status}, as_="service")
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:
@@ -60,7 +60,7 @@ def code(answer: httpx.Response) -> tuple[int, str]:
 
 
 @everywhere
-async def test_a_service_registers_beats_is_found_and_leaves(admin: Admin):
+async def test_a_service_registers_beats_is_listed_and_leaves(admin: Admin):
     made = await register(admin, ttl="30s", version="1.2.0", metadata={"rack": "r1"})
     assert (made["service"], made["id"]) == ("echo", "10.0.0.1:80")
     assert 0 < made["beatEvery"] < made["ttl"]
@@ -69,17 +69,17 @@ async def test_a_service_registers_beats_is_found_and_leaves(admin: Admin):
 
     async def listed() -> bool:
         answer = await admin.get(ECHO, as_="service")
-        return [each["id"] for each in answer.json()] == ["10.0.0.1:80"]
+        return [instance["id"] for instance in answer.json()] == ["10.0.0.1:80"]
 
     await eventually(listed)
-    (found,) = (await admin.get(ECHO, as_="service")).json()
-    assert (found["host"], found["port"], found["version"]) == ("10.0.0.1", 80, "1.2.0")
-    assert found["metadata"] == {"rack": "r1"}
-    assert "incarnation" not in found
+    (instance,) = (await admin.get(ECHO, as_="service")).json()
+    assert (instance["host"], instance["port"], instance["version"]) == ("10.0.0.1", 80, "1.2.0")
+    assert instance["metadata"] == {"rack": "r1"}
+    assert "incarnation" not in instance
     gone = f"{ECHO}/{made['id']}?incarnation={made['incarnation']}"
     assert (await admin.delete(gone, as_="service")).status_code == 204
-    told = [event.text for event in admin.fleet.timeline("echo", made["id"])]
-    assert "it deregistered over HTTP" in told
+    events = [event.text for event in admin.fleet.timeline("echo", made["id"])]
+    assert "it deregistered over HTTP" in events
     assert code(await admin.delete(gone, as_="service")) == (404, "not_registered")
     assert code(await beat(admin, made)) == (404, "not_registered")
 
@@ -93,23 +93,23 @@ async def test_more_than_64_kib_of_metadata_is_refused(admin: Admin):
 
 
 @everywhere
-async def test_the_next_beat_may_come_to_another_server(
+async def test_a_heartbeat_can_be_sent_to_another_server(
     admin: Admin, store_url: str, tmp_path: Path
 ):
     made = await register(admin)
     async with Admin(store_url, folder=tmp_path / "other") as other:
         answer = await beat(other, made, healthy=False, metrics={"queue": {"length": 3}})
         assert answer.status_code == 200
-        (found,) = (await admin.hub.registry.instances("echo")).instances
-        assert not found.status.healthy
-        assert found.status.metrics == {"queue": {"length": 3}}
+        (instance,) = (await admin.hub.registry.instances("echo")).instances
+        assert not instance.status.healthy
+        assert instance.status.metrics == {"queue": {"length": 3}}
         gone = f"{ECHO}/{made['id']}?incarnation={made['incarnation']}"
         assert (await other.delete(gone, as_="service")).status_code == 204
     assert code(await beat(admin, made)) == (404, "not_registered")
 
 
 @everywhere
-async def test_the_newest_counts_and_an_older_one_is_told(admin: Admin):
+async def test_the_newest_incarnation_wins_and_the_older_gets_an_error(admin: Admin):
     first = await register(admin)
     second = await register(admin)
     assert code(await beat(admin, first)) == (409, "superseded")
@@ -120,7 +120,7 @@ async def test_the_newest_counts_and_an_older_one_is_told(admin: Admin):
     assert (await beat(admin, second)).status_code == 200
 
 
-async def test_python_and_http_supersede_one_another(admin: Admin):
+async def test_python_and_http_registrations_supersede_one_another(admin: Admin):
     made = await register(admin)
     async with admin.hub.register(Instance("echo", "10.0.0.1", 80)) as registration:
         assert code(await beat(admin, made)) == (409, "superseded")
@@ -130,7 +130,7 @@ async def test_python_and_http_supersede_one_another(admin: Admin):
 
 
 @everywhere
-async def test_who_was_taken_out_stays_out_until_it_starts_anew(admin: Admin):
+async def test_an_evicted_service_stays_out_until_it_restarts(admin: Admin):
     made = await register(admin)
     path = f"/admin/registry/services/echo/instances/{made['id']}"
     assert (await admin.delete(path)).status_code == 204
@@ -141,7 +141,7 @@ async def test_who_was_taken_out_stays_out_until_it_starts_anew(admin: Admin):
 
 
 @everywhere
-async def test_a_beat_tells_the_operators_word(admin: Admin):
+async def test_the_response_to_a_heartbeat_contains_the_operator_override(admin: Admin):
     made = await register(admin)
     path = f"/admin/registry/services/echo/instances/{made['id']}"
 
@@ -152,15 +152,15 @@ async def test_a_beat_tells_the_operators_word(admin: Admin):
 
     await eventually(known)
 
-    async def heard() -> bool:
-        told = (await beat(admin, made)).json()
-        return bool(told == {"enabled": False, "weight": None, "config": {"level": "debug"}})
+    async def received() -> bool:
+        response = (await beat(admin, made)).json()
+        return bool(response == {"enabled": False, "weight": None, "config": {"level": "debug"}})
 
-    await eventually(heard)
+    await eventually(received)
     assert (await admin.get(ECHO, as_="service")).json() == []
 
 
-async def test_a_service_stays_in_its_groups(admin: Admin):
+async def test_a_service_cannot_leave_its_groups(admin: Admin):
     token = await admin.token("service", groups=["Common"])
     theirs = "/registry/services/Common%2FAuth/instances"
     assert (await admin.post(theirs, WHERE, as_=token)).status_code == 201
@@ -172,7 +172,7 @@ async def test_a_service_stays_in_its_groups(admin: Admin):
         assert code(await admin.get(path, as_="service")) == (403, "forbidden")
 
 
-async def test_what_cannot_be_registered_is_refused(admin: Admin):
+async def test_invalid_registrations_are_refused(admin: Admin):
     for wrong in INVALID:
         answer = await admin.post(ECHO, {**WHERE, **wrong}, as_="service")
         assert answer.status_code == 400, (wrong, answer.text)

@@ -1,4 +1,4 @@
-"""Servers of a domain that lie under two prefixes, followed through faults on a real etcd.
+"""Servers of an Hprose domain below two prefixes, followed through faults on a real etcd.
 
 Only the layout `hprose` has two ranges: its keys are read with and without a leading slash.
 """
@@ -23,7 +23,7 @@ from mooring.registry.kv.registry import StoreRegistry
 from mooring.store import Delete, Put, Store, key
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
-from tests.faults.test_cluster import restore
+from tests.faults.test_etcd_cluster import restore
 from tests.waiting import eventually
 
 DOMAIN = "tcp.hello"
@@ -61,7 +61,9 @@ class TestOnEveryStore:
             await eventually(lambda: ports(mirror) == {"b": 2, "c": 3})
             assert mirror.resyncs == 0
 
-    async def test_one_server_under_both_stays_until_both_are_gone(self, store: Store):
+    async def test_a_server_under_both_prefixes_stays_until_both_keys_are_deleted(
+        self, store: Store
+    ):
         await store.commit(Put(PLAIN + b"a", value(1)))
         await store.commit(Put(SLASHED + b"a", value(1)))
         async with following(store) as mirror:
@@ -72,7 +74,7 @@ class TestOnEveryStore:
             await store.commit(Delete(key(PLAIN + b"a")))
             await eventually(lambda: ports(mirror) == {})
 
-    async def test_what_was_written_last_counts_where_one_lies_under_both(self, store: Store):
+    async def test_the_latest_write_of_a_server_under_both_prefixes_wins(self, store: Store):
         await store.commit(Put(SLASHED + b"a", value(1)))
         await store.commit(Put(PLAIN + b"a", value(2)))
         async with following(store) as mirror:
@@ -83,20 +85,20 @@ class TestOnEveryStore:
             await reaches(mirror, last.revision)
             assert ports(mirror) == {"a": 2}, "a bad key hides no good one"
 
-    async def test_its_mark_goes_on_though_one_prefix_is_empty(self, store: Store):
+    async def test_the_mark_advances_although_one_prefix_is_empty(self, store: Store):
         async with following(store) as mirror:
             for port in range(1, 4):
                 last = await store.commit(Put(PLAIN + b"a", value(port)))
             await reaches(mirror, last.revision)
 
-    async def test_an_equal_rewrite_tells_nobody(self, store: Store):
+    async def test_an_equal_rewrite_notifies_no_subscriber(self, store: Store):
         await store.commit(Put(PLAIN + b"a", value(1)))
         async with following(store) as mirror:
-            told: list[object] = []
-            mirror.subscribe(told.append)
+            updates: list[object] = []
+            mirror.subscribe(updates.append)
             last = await store.commit(Put(PLAIN + b"a", value(1)))
             await reaches(mirror, last.revision)
-            assert told == []
+            assert updates == []
 
     async def test_a_listing_is_not_newer_than_its_oldest_part(self, store: Store):
         registry = StoreRegistry(cast("Store", _Between(store, PLAIN + b"late")), Hprose())
@@ -110,10 +112,10 @@ class TestOnEveryStore:
         await store.commit(Put(PLAIN + b"a", value(1)), Put(SLASHED + b"b", value(2)))
         await store.commit(Put(SLASHED + b"a", value(1)))
         await store.commit(Put(b"/hprose-service/ws.hello/c", value(3)))
-        found = await StoreRegistry(store, Hprose()).services()
-        assert [*found] == [("tcp.hello", 2), ("ws.hello", 1)]
+        services = await StoreRegistry(store, Hprose()).services()
+        assert [*services] == [("tcp.hello", 2), ("ws.hello", 1)]
 
-    async def test_an_operator_takes_one_out_wherever_it_lies(self, store: Store):
+    async def test_an_operator_evicts_a_server_under_either_prefix(self, store: Store):
         await store.commit(Put(PLAIN + b"a", value(1)), Put(SLASHED + b"b", value(2)))
         await store.commit(Put(SLASHED + b"a", value(1)))
         registry: Registry = StoreRegistry(store, Hprose())
@@ -124,16 +126,16 @@ class TestOnEveryStore:
 
 
 class _Between:
-    """A store in which somebody writes a key after each read."""
+    """A store in which another client writes a key after each read."""
 
     def __init__(self, store: Store, name: bytes) -> None:
         self.url = store.url
         self._store, self._name = store, name
 
     async def read(self, *arguments: object, **options: object) -> object:
-        found = await self._store.read(*arguments, **options)  # type: ignore[arg-type]
+        snapshot = await self._store.read(*arguments, **options)  # type: ignore[arg-type]
         await self._store.commit(Put(self._name, value(9)))
-        return found
+        return snapshot
 
 
 @dataclass
@@ -161,7 +163,7 @@ async def wire(
             yield Wire(proxy, through, direct)
 
 
-async def test_a_reset_is_resumed_though_one_prefix_is_empty(wire: Wire):
+async def test_a_reset_is_resumed_although_one_prefix_is_empty(wire: Wire):
     async with following(wire.through) as mirror:
         for port in range(1, 4):
             last = await wire.direct.commit(Put(PLAIN + b"a", value(port)))
@@ -175,7 +177,7 @@ async def test_a_reset_is_resumed_though_one_prefix_is_empty(wire: Wire):
         assert mirror.resyncs == 0
 
 
-async def test_writers_on_both_prefixes_and_resets_end_in_agreement(wire: Wire):
+async def test_a_mirror_agrees_after_writers_on_both_prefixes_and_resets(wire: Wire):
     async def write(seed: int) -> None:
         chance = random.Random(seed)
         for _ in range(80):
@@ -198,7 +200,7 @@ async def test_writers_on_both_prefixes_and_resets_end_in_agreement(wire: Wire):
         assert mirror.resyncs == 0
 
 
-async def test_compaction_while_away_means_reading_again(wire: Wire):
+async def test_compaction_during_an_outage_means_reading_again(wire: Wire):
     await wire.direct.commit(Put(PLAIN + b"a", value(1)), Put(SLASHED + b"b", value(2)))
     async with following(wire.through) as mirror:
         wire.proxy.refuse()
@@ -212,7 +214,7 @@ async def test_compaction_while_away_means_reading_again(wire: Wire):
         assert mirror.resyncs == 1
 
 
-async def test_compaction_of_one_quiet_prefix_alone_breaks_nothing(wire: Wire):
+async def test_compaction_of_one_quiet_prefix_is_harmless(wire: Wire):
     async with following(wire.through) as mirror:
         for port in range(1, 10):
             last = await wire.direct.commit(Put(PLAIN + b"a", value(port)))
@@ -222,7 +224,7 @@ async def test_compaction_of_one_quiet_prefix_alone_breaks_nothing(wire: Wire):
         await eventually(lambda: ports(mirror) == {"a": 9, "b": 2})
 
 
-async def test_a_connection_that_died_in_silence_is_found_out(wire: Wire):
+async def test_a_silently_dead_connection_is_detected(wire: Wire):
     await wire.direct.commit(Put(PLAIN + b"a", value(1)))
     async with following(wire.through) as mirror:
         wire.proxy.half_open()
@@ -248,9 +250,9 @@ async def test_a_store_restored_from_a_backup_is_read_again(
             await eventually(lambda: ports(mirror) == {"a": 1, "b": 2})
 
 
-async def test_a_slow_connection_and_busy_writers_do_not_keep_it_from_following(wire: Wire):
-    """The two prefixes are read one after the other: what comes between must not count as a
-    difference, or reading would begin anew without end."""
+async def test_a_slow_connection_and_busy_writers_do_not_prevent_following(wire: Wire):
+    """The two prefixes are read one after the other: writes in between must not count as a
+    difference, or reading would start again forever."""
     wire.proxy.delay(0.15)
     done = asyncio.Event()
 

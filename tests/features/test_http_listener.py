@@ -1,4 +1,4 @@
-"""How HTTP is listened to."""
+"""The HTTP listener: acknowledgements and limits of connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.silent_connections import connected, still_open
 from tests.waiting import eventually
 
 
-async def test_an_answer_does_not_wait_until_its_head_is_acknowledged(tmp_path: Path):
+async def test_a_response_does_not_wait_for_an_acknowledgement_of_its_head(tmp_path: Path):
     delayed: list[bool] = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -28,14 +28,14 @@ async def test_an_answer_does_not_wait_until_its_head_is_acknowledged(tmp_path: 
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
-    told = {"data": str(tmp_path), "http": "127.0.0.1:0"}
-    settings = msgspec.convert(told, ServerSettings)
+    given = {"data": str(tmp_path), "http": "127.0.0.1:0"}
+    settings = msgspec.convert(given, ServerSettings)
     async with listen(application, settings) as url, httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(url)).status_code == 204
     assert delayed == [False]
 
 
-async def test_an_address_with_too_many_connections_is_refused_more(tmp_path: Path):
+async def test_connections_above_the_limit_of_an_address_are_refused(tmp_path: Path):
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
@@ -49,8 +49,8 @@ async def test_an_address_with_too_many_connections_is_refused_more(tmp_path: Pa
         return writer, (await reader.readuntil(b"\r\n\r\n")).split()[1]
 
     connections = {"per_address": 3, "exempt": []}
-    told = {"data": str(tmp_path), "http": "127.0.0.1:0", "connections": connections}
-    settings = msgspec.convert(told, ServerSettings)
+    given = {"data": str(tmp_path), "http": "127.0.0.1:0", "connections": connections}
+    settings = msgspec.convert(given, ServerSettings)
     async with listen(application, settings) as url:
         answers = [await ask("127.0.0.1", url) for _ in range(5)]
         assert [status for _, status in answers] == [b"204"] * 3 + [b"429"] * 2
@@ -68,7 +68,7 @@ async def test_a_connection_counts_before_its_tls_handshake(tmp_path: Path, cert
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
-    told = {
+    given = {
         "data": str(tmp_path),
         "http": "127.0.0.1:0",
         "connections": {"per_address": 3, "exempt": []},
@@ -86,7 +86,7 @@ async def test_a_connection_counts_before_its_tls_handshake(tmp_path: Path, cert
             except httpx.TransportError:
                 return False
 
-    async with listen(application, msgspec.convert(told, ServerSettings)) as url:
+    async with listen(application, msgspec.convert(given, ServerSettings)) as url:
         place = httpx.URL(url)
         assert place.port is not None
         assert await answers(url)

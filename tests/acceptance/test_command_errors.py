@@ -1,5 +1,5 @@
-"""Wrong calls of every command: the exit code is 2, the error says what to do, and no text is in
-Python's notation, whatever was typed."""
+"""Wrong calls of every command: the exit code is 2, the error says what to do, and no text contains
+Python notation, whatever was typed."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def run_all(calls: list[list[str]], home: Path) -> Iterator[Done]:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)  # where a command may write what it was called with
+    monkeypatch.chdir(tmp_path)  # commands may write files with names from their arguments
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("no: text: " * 50)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
@@ -162,7 +162,7 @@ def test_a_wrong_call_exits_with_2_and_a_failure_with_1(calls: str, code: int, f
 
 GARBAGE = "x\x1b[31m\udcff\u202e'\""
 ENDLESS = {"serve", "demo", "watch", "bridge", "cleanup", "register", "elect", "lock", "wait"}
-"""Commands that may go on for ever if they are called with what looks like garbage."""
+"""Commands that may run forever if they are called with what looks like garbage."""
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -174,14 +174,20 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def garbage_calls() -> Iterator[list[str]]:
-    """Each command with garbage for its arguments, and each option with garbage for its value, in
+    """Every command with garbage for its arguments, and every option with garbage for its value, in
     the first two commands that have it."""
     seen: dict[str, int] = {}
     for path, command in _commands(app):
-        arguments = [each for each in command.params if each.param_type_name == "argument"]
-        options = {each.opts[0]: each for each in command.params if each not in arguments}
+        arguments = [
+            parameter for parameter in command.params if parameter.param_type_name == "argument"
+        ]
+        options = {
+            parameter.opts[0]: parameter
+            for parameter in command.params
+            if parameter not in arguments
+        }
         store = [STORE] if "--store" in options and "--registry" not in path else []
-        typed = [GARBAGE for each in arguments if each.required]
+        typed = [GARBAGE for argument in arguments if argument.required]
         if typed and path[-1] not in ENDLESS - {"register", "lock", "elect", "watch"}:
             yield [*path, *store, *[GARBAGE for _ in arguments]]
         for name, option in options.items():
@@ -195,7 +201,7 @@ def garbage_calls() -> Iterator[list[str]]:
         yield ["register", STORE, "a", "127.0.0.1:1", f"--{name}={GARBAGE}", "--", "true"]
 
 
-def test_no_garbage_brings_pythons_notation_about(files: Path):
+def test_garbage_never_causes_python_notation(files: Path):
     calls = [*garbage_calls()]
     assert len(calls) > 80
     ugly = [
@@ -220,7 +226,7 @@ def test_no_garbage_brings_pythons_notation_about(files: Path):
         "id: 1\nmeta: {code: !!binary aGk=, name: !!set {a}}",
     ],
 )
-def test_no_garbage_in_a_file_brings_pythons_notation_about(text: str, files: Path):
+def test_garbage_in_a_file_never_causes_python_notation(text: str, files: Path):
     (files / "garbage.yaml").write_text(text)
     for done in run_all(
         [

@@ -1,4 +1,4 @@
-"""Nothing stays in the registry that nobody serves, and nobody pays for a neighbour's mistake."""
+"""No stale records stay in the registry, and an error of one instance does not affect others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def only(hub: Hub, *expected: int) -> None:
     await eventually(right)
 
 
-async def test_a_cancelled_entry_leaves_nothing(tmp_path: object):
+async def test_a_cancelled_registration_leaves_nothing(tmp_path: object):
     async with mooring.connect(f"sqlite://{tmp_path}/store") as slow, slow.register(at(1)):
         for number in range(30):
             entering = asyncio.ensure_future(slow.register(at(100 + number)).__aenter__())
@@ -61,7 +61,7 @@ async def test_a_cancelled_entry_leaves_nothing(tmp_path: object):
 
 
 @pytest.mark.parametrize("how", ["close", "drain"])
-async def test_who_left_while_the_store_was_away_is_taken_out_later(
+async def test_an_instance_that_left_during_an_outage_is_removed_later(
     how: str, etcd: Callable[[str], EtcdServer], tmp_path: object
 ):
     server = etcd("3.5")
@@ -80,10 +80,10 @@ async def test_who_left_while_the_store_was_away_is_taken_out_later(
         await only(other, 1)
 
 
-async def test_keys_of_those_who_left_do_not_come_back_with_a_backup(
+async def test_instances_that_left_are_not_revived_by_a_backup(
     etcd: Callable[[str], EtcdServer], tmp_path: object
 ):
-    """As after a restore: they lie there again, on the lease that the others keep alive."""
+    """As after a restore: their keys exist again, on the lease that the others keep alive."""
     server = etcd("3.5")
     name = f"namespace={tmp_path}"
     folder = prefix(b"/registry/default/echo/10.0.0.2:2/")
@@ -112,7 +112,7 @@ async def test_keys_of_those_who_left_do_not_come_back_with_a_backup(
         )
 
 
-async def test_a_lease_that_nobody_left_is_kept_when_the_store_was_away(hub: Hub):
+async def test_a_lease_in_use_is_kept_after_an_outage(hub: Hub):
     async with hub.register(at(1)) as one:
         lease = one._record._lease  # type: ignore[attr-defined]
         before = lease.current
@@ -120,7 +120,7 @@ async def test_a_lease_that_nobody_left_is_kept_when_the_store_was_away(hub: Hub
         assert lease.current is before
 
 
-async def test_descriptions_are_made_again_where_the_store_may_be_another(hub: Hub):
+async def test_descriptions_are_written_again_if_the_store_may_be_another(hub: Hub):
     info = key(b"/registry/default/echo/info")
     async with hub.register(at(1)):
         async with hub.register(at(2)):
@@ -134,7 +134,7 @@ async def test_descriptions_are_made_again_where_the_store_may_be_another(hub: H
         await eventually(there)
 
 
-async def test_one_who_comes_again_is_not_taken_for_one_left_behind(hub: Hub):
+async def test_an_instance_that_registers_again_is_not_removed_as_stale(hub: Hub):
     async with hub.register(at(1)) as one:
         lease = one._record._lease  # type: ignore[attr-defined]
         lease.delete_later([b"/registry/default/echo/10.0.0.1:2/data"])
@@ -143,7 +143,7 @@ async def test_one_who_comes_again_is_not_taken_for_one_left_behind(hub: Hub):
             assert await ports(hub) == [1, 2]
 
 
-async def test_one_who_comes_as_the_last_neighbour_goes_is_watched_over(hub: Hub):
+async def test_an_instance_that_registers_while_the_last_one_leaves_is_repaired(hub: Hub):
     comes = []
     for turns in range(30):
         service = f"s{turns}"
@@ -157,12 +157,12 @@ async def test_one_who_comes_as_the_last_neighbour_goes_is_watched_over(hub: Hub
     await hub.store.commit(Delete(prefix(b"/registry/")))
 
     async def repaired() -> bool:
-        return sum(each.instances for each in await hub.registry.services()) == len(comes)
+        return sum(listed.instances for listed in await hub.registry.services()) == len(comes)
 
     await eventually(repaired)
 
 
-async def test_one_who_comes_as_the_last_goes_from_a_store_that_is_away_is_registered(
+async def test_an_instance_registers_while_the_last_one_leaves_an_unavailable_store(
     etcd: Callable[[str], EtcdServer], tmp_path: object
 ):
     async def comes(turns: int) -> None:
@@ -189,7 +189,7 @@ async def test_one_who_comes_as_the_last_goes_from_a_store_that_is_away_is_regis
         healed.set()
 
 
-async def test_a_debt_does_not_wait_for_the_last_look_at_another(
+async def test_a_pending_deletion_does_not_wait_for_other_instances(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(leases, "_DELETION_CHECKS", (60.0, 0.01))
@@ -204,18 +204,18 @@ async def test_a_debt_does_not_wait_for_the_last_look_at_another(
         await only(hub, 1)
 
 
-async def test_a_dead_lease_of_one_does_not_cost_another_his(hub: Hub):
+async def test_a_lost_lease_of_one_instance_does_not_affect_another(hub: Hub):
     async with hub.register(at(1), ttl=5) as short, hub.register(at(2), ttl=60) as long:
         dead = short._record._lease.current.lease  # type: ignore[attr-defined]
         alive = long._record._lease.current.lease  # type: ignore[attr-defined]
         await hub.store.revoke(dead)
-        for each in (short, long):
-            each.update(metadata={"a": "b"})
+        for registration in (short, long):
+            registration.update(metadata={"a": "b"})
         await only(hub, 1, 2)
         assert long._record._lease.current.lease == alive  # type: ignore[attr-defined]
 
 
-async def test_a_subscriber_that_raises_costs_no_neighbour(hub: Hub):
+async def test_a_failing_subscriber_does_not_affect_other_instances(hub: Hub):
     def fails(config: Config) -> None:
         if config.weight:
             raise ZeroDivisionError
@@ -232,7 +232,7 @@ async def test_a_subscriber_that_raises_costs_no_neighbour(hub: Hub):
 
 
 @pytest.mark.parametrize("where", ["10.0.0.1:1/config", "config"])
-async def test_a_config_that_a_layout_fails_on_keeps_no_record_from_repair(
+async def test_a_configuration_that_fails_to_decode_does_not_prevent_repair(
     hub: Hub, where: str, monkeypatch: pytest.MonkeyPatch
 ):
     def fails(value: bytes) -> Config:
@@ -247,7 +247,7 @@ async def test_a_config_that_a_layout_fails_on_keeps_no_record_from_repair(
         assert one.config == Config()
 
 
-async def test_a_registration_that_cannot_tell_the_operator_s_word_is_repaired(
+async def test_a_registration_that_cannot_read_its_override_is_repaired(
     monkeypatch: pytest.MonkeyPatch,
 ):
     def fails(record: object) -> Config:
@@ -275,7 +275,7 @@ async def test_a_registration_that_cannot_tell_the_operator_s_word_is_repaired(
         {"zone": 5},
     ],
 )
-async def test_what_cannot_be_told_is_refused_and_harms_nothing(hub: Hub, bad: dict[str, object]):
+async def test_an_invalid_update_is_refused_and_harmless(hub: Hub, bad: dict[str, object]):
     async with hub.register(at(1)) as one:
         with pytest.raises(InvalidRequest):
             one.update(**bad)  # type: ignore[arg-type]
@@ -283,7 +283,7 @@ async def test_what_cannot_be_told_is_refused_and_harms_nothing(hub: Hub, bad: d
         await only(hub, 1)
 
 
-async def test_an_operator_s_word_in_one_layout_is_not_said_in_another():
+async def test_an_operator_override_applies_to_one_layout_only():
     url = "memory://layouts"
     async with (
         mooring.connect(url, layout="plain:/p/") as plain,
@@ -301,11 +301,11 @@ async def test_an_operator_s_word_in_one_layout_is_not_said_in_another():
         await eventually(lambda: (two.state, three.state) == ("registered", "registered"))
 
 
-async def test_a_successor_does_not_bring_back_whom_an_operator_took_out():
+async def test_a_successor_does_not_revive_an_evicted_predecessor():
     async with mooring.connect("memory://succession") as old:
         one = await old.register(at(1)).__aenter__()
         keep = one._tasks
-        await keep.aclose()  # as if it were cut off: it hears of nothing
+        await keep.aclose()  # as if it were disconnected: it receives nothing
         async with mooring.connect("memory://succession") as new:
             await new.registry.deregister("echo", "10.0.0.1:1")
             async with new.register(at(1)):
@@ -317,14 +317,14 @@ async def test_a_successor_does_not_bring_back_whom_an_operator_took_out():
             assert await ports(new) == []
 
 
-async def test_a_key_overwritten_without_a_lease_goes_with_its_instance(hub: Hub):
+async def test_a_key_overwritten_without_a_lease_is_deleted_with_its_instance(hub: Hub):
     async with hub.register(at(1)), hub.register(at(2)) as two:
         await hub.store.commit(Put(b"/registry/default/echo/10.0.0.1:2/data", b"{}"))
         await two.aclose()
         await only(hub, 1)
 
 
-async def test_a_description_that_cannot_be_written_does_not_make_it_older(
+async def test_a_description_that_cannot_be_written_does_not_delay_the_registration(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     whole = hub.store.commit
@@ -340,7 +340,7 @@ async def test_a_description_that_cannot_be_written_does_not_make_it_older(
         assert not one._fresh
 
 
-async def test_a_closed_registration_is_not_entered_again(hub: Hub):
+async def test_a_closed_registration_cannot_be_entered_again(hub: Hub):
     registration = hub.register(at(1))
     async with registration:
         pass
@@ -348,7 +348,7 @@ async def test_a_closed_registration_is_not_entered_again(hub: Hub):
         await registration.__aenter__()
 
 
-async def test_an_unknown_collector_is_told_each_time():
+async def test_an_unknown_collector_is_an_error_every_time():
     settings = parse({"registry": {"metrics": {"enabled-metrics": ["memry"]}}})
     async with mooring.connect(settings=settings) as hub:
         for _ in range(2):
@@ -365,7 +365,7 @@ async def test_a_thousand_services_leave_no_task_behind(hub: Hub):
 
 
 @pytest.mark.deadline
-async def test_a_hub_closes_its_registrations_together(
+async def test_a_hub_closes_its_registrations_concurrently(
     etcd: Callable[[str], EtcdServer], tmp_path: object
 ):
     server = etcd("3.5")
@@ -376,11 +376,11 @@ async def test_a_hub_closes_its_registrations_together(
         for port in range(1, 21):
             await hub.register(at(port)).__aenter__()
         proxy.blackhole()
-        async with asyncio.timeout(4):  # about 3 s are promised, for each alone or all together
+        async with asyncio.timeout(4):  # about 3 s are promised, for one or for all together
             await hub.__aexit__()
 
 
-async def test_what_is_deleted_with_a_dead_lease_s_write_is_deleted(hub: Hub):
+async def test_a_deletion_batched_with_a_write_on_a_lost_lease_is_executed(hub: Hub):
     from mooring.registry.kv.commit_batches import CommitBatches
 
     await hub.store.commit(Put(b"/k", b""))

@@ -1,4 +1,4 @@
-"""What etcd refuses: users, passwords, permissions, certificates, space. Told in clear words."""
+"""What etcd refuses: users, passwords, permissions, certificates, space. The errors are clear."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLDER = pytest.param("3.4", marks=pytest.mark.extended(SAME_LOGIN))
 def guarded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer]:
-    """An etcd with authentication, short-lived tokens, and the least role that suffices."""
+    """An etcd with authentication, short-lived tokens, and the least sufficient role."""
     folder = tmp_path_factory.mktemp("etcd")
     with EtcdServer(
         folder, series=request.param, flags=["--auth-token-ttl=1", "--bcrypt-cost=4"]
@@ -91,7 +91,7 @@ class TestUsers:
     async def test_a_rotated_password_file_is_read_at_the_next_login(
         self, guarded: EtcdServer, tmp_path: Path
     ):
-        """Between the rotation and the new file no login works; the lease lives on meanwhile."""
+        """Between the rotation and the new file no login works; the lease survives meanwhile."""
         root = ["--user=root:root"]
         guarded.ctl("user", "add", "rotating:first", flags=root)
         guarded.ctl("user", "grant-role", "rotating", "mooring", flags=root)
@@ -111,7 +111,7 @@ class TestUsers:
                 file.unlink()
                 with pytest.raises(AccessDenied, match="cannot be read"):
                     await store.read(key(b"/team/rotating"))
-                await asyncio.sleep(session.ttl + 1)  # time itself is the subject
+                await asyncio.sleep(session.ttl + 1)  # real time is what is tested
                 await eventually(lambda: session.state == "alive")  # it was never lost
                 file.write_text("second\n")
                 await store.commit(Put(b"/team/rotating", b"2", session.lease))
@@ -122,10 +122,10 @@ class TestUsers:
     async def test_an_expired_token_is_renewed(self, guarded: EtcdServer):
         async with open_store(self.url(guarded)) as store, Session(store, ttl=5) as session:
             await store.commit(Put(b"/team/m/1", b""))
-            await asyncio.sleep(3)  # more than the token's life, whatever etcd's own delay
+            await asyncio.sleep(3)  # more than the life of the token and any delay of etcd
             await store.commit(Put(b"/team/m/2", b""))
             assert len((await store.read(prefix(b"/team/m/"))).entries) == 2
-            await asyncio.sleep(3)  # nothing uses the token: a standing watch would keep it alive
+            await asyncio.sleep(3)  # nothing uses the token: a watch would keep it alive
             async with store.watch(prefix(b"/team/")) as watch:
                 await store.commit(Delete(prefix(b"/team/m/")))
                 async with asyncio.timeout(20):
@@ -133,7 +133,7 @@ class TestUsers:
             await eventually(lambda: session.state == "alive")  # it was never lost
 
     @pytest.mark.parametrize("guarded", ["3.5", OLDER], indirect=True)
-    async def test_a_mirror_outlives_a_token(self, guarded: EtcdServer):
+    async def test_a_mirror_survives_an_expired_token(self, guarded: EtcdServer):
         async with (
             open_store(self.url(guarded)) as store,
             Mirror(RangeFeed(store, prefix(b"/team/m/"))) as mirror,
@@ -145,7 +145,7 @@ class TestUsers:
             await eventually(lambda: len(mirror.items) == 0)
 
     @pytest.mark.deadline
-    async def test_many_who_wait_for_a_login_share_its_deadline(self, guarded: EtcdServer):
+    async def test_concurrent_calls_share_the_deadline_of_a_login(self, guarded: EtcdServer):
         async with FaultProxy(guarded.address) as proxy:
             proxy.blackhole()
             url = self.url(guarded).replace(guarded.address, proxy.address)
@@ -156,7 +156,7 @@ class TestUsers:
                 assert all(isinstance(result, Unavailable) for result in results)
                 assert time.monotonic() - started < 2.5
 
-    async def test_a_changed_role_does_not_strand_the_token(self, guarded: EtcdServer):
+    async def test_a_changed_role_does_not_invalidate_the_client(self, guarded: EtcdServer):
         async with open_store(self.url(guarded)) as store:
             await store.commit(Put(b"/team/a", b""))
             root = ["--user=root:root"]
@@ -174,7 +174,7 @@ class TestUsers:
                 with pytest.raises(AccessDenied, match=r"/secret.*permission"):
                     await call
 
-    async def test_a_wrong_password_is_told_and_never_shown(
+    async def test_a_wrong_password_is_reported_and_never_shown(
         self, guarded: EtcdServer, caplog: pytest.LogCaptureFixture
     ):
         caplog.set_level(logging.DEBUG)
@@ -190,21 +190,19 @@ class TestUsers:
             chain = chain.__cause__ or chain.__context__
         assert "wr0ng-word" not in f"{store!r}{store.url}{caplog.text}"
 
-    async def test_no_user_at_all_says_what_to_add(self, guarded: EtcdServer):
+    async def test_the_error_without_a_user_says_what_to_add(self, guarded: EtcdServer):
         async with open_store(f"etcd://{guarded.address}") as store:
             with pytest.raises(AccessDenied, match="user="):
                 await store.read(key(b"/team/a"))
 
-    async def test_a_user_where_authentication_is_off_is_let_in(
+    async def test_a_user_is_accepted_if_authentication_is_off(
         self, etcd: Callable[[str], EtcdServer], caplog: pytest.LogCaptureFixture
     ):
         async with open_store(f"etcd://app:x@{etcd('3.5').address}?namespace=/auth-off") as store:
             await store.commit(Put(b"/a", b""))
         assert "authentication off" in caplog.text
 
-    async def test_authentication_enabled_later_is_followed(
-        self, fresh_etcd: Callable[..., EtcdServer]
-    ):
+    async def test_authentication_can_be_enabled_later(self, fresh_etcd: Callable[..., EtcdServer]):
         server = fresh_etcd()
         async with open_store(f"etcd://root:r00t@{server.address}") as store:
             await store.commit(Put(b"/a", b""))
@@ -224,7 +222,9 @@ class TestTLS:
             assert member.problem is None
             assert member.clock_ahead is not None
 
-    async def test_another_name_can_be_expected(self, encrypted: EtcdServer, certificates: Path):
+    async def test_another_server_name_can_be_expected(
+        self, encrypted: EtcdServer, certificates: Path
+    ):
         url = f"{encrypted.url}?ca={certificates}/ca.pem&server_name="
         async with open_store(url + "etcd.test") as store:
             await store.commit(Put(b"/a", b""))
@@ -232,29 +232,35 @@ class TestTLS:
             with pytest.raises(Unavailable, match="certificate"):
                 await store.read(key(b"/a"))
 
-    async def test_a_client_certificate_lets_in(self, mutual: EtcdServer, certificates: Path):
+    async def test_a_client_certificate_is_accepted(self, mutual: EtcdServer, certificates: Path):
         mine = f"&cert={certificates}/client.pem&key={certificates}/client.key"
         async with open_store(f"{mutual.url}?ca={certificates}/ca.pem{mine}") as store:
             await store.commit(Put(b"/a", b""))
 
-    async def test_a_missing_client_certificate_is_told(
+    async def test_a_missing_client_certificate_is_reported(
         self, mutual: EtcdServer, certificates: Path
     ):
         async with open_store(f"{mutual.url}?ca={certificates}/ca.pem&timeout=2s") as store:
             with pytest.raises(Unavailable, match="client certificate"):
                 await store.read(key(b"/a"))
 
-    async def test_plain_against_tls_says_which_to_use(self, encrypted: EtcdServer):
+    async def test_the_error_for_plain_text_against_tls_says_which_scheme_to_use(
+        self, encrypted: EtcdServer
+    ):
         async with open_store(f"etcd://{encrypted.address}?timeout=2s") as store:
             with pytest.raises(Unavailable, match="use etcds://"):
                 await store.read(key(b"/a"))
 
-    async def test_tls_against_plain_says_which_to_use(self, etcd: Callable[[str], EtcdServer]):
+    async def test_the_error_for_tls_against_plain_text_says_which_scheme_to_use(
+        self, etcd: Callable[[str], EtcdServer]
+    ):
         async with open_store(f"etcds://{etcd('3.5').address}?timeout=2s") as store:
             with pytest.raises(Unavailable, match="use etcd://"):
                 await store.read(key(b"/a"))
 
-    async def test_an_untrusted_authority_is_told(self, encrypted: EtcdServer, certificates: Path):
+    async def test_an_untrusted_authority_is_reported(
+        self, encrypted: EtcdServer, certificates: Path
+    ):
         async with open_store(
             f"{encrypted.url}?ca={certificates}/other-ca.pem&timeout=2s"
         ) as store:
@@ -262,8 +268,8 @@ class TestTLS:
                 await store.read(key(b"/a"))
 
 
-class TestWrongPlace:
-    async def test_nothing_listens(self):
+class TestWrongAddress:
+    async def test_a_closed_port(self):
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -273,12 +279,12 @@ class TestWrongPlace:
                 with pytest.raises(Unavailable, match=address):
                     await store.commit(Put(b"/a", b""))
 
-    async def test_a_host_that_is_not_known(self):
+    async def test_an_unknown_host(self):
         async with open_store("etcd://nowhere.invalid:2379?timeout=1s") as store:
             with pytest.raises(Unavailable, match=r"nowhere\.invalid"):
                 await store.read(key(b"/a"))
 
-    async def test_another_servers_port(self):
+    async def test_a_port_of_another_protocol(self):
         async def chat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(16)
             writer.write(b"-ERR unknown command 'PRI'\r\n")
@@ -291,7 +297,7 @@ class TestWrongPlace:
                 with pytest.raises(Unavailable, match="is not etcd"):
                     await store.read(key(b"/a"))
 
-    async def test_one_dead_endpoint_among_several_is_passed_over(
+    async def test_a_dead_endpoint_among_several_is_skipped(
         self, etcd: Callable[[str], EtcdServer]
     ):
         live = etcd("3.5").address
@@ -303,7 +309,7 @@ class TestWrongPlace:
             problems = {m.address: bool(m.problem) for m in (await store.status()).members}
             assert problems == {"127.0.0.1:1": True, live: False}
 
-    async def test_watches_and_renewals_say_what_is_wrong_too(
+    async def test_watches_and_renewals_state_the_reason_too(
         self, etcd: Callable[[str], EtcdServer]
     ):
         async with open_store(f"etcds://{etcd('3.5').address}?timeout=1s") as store:
@@ -313,8 +319,8 @@ class TestWrongPlace:
                 await store.renew(1)
 
 
-class TestAnswersOverTheLimit:
-    async def test_a_commit_whose_reads_are_too_large_may_have_happened(
+class TestOversizedResponses:
+    async def test_a_commit_whose_reads_are_too_large_has_an_unknown_outcome(
         self, fresh_etcd: Callable[..., EtcdServer]
     ):
         server = fresh_etcd()
@@ -324,15 +330,15 @@ class TestAnswersOverTheLimit:
             with pytest.raises(OutcomeUnknown, match="larger"):
                 await store.commit(Put(b"/small", b""), read=[Query(prefix(b"/big/"))])
             assert (await store.read(key(b"/small"))).first is not None
-            found = await store.read(prefix(b"/big/"))
-            assert len(found.entries) == 70
+            snapshot = await store.read(prefix(b"/big/"))
+            assert len(snapshot.entries) == 70
             oldest = await store.read(prefix(b"/big/"), order="created", limit=69)
             assert len(oldest.entries) == 69
             assert oldest.more
 
 
 class TestSpace:
-    async def test_out_of_space_refuses_writes_reads_go_on_and_recovery_is_noticed(
+    async def test_a_full_etcd_refuses_writes_but_reads_work_and_recovery_is_noticed(
         self, fresh_etcd: Callable[..., EtcdServer]
     ):
         server = fresh_etcd(flags=["--quota-backend-bytes=2000000"])
@@ -340,17 +346,17 @@ class TestSpace:
             await store.commit(Put(b"/small", b""))
 
             async def fill() -> None:
-                while True:  # etcd looks at its size now and then
+                while True:  # etcd checks its size now and then
                     await store.commit(Put(b"/fill", b"x" * 100_000))
 
             with pytest.raises(OutOfSpace, match="NOSPACE"):
                 await fill()
-            found = await store.read(key(b"/fill"))
-            assert found.first is not None
+            snapshot = await store.read(key(b"/fill"))
+            assert snapshot.first is not None
             await store.commit(Delete(key(b"/small")))
             assert (await store.read(key(b"/small"))).first is None
             assert "NOSPACE" in str((await store.status()).alarms[0])
-            await store.compact(found.revision)
+            await store.compact(snapshot.revision)
             server.ctl("defrag")
             server.ctl("alarm", "disarm")
             await store.commit(Put(b"/fill", b"small"))

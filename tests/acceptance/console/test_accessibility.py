@@ -1,4 +1,4 @@
-"""The console by keyboard alone, on a phone, in the dark, in Chinese."""
+"""The console with the keyboard only, on a phone, in dark mode, in Chinese."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Page, expect
 from mooring.model import JSON, Instance
 from mooring.store.contract import Put
 from mooring.tenants.keys import TenantKeys
-from tests.acceptance.console.visiting import PATIENCE, Visitor
+from tests.acceptance.console.visitor import PATIENCE, Visitor
 from tests.admin import Admin
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -35,7 +35,7 @@ PAGES: tuple[list[str], ...] = (
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def busy(admin: Admin) -> AsyncIterator[Admin]:
-    """A server with something on each page."""
+    """A server with content on each page."""
     async with contextlib.AsyncExitStack() as opened:
         for number, service in enumerate(("Common/Auth", "Common/Auth", "Orders/" + "Long" * 20)):
             metadata = {"team": "platform", "dashboard": f"https://example.com/{'d' * 120}"}
@@ -56,7 +56,7 @@ async def busy(admin: Admin) -> AsyncIterator[Admin]:
         yield admin
 
 
-async def test_everything_is_reached_by_keyboard(browser: Browser, busy: Admin):
+async def test_everything_can_be_reached_by_keyboard(browser: Browser, busy: Admin):
     async with Visitor(browser, busy) as visitor:
         await visitor.log_in()
         page, press = visitor.page, visitor.page.keyboard.press
@@ -92,7 +92,7 @@ async def test_everything_is_reached_by_keyboard(browser: Browser, busy: Admin):
 
 
 async def focus(page: Page, wanted: str) -> None:
-    """By the Tab key alone."""
+    """Focus an element only with the Tab key."""
     for _ in range(60):
         await page.keyboard.press("Tab")
         if await page.locator(f"{wanted}:focus").count():
@@ -120,7 +120,7 @@ async def test_no_page_is_wider_than_a_phone(browser: Browser, busy: Admin):
                 assert wide <= width, where
 
 
-async def test_the_dark_is_kept_and_chosen(browser: Browser, busy: Admin):
+async def test_dark_mode_is_chosen_and_remembered(browser: Browser, busy: Admin):
     async with Visitor(browser, busy, color_scheme="dark") as visitor:
         await visitor.log_in()
         assert await brightness(visitor.page) < 60
@@ -134,7 +134,7 @@ async def test_the_dark_is_kept_and_chosen(browser: Browser, busy: Admin):
 
 async def brightness(page: Page) -> float:
     ground: str = await page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    red, green, blue = (float(each) for each in ground[4:-1].split(",")[:3])
+    red, green, blue = (float(channel) for channel in ground[4:-1].split(",")[:3])
     return (red + green + blue) / 3
 
 
@@ -150,7 +150,7 @@ async def test_chinese_is_chosen_and_remembered(browser: Browser, busy: Admin):
         await expect(visitor.page.get_by_text("自报不健康").first).to_be_visible()
 
 
-async def test_a_browser_in_chinese_is_greeted_in_chinese(browser: Browser, busy: Admin):
+async def test_a_chinese_browser_gets_the_chinese_console(browser: Browser, busy: Admin):
     async with Visitor(browser, busy, locale="zh-CN") as visitor:
         await visitor.log_in()
         await expect(visitor.page.get_by_role("link", name="租户")).to_be_visible()

@@ -1,4 +1,4 @@
-"""A long campaign of random faults on a three-node etcd: nothing missed, nothing made up."""
+"""A long campaign of random faults on a three-node etcd: a mirror misses and invents nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mooring.session import Session
 from mooring.store import Store, key, prefix
 from mooring.testing.etcd import EtcdCluster
 from mooring.testing.proxy import FaultProxy
-from tests.faults.recording import PREFIX, Recorder, writing
+from tests.faults.mirror_recorder import PREFIX, Recorder, writing
 from tests.waiting import eventually
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Faults:
             self.half_open,
             self.blackhole,
             self.blackhole_all,
-            self.compact_while_away,
+            self.compact_while_disconnected,
         ]
 
     async def kill(self) -> None:
@@ -105,7 +105,7 @@ class Faults:
             proxy.blackhole()
         await asyncio.sleep(self.chance.uniform(0, 8))
 
-    async def compact_while_away(self) -> None:
+    async def compact_while_disconnected(self) -> None:
         for proxy in self.proxies:
             proxy.refuse()
         await asyncio.sleep(1)

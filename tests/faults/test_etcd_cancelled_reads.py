@@ -1,5 +1,5 @@
-"""Who reads, and goes away before the answer, leaves the store as it was. Servers of etcd before
-3.5.5 panic where a transaction that only reads is given up in the middle (etcd-io/etcd#14110)."""
+"""A read that is cancelled before its reply leaves the store unchanged. Servers of etcd before
+3.5.5 panic if a transaction that only reads is cancelled in the middle (etcd-io/etcd#14110)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def _filled(store: Store) -> None:
 
 @pytest.mark.parametrize("tries", _TRIES)
 @pytest.mark.parametrize("checked", [False, True], ids=["reads", "reads under a check"])
-async def test_reads_that_are_given_up(
+async def test_reads_can_be_cancelled_at_any_moment(
     fresh_etcd: Callable[..., EtcdServer], checked: bool, tries: int
 ):
     async with open_store(fresh_etcd().url) as store:

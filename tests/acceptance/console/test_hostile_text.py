@@ -1,4 +1,4 @@
-"""What others registered is text, whatever it looks like."""
+"""Registered text is shown as text, even if it looks like markup."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import expect
 
 from mooring.model import Instance
-from tests.acceptance.console.visiting import PATIENCE, Visitor
+from tests.acceptance.console.visitor import PATIENCE, Visitor
 from tests.admin import Admin
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,7 +29,7 @@ METADATA = {
 }
 
 
-async def test_hostile_metadata_does_nothing(visitor: Visitor, admin: Admin):
+async def test_hostile_metadata_is_harmless(visitor: Visitor, admin: Admin):
     page = visitor.page
     instance = Instance(
         "Evil/Service",
@@ -46,7 +46,7 @@ async def test_hostile_metadata_does_nothing(visitor: Visitor, admin: Admin):
         for name in ("markup", "script", "disguised", "data", "template"):
             await expect(about.get_by_text(METADATA[name], exact=True)).to_be_visible()
         assert await page.locator("main img, main script, main b, main svg[onload]").count() == 0
-        leads = [await each.get_attribute("href") for each in await about.locator("dd a").all()]
+        leads = [await link.get_attribute("href") for link in await about.locator("dd a").all()]
         assert leads == ["https://example.com/a?b=c"]
         await expect(about).to_contain_text("invoice⟨U+202E⟩fdp.exe")
         await expect(about).to_contain_text("a⟨U+200B⟩b⟨U+0001⟩c")
@@ -73,4 +73,4 @@ async def test_a_broken_link_shows_a_page(visitor: Visitor):
     for where in ("#/service/%E0%A4%A", "#/instance/a/b/c", "#/tenant/%22%3E", "#/x"):
         await visitor.page.goto(f"{visitor.admin.url}/{where}")
         await expect(visitor.page.locator(f'main[data-shown="{where}"] h1')).to_be_visible()
-    visitor.forgiven = "Failed to load resource"  # the browser says 404, the page nothing else
+    visitor.forgiven = "Failed to load resource"  # the browser logs the 404, the page nothing else

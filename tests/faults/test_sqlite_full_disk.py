@@ -1,4 +1,4 @@
-"""The store in a file that cannot be written: full, read-only, slow, or refused for one write."""
+"""The store in a file that cannot be written: full, read-only, slow, or one refused write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mooring.store import Committed, Put, Query, Store, absent, exists, key, pre
 from mooring.store.embedded import sqlite_file as journal
 from tests.faults.conftest import SteppedClock
 from tests.faults.faulty_disk import faulty_disk
-from tests.faults.test_durable import python
+from tests.faults.test_sqlite_store import python
 from tests.waiting import eventually
 
 
@@ -108,7 +108,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-async def test_a_file_that_is_read_only_at_start_is_read_and_taken_over_later(what: str):
+async def test_a_file_that_is_read_only_at_start_is_read_and_owned_later(what: str):
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         path = f"{folder}/store"
@@ -118,8 +118,8 @@ async def test_a_file_that_is_read_only_at_start_is_read_and_taken_over_later(wh
         assert journal.check(Path(path)) == []
 
 
-async def test_a_store_that_fails_to_write_takes_everything_back(tmp_path: Path, monkeypatch):
-    """The round fails as a whole, its writers are told, and the next one works."""
+async def test_a_store_that_fails_to_write_rolls_everything_back(tmp_path: Path, monkeypatch):
+    """The batch fails as a whole, its writers get the error, and the next batch works."""
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         await store.commit(Put(b"/a", b"old"))
         async with store.watch(prefix(b"/")) as watch:
@@ -137,10 +137,11 @@ async def test_a_store_that_fails_to_write_takes_everything_back(tmp_path: Path,
         assert [event.key for event in batch.events] == [b"/b"]
 
 
-async def test_reads_and_leases_live_on_while_nothing_can_be_written(
+async def test_reads_and_leases_survive_while_nothing_can_be_written(
     tmp_path: Path, monkeypatch, clock: SteppedClock
 ):
-    """Nobody can renew a lease meanwhile, so none runs out; who changes nothing is answered."""
+    """No lease can be renewed meanwhile, so none expires; calls that change nothing are
+    answered."""
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         lease = await store.grant(60)
         start = await store.commit(Put(b"/a", b"", lease.id))
@@ -169,8 +170,8 @@ async def has_no_alarm(store: Store) -> bool:
     return not (await store.status()).alarms
 
 
-async def test_who_only_reads_is_not_refused_with_those_who_write(tmp_path: Path, monkeypatch):
-    """Though they share a round: each sees what is kept, not what was taken back."""
+async def test_reads_are_not_refused_with_the_writes_of_their_batch(tmp_path: Path, monkeypatch):
+    """They share a batch: each read sees what is stored, not what was rolled back."""
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         start = await store.commit(Put(b"/a", b"old"))
         monkeypatch.setattr(journal.Journal, "write", fail)
@@ -187,10 +188,8 @@ async def test_who_only_reads_is_not_refused_with_those_who_write(tmp_path: Path
         monkeypatch.undo()
 
 
-async def test_a_renewal_that_waits_saves_its_lease(
-    tmp_path: Path, monkeypatch, clock: SteppedClock
-):
-    """However long the disk takes, and however many wait before it."""
+async def test_a_waiting_renewal_keeps_its_lease(tmp_path: Path, monkeypatch, clock: SteppedClock):
+    """No matter how long the disk takes, and how many calls wait before it."""
     async with open_store(f"sqlite://{tmp_path}/store") as store:
         lease = await store.grant(60)
         write, held, free = journal.Journal.write, threading.Event(), threading.Event()
@@ -213,10 +212,10 @@ async def test_a_renewal_that_waits_saves_its_lease(
         await asyncio.gather(*waiting)
 
 
-async def test_a_write_that_cannot_be_kept_is_refused_alone(
+async def test_a_write_that_cannot_be_stored_is_refused_alone(
     tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
 ):
-    """A mistake of ours is no full disk: nobody else is refused, nor told that it is full."""
+    """An internal error is not taken for a full disk: no other call is refused or told so."""
     write = journal.Journal.write
 
     def choosy(self: journal.Journal, changes: journal.JournalWrite) -> None:

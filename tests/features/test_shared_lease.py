@@ -1,4 +1,5 @@
-"""The lease that the registrations of a process share: what is left of one that is gone."""
+"""The lease that the registrations of a process share: what remains of a lease that was given
+up."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Keeper:
-    """Somebody with keys on the lease."""
+    """A holder of keys on the lease."""
 
     def __init__(self) -> None:
         self.lease = self.losses = 0
@@ -30,7 +31,7 @@ def waiting_for_loss() -> list[str]:
     return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("lease ")]
 
 
-async def test_nobody_waits_for_the_loss_of_a_lease_that_was_given_up(store: Store):
+async def test_no_task_waits_for_the_loss_of_a_lease_that_was_given_up(store: Store):
     shared, one, two = SharedLease(store, 15.0), Keeper(), Keeper()
     shared.acquire(one)
     shared.acquire(two)

@@ -1,4 +1,4 @@
-"""HealthChecks on what is really registered: on the live picture, and under `mooring serve`."""
+"""Health checks of registered instances: on the live fleet, and under `mooring serve`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def web() -> AsyncIterator[int]:
         await server.wait_closed()
 
 
-async def test_the_live_picture_has_the_response_time_and_the_failure():
+async def test_the_fleet_has_the_response_time_and_the_failure():
     async with mooring.connect("memory://") as hub, Fleet(hub.registry) as fleet, web() as port:
         rules = policy([], [("127.0.0.1", free_port())])
         well = Instance("orders", "127.0.0.1", port, "http")
@@ -63,8 +63,8 @@ async def test_the_live_picture_has_the_response_time_and_the_failure():
             await eventually(lambda: fleet.observation("orders", ill.id).check_failure is None)
 
 
-async def test_serve_checks_what_is_registered_and_never_itself(tmp_path: Path):
-    """Who is registered as the server itself plays a trick, on whatever port it listens."""
+async def test_serve_checks_registered_instances_but_never_itself(tmp_path: Path):
+    """An instance registered with the address of the server itself, on any port, is an attack."""
     file = tmp_path / "serve.yaml"
     file.write_text("checks: {enabled: true, interval: 200ms, failures: 1}\n")
     etcd = f"127.0.0.1:{free_port()}"
@@ -87,30 +87,30 @@ async def test_serve_checks_what_is_registered_and_never_itself(tmp_path: Path):
                 instance = Instance(service, *addresses.split(place), "http")
                 await stack.enter_async_context(hub.register(instance))
 
-            async def told(service: str) -> dict[str, Any]:
+            async def read_service(service: str) -> dict[str, Any]:
                 answer = await client.get(f"/{service}")
                 return dict(answer.json()) if answer.status_code == 200 else {}
 
             async def answers() -> bool:
-                return (await told("orders")).get("avgResponseTime") is not None
+                return (await read_service("orders")).get("avgResponseTime") is not None
 
             async def refuses() -> bool:
-                instances = (await told("trick")).get("instances", [])
-                checks = [(each["check"] or {}).get("reason") for each in instances]
+                instances = (await read_service("trick")).get("instances", [])
+                checks = [(instance["check"] or {}).get("reason") for instance in instances]
                 return checks == ["its address is this server itself"] * 2
 
             await eventually(answers)
             await eventually(refuses)
-            assert (await told("trick"))["abnormalInstances"] == []
+            assert (await read_service("trick"))["abnormalInstances"] == []
 
 
-def test_they_need_somebody_who_shows_what_they_find(tmp_path: Path):
+def test_checks_require_the_http_api(tmp_path: Path):
     (tmp_path / "file").write_text("store: memory://\nhttp: off\nchecks: {enabled: true}\n")
     with pytest.raises(InvalidRequest, match=r"checks\.enabled"):
         load(tmp_path / "file")
 
 
-def test_a_mistake_in_them_is_told_before_anything_starts(tmp_path: Path):
+def test_an_invalid_setting_is_reported_before_anything_starts(tmp_path: Path):
     (tmp_path / "file").write_text("store: memory://\nchecks: {networks: [10.0.0.1/8]}\n")
     with pytest.raises(InvalidRequest, match=r"checks\.networks"):
         load(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""Each checker against real servers: well, ill, slow, silent, and out to do harm."""
+"""Each checker against real servers: healthy, unhealthy, slow, silent and malicious."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from mooring.testing.proxy import close_server
 from mooring.testing.servers import free_port
 
 SOON = 0.3
-"""The timeout where it is to run out."""
+"""The timeout of tests in which it expires."""
 LONG = 20.0
-"""…and where it is not, however busy the machine."""
+"""The timeout of all others, however busy the machine is."""
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Listening:
-    """What came in at a port."""
+    """The connections to a port."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -51,11 +51,11 @@ class Listening:
 @asynccontextmanager
 async def serving(handler: Handler, context: ssl.SSLContext | None = None):
     """A server whose connections end with it."""
-    told = Listening()
+    listening = Listening()
     running: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told.connections += 1
+        listening.connections += 1
         task = asyncio.current_task()
         assert task is not None
         running.add(task)
@@ -68,9 +68,9 @@ async def serving(handler: Handler, context: ssl.SSLContext | None = None):
             writer.transport.abort()
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
-    told.port = server.sockets[0].getsockname()[1]
+    listening.port = server.sockets[0].getsockname()[1]
     try:
-        yield told
+        yield listening
     finally:
         await close_server(server)
         for task in running:
@@ -131,33 +131,33 @@ async def checked(
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"204 No Content", b"299", b"304 Not Modified"])
-async def test_http_that_answers_well_is_well(status: bytes):
+async def test_http_with_a_good_status_is_healthy(status: bytes):
     assert (await checked(HTTPChecker(), answering(b"HTTP/1.1 %s\r\n\r\n" % status))).ok
 
 
-async def test_http_of_an_older_version_is_well():
+async def test_http_of_an_older_version_is_healthy():
     assert (await checked(HTTPChecker(), answering(b"HTTP/1.0 200 OK\nA: b\n\n"))).ok
 
 
 @pytest.mark.parametrize("status", [400, 404, 500, 503, 101])
-async def test_http_that_answers_otherwise_is_ill(status: int):
+async def test_http_with_another_status_is_unhealthy(status: int):
     answer = answering(b"HTTP/1.1 %d <script>alert(1)</script>\r\n\r\n" % status)
     assert (await checked(HTTPChecker(), answer)).failure == f"it answered {status}"
 
 
-async def test_http_is_asked_for_the_path_by_its_own_name_and_without_credentials():
+async def test_http_requests_have_the_path_and_the_host_but_no_credentials():
     heads: list[bytes] = []
-    async with serving(answering(b"HTTP/1.1 200 OK\r\n\r\n", heads)) as there:
-        asked = target(there.port, host="orders.internal", path="/up?a=b")
+    async with serving(answering(b"HTTP/1.1 200 OK\r\n\r\n", heads)) as server:
+        asked = target(server.port, host="orders.internal", path="/up?a=b")
         assert (await HTTPChecker().check(asked, timeout=LONG)).ok
     first, *headers = heads[0].decode().split("\r\n")
     assert first == "GET /up?a=b HTTP/1.1"
     names = {header.partition(":")[0] for header in headers if header}
-    assert f"Host: orders.internal:{there.port}" in headers
+    assert f"Host: orders.internal:{server.port}" in headers
     assert names == {"Host", "User-Agent", "Accept", "Connection"}
 
 
-async def test_answers_that_only_announce_one_are_read_past():
+async def test_informational_responses_are_skipped():
     answer = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"
     assert (await checked(HTTPChecker(), answering(answer))).ok
     endless = answering(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
@@ -186,23 +186,25 @@ NO_HTTP = [
 
 @pytest.mark.parametrize("garbage", NO_HTTP)
 @pytest.mark.parametrize("checker", [HTTPChecker(), WebSocketChecker()])
-async def test_what_is_no_http_is_ill_in_our_words(checker: Checker, garbage: bytes):
+async def test_a_response_that_is_not_http_is_reported_in_plain_words(
+    checker: Checker, garbage: bytes
+):
     assert (await checked(checker, answering(garbage))).failure == "its answer is not HTTP/1.1"
 
 
 @pytest.mark.parametrize("checker", [HTTPChecker(), WebSocketChecker()])
-async def test_one_that_never_answers_is_given_up(checker: Checker):
+async def test_a_silent_server_times_out(checker: Checker):
     outcome = await checked(checker, never, timeout=SOON)
     assert str(outcome.failure) == "no answer within 300ms"
 
 
 @pytest.mark.parametrize("checker", [HTTPChecker(), WebSocketChecker()])
-async def test_one_that_answers_a_letter_at_a_time_is_given_up(checker: Checker):
+async def test_a_server_that_sends_byte_by_byte_times_out(checker: Checker):
     assert not (await checked(checker, drip, timeout=SOON)).ok
 
 
 @pytest.mark.parametrize("checker", [HTTPChecker(), WebSocketChecker()])
-async def test_of_an_endless_answer_little_is_read(checker: Checker):
+async def test_only_the_beginning_of_an_endless_response_is_read(checker: Checker):
     outcome = await checked(checker, flood)
     assert str(outcome.failure) == "its answer has a line that is too long"
 
@@ -224,26 +226,26 @@ async def test_the_body_is_not_read():
     assert sent < 1 << 26, "the most that the sockets hold"
 
 
-async def test_one_that_hangs_up_is_ill():
+async def test_a_closed_connection_is_unhealthy():
     assert "closed the connection" in str((await checked(HTTPChecker(), hang_up)).failure)
 
 
 @pytest.mark.parametrize(
     "checker", [HTTPChecker(), WebSocketChecker(), TCPChecker()], ids=["http", "ws", "tcp"]
 )
-async def test_nobody_there_is_a_refused_connection(checker: Checker):
+async def test_a_closed_port_is_a_refused_connection(checker: Checker):
     outcome = await checker.check(target(free_port()), timeout=LONG)
     assert str(outcome.failure) == "it refused the connection"
 
 
-async def test_tcp_is_well_where_somebody_accepts():
+async def test_tcp_is_healthy_if_the_port_accepts_connections():
     assert (await checked(TCPChecker(), never)).ok
 
 
 def websocket(
     *, wrong_key: bool = False, head: bytes = b"Upgrade: WebSocket\r\nConnection: upgrade\r\n"
 ) -> tuple[Handler, asyncio.Future[bytes]]:
-    """A server that shakes hands, and the frame that it gets."""
+    """A server that performs the handshake, and the frame that it receives."""
     frame: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -271,7 +273,7 @@ async def test_a_websocket_is_opened_and_closed():
             assert await frame == b"\x88\x82\0\0\0\0\x03\xe8"
 
 
-async def test_a_websocket_must_prove_that_it_read_the_key():
+async def test_a_websocket_server_must_prove_that_it_read_the_key():
     handler, _ = websocket(wrong_key=True)
     assert "wrong accept key" in str((await checked(WebSocketChecker(), handler)).failure)
 
@@ -284,13 +286,13 @@ async def test_another_protocol_is_no_websocket(head: bytes):
     )
 
 
-async def test_http_alone_is_no_websocket():
+async def test_plain_http_is_no_websocket():
     answer = answering(b"HTTP/1.1 200 OK\r\n\r\n")
     outcome = await checked(WebSocketChecker(), answer)
     assert str(outcome.failure) == "it answered 200 instead of opening a WebSocket"
 
 
-async def test_a_websocket_with_endless_headers_is_ill():
+async def test_a_websocket_with_endless_headers_is_unhealthy():
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 101 Switching Protocols\r\n")
         while True:
@@ -307,7 +309,7 @@ def secure(certificates: Path) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "etcd.test"])
-async def test_https_is_verified_by_the_name_that_is_registered(certificates: Path, host: str):
+async def test_https_is_verified_by_the_registered_name(certificates: Path, host: str):
     context = checkers.tls(str(certificates / "ca.pem"))
     answer = answering(b"HTTP/1.1 200 OK\r\n\r\n")
     async with serving(answer, secure(certificates)) as there:
@@ -317,7 +319,7 @@ async def test_https_is_verified_by_the_name_that_is_registered(certificates: Pa
 
 @pytest.mark.parametrize("kind", [HTTPChecker, WebSocketChecker])
 @pytest.mark.parametrize(
-    ("ca", "host", "says"),
+    ("ca", "host", "message"),
     [
         ("ca.pem", "orders.internal", "its certificate is for another name"),
         ("ca.pem", "127.0.0.2", "its certificate is for another address"),
@@ -325,15 +327,15 @@ async def test_https_is_verified_by_the_name_that_is_registered(certificates: Pa
         ("", "etcd.test", "not signed by an authority that is trusted here"),
     ],
 )
-async def test_a_certificate_of_another_or_of_nobody_known_is_refused(
-    certificates: Path, kind: type[HTTPChecker], ca: str, host: str, says: str
+async def test_a_certificate_of_another_host_or_authority_is_refused(
+    certificates: Path, kind: type[HTTPChecker], ca: str, host: str, message: str
 ):
     checker = kind(checkers.tls(str(certificates / ca) if ca else ""))
     heads: list[bytes] = []
     answer = answering(b"HTTP/1.1 200 OK\r\n\r\n", heads)
-    async with serving(answer, secure(certificates)) as there:
-        outcome = await checker.check(target(there.port, host=host), timeout=LONG)
-    assert says in str(outcome.failure)
+    async with serving(answer, secure(certificates)) as server:
+        outcome = await checker.check(target(server.port, host=host), timeout=LONG)
+    assert message in str(outcome.failure)
     assert heads == [], "nothing is said before it is known to whom"
 
 
@@ -386,7 +388,7 @@ async def test_grpc_that_serves_is_well_and_one_that_says_otherwise_is_ill():
         assert str(outcome.failure) == "it reports that it is not serving"
 
 
-async def test_grpc_without_the_health_service_is_alive():
+async def test_grpc_without_the_health_service_is_healthy():
     async with grpc_server(None) as port:
         assert (await GRPCChecker().check(target(port), timeout=LONG)).ok
 
@@ -401,23 +403,23 @@ async def test_grpc_is_not_sent_to_a_proxy(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("handler", [answering(b"HTTP/1.1 200 OK\r\n\r\n"), flood])
-async def test_what_is_no_grpc_is_ill(handler: Handler):
-    async with serving(handler) as there:
-        assert not (await GRPCChecker().check(target(there.port), timeout=2.0)).ok
+async def test_a_response_that_is_not_grpc_is_unhealthy(handler: Handler):
+    async with serving(handler) as server:
+        assert not (await GRPCChecker().check(target(server.port), timeout=2.0)).ok
 
 
-async def test_grpc_with_nobody_there_is_ill():
+async def test_grpc_at_a_closed_port_is_unhealthy():
     outcome = await GRPCChecker().check(target(free_port()), timeout=LONG)
     assert str(outcome.failure) == "it cannot be reached over gRPC"
 
 
-async def test_grpc_that_never_answers_is_given_up():
+async def test_a_silent_grpc_server_times_out():
     async with serving(never) as there:
         outcome = await GRPCChecker().check(target(there.port), timeout=SOON)
     assert str(outcome.failure) == "no answer within 300ms"
 
 
-async def test_a_refusal_of_grpc_is_told_without_its_words():
+async def test_a_refusal_of_grpc_is_reported_without_its_message():
     async def check(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "<b>root password is 1234</b>")
         raise AssertionError

@@ -1,4 +1,4 @@
-"""Several servers of one store: what one lets in, all let in, if they have the same key."""
+"""Several servers of one store: with the same key they share tokens and sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 
 def given_key(tmp_path: Path, *names: str) -> list[Path]:
-    """Folders of servers to come that have one key, as an operator copies it."""
+    """Folders of future servers with the same key, as an operator copies it."""
     for name in names:
         (tmp_path / name / "data").mkdir(parents=True, mode=0o700)
         file = tmp_path / name / "data" / "server-key"
@@ -63,7 +63,9 @@ class TestOnAStore:
             assert await status(one, made["token"]) == 401
             assert await becomes(401, other, made["token"]) < 3
 
-    async def test_sessions_and_links_are_good_at_all(self, store_url: str, tmp_path: Path):
+    async def test_sessions_and_links_are_valid_on_all_servers(
+        self, store_url: str, tmp_path: Path
+    ):
         a, b = given_key(tmp_path, "a", "b")
         async with Admin(store_url, folder=a) as one, Admin(store_url, folder=b) as other:
             link = (await one.post("/admin/login-codes", as_="admin")).json()["url"]
@@ -96,7 +98,7 @@ class TestOnAStore:
 
                 await eventually(is_over)
 
-    async def test_a_restart_logs_nobody_out(self, store_url: str, tmp_path: Path):
+    async def test_a_restart_ends_no_session(self, store_url: str, tmp_path: Path):
         async with Admin(store_url, folder=tmp_path) as admin:
             token = await admin.token("viewer", name="ann")
             async with admin.browser() as browser:
@@ -107,7 +109,7 @@ class TestOnAStore:
                 browser.cookies.update(cookies)
                 assert (await browser.get("/admin/whoami")).json()["session"] is True
 
-    async def test_a_server_with_another_key_says_so_and_has_its_own(
+    async def test_a_server_with_another_key_reports_that_and_has_separate_tokens(
         self, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ):
         async with (
@@ -149,7 +151,7 @@ class TestOnAStore:
 
 
 @pytest.mark.parametrize("backend", ["memory", "redis-7.0"])
-async def test_without_a_store_that_lasts_they_are_in_a_file_of_the_folder(
+async def test_without_a_durable_store_tokens_are_in_a_file_of_the_folder(
     store_url: str, tmp_path: Path
 ):
     async with Admin(store_url, folder=tmp_path) as admin:
@@ -163,11 +165,13 @@ async def test_without_a_store_that_lasts_they_are_in_a_file_of_the_folder(
         async with admin.client() as browser:
             browser.cookies.update(cookies)
             assert (await browser.get("/admin/whoami")).json()["session"] is True
-        methods = [each["method"] for each in (await admin.get("/admin/audit", as_="admin")).json()]
+        methods = [
+            entry["method"] for entry in (await admin.get("/admin/audit", as_="admin")).json()
+        ]
         assert methods == ["POST"], "the login"
 
 
-async def test_a_full_store_does_not_keep_a_token_from_being_revoked(tmp_path: Path):
+async def test_a_token_can_be_revoked_if_the_store_is_full(tmp_path: Path):
     url = f"sqlite://{tmp_path / 'store'}?quota=200KiB"
     async with Admin(url, folder=tmp_path) as admin:
         made = (

@@ -1,4 +1,4 @@
-"""`mooring migrate redis-v1`, as a user types it."""
+"""`mooring migrate redis-v1`, as users type it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Place:
         self.url = f"{server.url}?prefix={self.v2}&expire=10m"
         self.verified = folder / "verified"
 
-    def register(self, service: str, id: str, **told: str) -> None:
+    def register(self, service: str, id: str, **changed: str) -> None:
         now = round(time.time() * 1000)
-        fields = {"host": "10.0.0.1", "port": "80", "timestamp": str(now), **told}
+        fields = {"host": "10.0.0.1", "port": "80", "timestamp": str(now), **changed}
         words = [word for pair in fields.items() for word in pair]
         self.server.command("HSET", f"{self.v1}:services:{service}:{id}", *words)
         self.server.command("SADD", f"{self.v1}:service_instances:{service}", id)
@@ -95,7 +95,7 @@ def test_from_plan_to_delete(place: Place):
     assert place.listed("svc") == ["a"]
 
 
-def test_v1_is_not_given_up_while_one_of_it_lives_that_v2_cannot_have(place: Place):
+def test_verify_fails_while_v1_has_an_instance_that_v2_cannot_have(place: Place):
     for id in "ab":
         place.register("svc", id)
     place.server.command("SET", f"{place.v2}:services:svc:instance:b", "x")
@@ -111,7 +111,7 @@ def test_v1_is_not_given_up_while_one_of_it_lives_that_v2_cannot_have(place: Pla
     assert place.listed("svc") == ["a", "b"]
 
 
-def test_json_has_everything(place: Place):
+def test_json_output_is_complete(place: Place):
     place.register("svc", "a", metadata="just words")
     assert place.run("copy", "--json").code == 0
     (record,) = [json.loads(line) for line in place.run("plan", "--json").stdout.splitlines()]
@@ -129,7 +129,7 @@ def test_json_has_everything(place: Place):
     assert {"field": "weight", "v1": "5", "v2": "1"} in record["differences"]
 
 
-def test_delete_refuses_what_was_verified_elsewhere_or_changed_since(place: Place):
+def test_delete_refuses_another_migration_and_later_changes(place: Place):
     place.register("svc", "a")
     place.run("copy")
     assert place.run("verify").code == 0
@@ -145,7 +145,7 @@ def test_delete_refuses_what_was_verified_elsewhere_or_changed_since(place: Plac
     assert not place.verified.exists(), "what was verified before no longer counts"
 
 
-def test_a_bridge_runs_until_it_is_told_to_stop(place: Place, tmp_path: Path):
+def test_a_bridge_runs_until_it_is_stopped(place: Place, tmp_path: Path):
     with running(tmp_path, *place.arguments("bridge", "--interval=100ms", "--json")) as bridge:
         place.register("svc", "a")
         moved = [{"service": "svc", "id": "a"}]
@@ -153,12 +153,12 @@ def test_a_bridge_runs_until_it_is_told_to_stop(place: Place, tmp_path: Path):
         assert place.listed("svc") == ["a"]
         bridge.process.send_signal(signal.SIGTERM)
         assert bridge.process.wait(40) == 0
-    told = bridge.err.read_text()
-    assert told.splitlines()[-1] == "mooring: stopped"
-    assert "mooring: svc a: from v1 to v2" in told
+    logged = bridge.err.read_text()
+    assert logged.splitlines()[-1] == "mooring: stopped"
+    assert "mooring: svc a: from v1 to v2" in logged
 
 
-def test_a_copy_that_is_killed_goes_on(place: Place, tmp_path: Path):
+def test_a_killed_copy_can_be_continued(place: Place, tmp_path: Path):
     for number in range(300):
         place.register(f"s{number % 30}", f"i{number}")
     heartbeats = f"{place.v2}:services:s0:heartbeats"
@@ -169,13 +169,13 @@ def test_a_copy_that_is_killed_goes_on(place: Place, tmp_path: Path):
     assert "300 equal" in done.stderr, done.stderr
 
 
-def test_a_store_is_no_redis(command: Command, tmp_path: Path):
+def test_a_store_is_refused(command: Command, tmp_path: Path):
     done = command("migrate", "redis-v1", "plan", f"--store=sqlite://{tmp_path}/store")
     assert done.code == 2
     assert "is not a Redis" in done.stderr
 
 
-def test_a_terminal_has_a_bar_and_a_table(place: Place):
+def test_a_terminal_shows_a_progress_bar_and_a_table(place: Place):
     place.register("svc", "a")
     code, screen = in_terminal(*place.arguments("plan"))
     assert code == 0, screen
@@ -184,7 +184,7 @@ def test_a_terminal_has_a_bar_and_a_table(place: Place):
     assert "missing" in screen
 
 
-def test_the_page_shows_commands_that_work(place: Place):
+def test_the_commands_of_the_page_work(place: Place):
     page = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text()
     commands = [
         line.removeprefix("$ ").replace("redis://127.0.0.1:6379", place.url).split()
