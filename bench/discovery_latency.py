@@ -118,16 +118,16 @@ async def _round(sides: Sides, seconds: float) -> dict[str, Latency]:
         for name, (side, consumer) in sides.items():
             sent = _clock()
             seen = await side.join(number)
-            latencies[name].append((await _told(consumer, seen, True) - sent) * 1000)
+            latencies[name].append((await _moment_of_change(consumer, seen, True) - sent) * 1000)
             await side.leave(number)
-            await _told(consumer, seen, False)
+            await _moment_of_change(consumer, seen, False)
     return {
         name: Latency(median(taken), quantiles(taken, n=100)[98])
         for name, taken in latencies.items()
     }
 
 
-async def _told(consumer: Script, name: str, there: bool) -> float:
+async def _moment_of_change(consumer: Script, name: str, there: bool) -> float:
     """When the consumer saw the instance join or leave. No other instance may change meanwhile."""
     message = await consumer.receive(within=_WITHIN)
     assert isinstance(message, list)

@@ -161,14 +161,18 @@ async def _parts(plan: Plan, opened: Channel) -> list[Line]:
         def once() -> None:
             method(b"hello")
 
-        return _each(once, plan.seconds / 8) - _each(lambda: directly(b"hello"), plan.seconds / 8)
+        return _cpu_per_call(once, plan.seconds / 8) - _cpu_per_call(
+            lambda: directly(b"hello"), plan.seconds / 8
+        )
 
     async def to_the_end() -> float:
         def once() -> None:
             method(b"hello")
             call.over(call)
 
-        return _each(once, plan.seconds / 8) - _each(lambda: directly(b"hello"), plan.seconds / 8)
+        return _cpu_per_call(once, plan.seconds / 8) - _cpu_per_call(
+            lambda: directly(b"hello"), plan.seconds / 8
+        )
 
     sides = {"dispatch": to_gRPC, "whole": to_the_end}
     taken = await interleaved(plan.finer(4), "gRPC, parts", sides, microseconds)
@@ -184,7 +188,7 @@ async def _parts(plan: Plan, opened: Channel) -> list[Line]:
     ]
 
 
-def _each(call: Callable[[], object], seconds: float) -> float:
+def _cpu_per_call(call: Callable[[], object], seconds: float) -> float:
     """CPU time per call in microseconds."""
     clock, done = time.thread_time, 0
     start = clock()

@@ -75,7 +75,7 @@ async def _section(
         sides: dict[str, Callable[[], Awaitable[float]]] = {}
         for size, nodes in SIZES.items():
             sides[size] = _side(call(policy, *_filled(policy, nodes, weights)), plan.seconds)
-        rates = await interleaved(plan, f"{title.lower()}, {policy}", sides, _each)
+        rates = await interleaved(plan, f"{title.lower()}, {policy}", sides, _time_per_call)
         lines += _lines(policy, rates, (targets or {}).get(policy))
     return Section(title, text, lines)
 
@@ -88,10 +88,10 @@ async def _through_views(plan: Plan) -> Section:
             for size, instances in SIZES.items():
                 view = await stack.enter_async_context(_view(policy, instances))
                 sides[size] = _calls(policy, view, plan.seconds)
-            rates = await interleaved(plan, f"view.pick, {policy}", sides, _each)
+            rates = await interleaved(plan, f"view.pick, {policy}", sides, _time_per_call)
         lines += _lines(policy, rates, VIEW_TARGETS.get(policy))
-    empty = await interleaved(plan, "an empty context", {"": _empty(plan.seconds)}, _each)
-    lines.append(Line("an empty `async with`", _each(median(empty[""]))))
+    empty = await interleaved(plan, "an empty context", {"": _empty(plan.seconds)}, _time_per_call)
+    lines.append(Line("an empty `async with`", _time_per_call(median(empty[""]))))
     text = (
         "`async with view.pick()` with an empty body: the choice, the start and the end of a "
         "call, and recording its outcome."
@@ -160,12 +160,18 @@ def _lines(policy: str, rates: Rates, most: float | None) -> list[Line]:
     if most is None:
         slower = ratio(rates[FEW], rates[MANY])
         return [
-            Line(f"{policy}, {FEW}", _each(few)),
-            Line(f"{policy}, {MANY}", _each(many), f"{FEW} {_each(few)}", slower),
+            Line(f"{policy}, {FEW}", _time_per_call(few)),
+            Line(f"{policy}, {MANY}", _time_per_call(many), f"{FEW} {_time_per_call(few)}", slower),
         ]
     target = Target("≤", most, microseconds)
     return [
-        Line(f"{policy}, {size}", _each(rate), target=target, value=1e6 / rate, remark=_REMARK)
+        Line(
+            f"{policy}, {size}",
+            _time_per_call(rate),
+            target=target,
+            value=1e6 / rate,
+            remark=_REMARK,
+        )
         for size, rate in ((FEW, few), (MANY, many))
     ]
 
@@ -238,5 +244,5 @@ def _change(_: str, picker: Picker, nodes: Sequence[Node]) -> Call:
     return change
 
 
-def _each(per_second: float) -> str:
+def _time_per_call(per_second: float) -> str:
     return microseconds(1e6 / per_second)

@@ -88,13 +88,13 @@ async def _lookups(plan: Plan, snapshots: Mapping[int, TenantSnapshot]) -> Secti
             sides[name] = partial(
                 _asking, asked[0][0], [arguments for _, arguments in asked], plan.seconds
             )
-        rates = await interleaved(plan, f"lookup {what}", sides, _each)
+        rates = await interleaved(plan, f"lookup {what}", sides, _time_per_call)
         lines += [_lookup(f"{what}, {name}", rates[name]) for name in LOOKUPS]
     plain = _plain(snapshots[100_000])
     all_tenants = [(1 + n * 7919 % 100_000, SERVICES[n % 4]) for n in range(100_000)]
     side = partial(_asking, plain, all_tenants, plan.seconds)
-    rates = await interleaved(plan, "lookup in plain dicts", {"": side}, _each)
-    lines.append(Line(f"plain nested dicts, {COLD}", _each(median(rates[""]))))
+    rates = await interleaved(plan, "lookup in plain dicts", {"": side}, _time_per_call)
+    lines.append(Line(f"plain nested dicts, {COLD}", _time_per_call(median(rates[""]))))
     text = (
         "One lookup in a loaded `Tenants` with ten keys per tenant, cycling through a thousand "
         'tenants. "Cold" cycles through all tenants, so that each lookup misses the CPU '
@@ -144,13 +144,13 @@ async def _changes(plan: Plan, snapshots: Mapping[int, TenantSnapshot]) -> Secti
             name: partial(_applying, snapshots[count], count, path, plan.seconds)
             for name, count in CHANGES.items()
         }
-        rates = await interleaved(plan, f"change of {what}", sides, _each)
-        lines.append(Line(f"{what}, {few}", _each(median(rates[few]))))
+        rates = await interleaved(plan, f"change of {what}", sides, _time_per_call)
+        lines.append(Line(f"{what}, {few}", _time_per_call(median(rates[few]))))
         lines.append(
             Line(
                 f"{what}, {many}",
-                _each(median(rates[many])),
-                f"{few} {_each(median(rates[few]))}",
+                _time_per_call(median(rates[many])),
+                f"{few} {_time_per_call(median(rates[few]))}",
                 ratio(rates[few], rates[many]),
                 Target("≤", 1.5),
             )
@@ -234,8 +234,8 @@ async def _requests(plan: Plan, snapshot: TenantSnapshot) -> Section:
         changed = _READING.apply(snapshot, ((entry.key, entry),)).snapshot
         app = TenantMiddleware(_application, Tenants(changed))
         sides[kind] = partial(_serving, app, plan.seconds)
-    rates = await interleaved(plan, "a request", sides, _each)
-    lines = [Line("without a tenant", _each(median(rates["none"])))]
+    rates = await interleaved(plan, "a request", sides, _time_per_call)
+    lines = [Line("without a tenant", _time_per_call(median(rates["none"])))]
     for kind in ("header", "host"):
         more = [
             1e6 / mine - 1e6 / bare for mine, bare in zip(rates[kind], rates["none"], strict=True)
@@ -243,7 +243,7 @@ async def _requests(plan: Plan, snapshot: TenantSnapshot) -> Section:
         lines.append(
             Line(
                 f"with a tenant, by {kind}",
-                _each(median(rates[kind])),
+                _time_per_call(median(rates[kind])),
                 remark=f"{microseconds(median(more))} more than without",
             )
         )
@@ -288,5 +288,5 @@ async def _serving(app: Callable[[Scope, Receive, Send], Awaitable[None]], secon
     return done / elapsed
 
 
-def _each(rate: float) -> str:
+def _time_per_call(rate: float) -> str:
     return microseconds(1e6 / rate)
