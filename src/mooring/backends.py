@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mooring.errors import InvalidRequest, MissingExtra
+from mooring.messages import message, verbatim
 from mooring.settings import RegistrySettings
 from mooring.store import Store
 from mooring.store.namespace import Namespaced
@@ -49,10 +50,7 @@ def store_addresses(url: StoreURL) -> tuple[str, ...]:
 
 def no_store(url: StoreURL) -> InvalidRequest:
     """The error for a feature that needs a store, when there is only Redis."""
-    return InvalidRequest(
-        f"{url} contains only a registry: locks, tenants and your own keys need a store. Name "
-        f'both: connect("etcd://…", registry="{url.scheme}://…"), or --store and --registry'
-    )
+    return InvalidRequest(message("registry_only", url=verbatim(str(url)), scheme=url.scheme))
 
 
 def open_runner(url: StoreURL) -> EngineRunner:

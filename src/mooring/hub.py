@@ -17,6 +17,7 @@ from mooring.discovery.last_known_good import HOLD, Empty, InstanceCache
 from mooring.discovery.resilience import blames
 from mooring.errors import Closed
 from mooring.heartbeat.collectors import Collecting
+from mooring.messages import message, verbatim
 from mooring.mirror import Mirror, RangeFeed
 from mooring.model import Instance
 from mooring.registry.kv.layouts import layout_of
@@ -100,9 +101,9 @@ class Hub:
 
     def _check_open(self) -> None:
         if self._registry is None:
-            raise Closed(f"{self._url} is not open: use `async with mooring.connect(…) as hub`")
+            raise Closed(message("hub_not_open", url=verbatim(str(self._url))))
         if self._process != os.getpid():
-            raise Closed(f"{self._url} was opened before a fork: open it after, in each process")
+            raise Closed(message("hub_forked", url=verbatim(str(self._url))))
 
     @property
     def registry(self) -> Registry:

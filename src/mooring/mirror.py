@@ -30,6 +30,7 @@ from mooring.errors import (
     Unavailable,
 )
 from mooring.formatting import describe
+from mooring.messages import message, verbatim
 from mooring.store.contract import Entry, Range, Store, Watch
 from mooring.tasks import Backoff, Tasks
 
@@ -220,7 +221,7 @@ class Mirror(Generic[K, V]):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise Closed(f"the mirror of {self._feed.name} is closed: create a new one")
+            raise Closed(message("mirror_closed", name=verbatim(self._feed.name)))
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
@@ -304,7 +305,8 @@ class Mirror(Generic[K, V]):
         if self._last_crash != describe(error):
             self._last_crash = describe(error)
             log.exception("%s: failed; keeps the last state and reads again", self._feed.name)
-        self.error = StoreError(f"{self._feed.name} cannot be followed: {describe(error)}")
+        name = verbatim(self._feed.name)
+        self.error = StoreError(message("not_followed", name=name, problem=error))
         self._followed = self.loaded
         self._state_changed.set()
 

@@ -15,6 +15,7 @@ import time
 from typing import Literal, Self
 
 from mooring.errors import LeaseNotFound, SessionLost, StoreError
+from mooring.messages import message
 from mooring.store.contract import Store
 from mooring.tasks import Backoff, Tasks, cleanup
 
@@ -104,10 +105,7 @@ class Session:
     def check(self) -> None:
         """Raise `SessionLost` unless the lease certainly lives."""
         if self.state in ("lost", "closed"):
-            raise SessionLost(
-                f"the session of lease {self.lease:x} is {self.state}: its keys are gone or about "
-                "to be; open another"
-            )
+            raise SessionLost(message("session_lost", lease=f"{self.lease:x}", state=self.state))
 
     async def _keep(self) -> None:
         backoff = Backoff(first=0.1, most=min(1.0, self.ttl / 6))

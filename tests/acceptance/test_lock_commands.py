@@ -301,7 +301,7 @@ def test_without_a_command_the_lock_is_held_until_it_is_stopped(
         (["lock", "", "--", "true"], "is empty"),
         (["lock", "a/", "--", "true"], "ends with a slash"),
         (["lock", "a", "--ttl", "0s", "--", "true"], "TTL of 0"),
-        (["lock", "a", "--ttl", "500ms", "--", "true"], "at least 1 s"),
+        (["lock", "a", "--ttl", "500ms", "--", "true"], "at least 1s"),
         (["elect", "a/", "--", "true"], "ends with a slash"),
     ],
 )

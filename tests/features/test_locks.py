@@ -24,6 +24,7 @@ from mooring.errors import (
     Reentered,
 )
 from mooring.locks.held import Held
+from mooring.messages import verbatim
 from mooring.store import Delete, Put, Range, key, prefix
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy
@@ -419,7 +420,7 @@ async def test_a_cancellation_from_outside_wins_over_the_loss(hub: Hub, other: H
             try:
                 await asyncio.sleep(10)
             finally:
-                held._lose("for the test")
+                held._lose(verbatim("for the test"))
 
     task = asyncio.get_running_loop().create_task(body())
     await entered.wait()
@@ -443,7 +444,7 @@ async def test_a_simultaneous_cancellation_and_loss_is_a_cancellation(hub: Hub):
         entered = asyncio.get_running_loop().create_future()
         task = asyncio.get_running_loop().create_task(body())
         held = await entered
-        steps = [lambda held=held: held._lose("for the test"), task.cancel]
+        steps = [lambda held=held: held._lose(verbatim("for the test")), task.cancel]
         for step in steps if lost_first else reversed(steps):
             step()
         with pytest.raises(asyncio.CancelledError):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ from mooring.discovery.resilience import Outliers, Resilience, slow_start
 from mooring.discovery.selector import Explanation, Selector, exclusion
 from mooring.discovery.zones_and_panic import Contribution, Mode, ZonePicker, ZoneTallies, ZoneTally
 from mooring.errors import NoInstance
-from mooring.messages import Message, message
+from mooring.messages import Message, combined, message
 from mooring.model import Instance
 
 _STEPS = 20
@@ -326,17 +327,23 @@ class Rotation:
         first = min(member.rank for member in others)
         return random.choice([member for member in others if member.rank == first]).node
 
-    def unavailable_reason(self) -> str:
+    def unavailable_reason(self) -> Message:
         """Why no instance may be called."""
         if not self._members:
-            return f"{self._service}: no instance is registered"
-        reasons: dict[str, int] = {}
+            return message("no_instance_registered", service=self._service)
+        counts: Counter[str] = Counter()
+        reasons: dict[str, Message] = {}
         for member in self._members.values():
-            default = "unhealthy" if member.reachable else "no connection"
-            reason = default if member.exclusion is None else member.exclusion.text
-            reasons[reason] = reasons.get(reason, 0) + 1
-        why = ", ".join(f"{count} × {reason}" for reason, count in list(reasons.items())[:5])
-        return f"{self._service}: none of {len(self._members)} instances may be called: {why}"
+            default = message("not_healthy" if member.reachable else "no_connection")
+            reason = member.exclusion or default
+            counts[reason.text] += 1
+            reasons[reason.text] = reason
+        why = combined(
+            message("count_of_reason", count=counts[text], reason=reason)
+            for text, reason in [*reasons.items()][:5]
+        )
+        total = len(self._members)
+        return message("no_instance_callable", service=self._service, total=total, reasons=why)
 
     def finished(self, node: Node, seconds: float, ok: bool | None, now: float) -> bool:
         """A call ended. `ok` is None if it was cancelled, which does not count. Returns whether the

@@ -189,13 +189,18 @@ class View:
             async with asyncio.timeout(timeout):
                 while self.rotation.available < count:
                     if self._mirror.closed:
-                        raise Closed(f"the view of {self.service} is closed")
+                        raise Closed(message("view_closed", service=self.service))
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             raise NoInstance(
-                f"{self.service} has {self.rotation.available} of {count} instances that may be "
-                f"called after {timeout:g} s"
+                message(
+                    "too_few_instances",
+                    service=self.service,
+                    available=self.rotation.available,
+                    count=count,
+                    seconds=timeout,
+                )
             ) from None
 
     async def __aenter__(self) -> Self:
@@ -221,9 +226,10 @@ class View:
             pass
         if self._mirror.loaded:
             return
-        reason = str(self._mirror.error or "no response in time")
+        error = self._mirror.error
+        reason = message("no_reply_in_time") if error is None else error.message
         if copy is None:
-            raise Unavailable(f"the instances of {self.service} cannot be read: {reason}")
+            raise Unavailable(message("instances_unreadable", service=self.service, reason=reason))
         log.warning("%s: uses the copy from %s: %s", self.service, copy.saved_at, reason)
         self._from_disk = True
         instances = {instance.id: instance for instance in copy.instances}

@@ -101,7 +101,7 @@ class TargetResolver:
             for member in in_turn(view.rotation, self._salt)
         ]
         if not hosts:
-            return "", view.rotation.unavailable_reason()
+            return "", str(view.rotation.unavailable_reason())
         lookups = await asyncio.gather(*(self._lookup(host, port) for host, port in hosts))
         self._last_lookups = {
             host: addresses

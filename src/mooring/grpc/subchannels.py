@@ -317,7 +317,7 @@ class Subchannels:
         if rotation is None or self._connecting or len(rotation.picker):
             return ""
         reasons = islice(self._unconnected.values(), _MAX_REASONS)
-        return "; ".join((rotation.unavailable_reason(), *reasons))
+        return "; ".join((str(rotation.unavailable_reason()), *reasons))
 
     async def find_reasons(self) -> None:
         """Ask gRPC why instances have no connection, at most once a second for all calls."""

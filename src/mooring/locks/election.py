@@ -15,6 +15,7 @@ from mooring.locks.lock import Lock, check_name, check_times
 from mooring.locks.ordering import ELECTION_RULE
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
+from mooring.messages import message
 from mooring.store.contract import Entry, Put
 
 
@@ -42,7 +43,7 @@ class Leadership(Held):
         try:
             await self._queue.store.commit(put, require=[self.check])
         except Conflict:
-            self._lose("its key was deleted")
+            self._lose(message("key_deleted"))
             raise self._error() from None
 
     async def resign(self) -> None:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from mooring.errors import InvalidRequest, StaleToken
 from mooring.formatting import quoted
+from mooring.messages import message
 
 ParamStyle = Literal["qmark", "format", "numeric"]
 """The placeholders of a database driver: `?` (sqlite3), `%s` (psycopg), `$1` (asyncpg)."""
@@ -84,10 +85,8 @@ def check_token(token: object) -> None:
 
 
 def stale(resource: str, token: int, newest: int | None = None) -> StaleToken:
-    seen = f"{newest} was recorded" if newest is not None else "a newer one was recorded"
-    return StaleToken(
-        f"{quoted(resource)} rejects the fencing token {token}: {seen}; its holder lost the lock"
-    )
+    recorded = message("a_newer_one") if newest is None else str(newest)
+    return StaleToken(message("token_stale", resource=resource, token=str(token), newest=recorded))
 
 
 def _statements() -> Mapping[str, str]:

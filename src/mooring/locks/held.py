@@ -14,13 +14,12 @@ from mooring.formatting import quoted
 from mooring.locks.lease_pool import GRACE, PooledLease
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
+from mooring.messages import Message, message
 from mooring.store.contract import Check
 
 log = logging.getLogger(__name__)
 
 State = Literal["held", "suspended", "lost", "released"]
-
-_LATE = "its lease was not renewed in time"
 
 
 class Held:
@@ -37,7 +36,7 @@ class Held:
         self._queue, self._waiter, self._lease, self._by = queue, waiter, lease, by
         self._guarded = False
         """Whether its owner is recorded, so that it cannot deadlock by entering the lock again."""
-        self._reason = ""
+        self._reason: Message | None = None
         self._released = False
         self._scope: asyncio.Task[object] | None = None
         self._cancelling = 0
@@ -100,16 +99,14 @@ class Held:
         return self._queue.leases.forked
 
     def _not_held(self) -> NotHeld:
-        why = "is held by the parent process" if self._forked else "was released"
-        return NotHeld(f"the lock {quoted(self.name)} {why}")
+        kind = "lock_of_parent" if self._forked else "lock_released"
+        return NotHeld(message(kind, name=self.name))
 
     def _error(self) -> LockLost:
-        reason = self._reason or _LATE
-        return LockLost(
-            f"the lock {quoted(self.name)} is lost: {reason}; another contender may hold it"
-        )
+        reason = self._reason or message("lease_late")
+        return LockLost(message("lock_lost", name=self.name, reason=reason))
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: Message) -> None:
         if self._reason or self._released:
             return
         self._reason = reason
@@ -137,7 +134,7 @@ class Held:
         self._released = True
         self._stop_watching()
         if lost:
-            self._reason = self._reason or _LATE
+            self._reason = self._reason or message("lease_late")
             self.lost.set()
             self._queue.leases.discard_soon(self._lease)
             raise self._error()
@@ -153,7 +150,7 @@ class Held:
             await self._queue.leases.discard(self._lease)
             raise
         if not existed:
-            self._reason = "its key was gone when it was released"
+            self._reason = message("key_gone_at_release")
             self.lost.set()
             await self._queue.leases.discard(self._lease)
             raise self._error()

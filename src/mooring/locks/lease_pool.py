@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from mooring.durations import format_duration
 from mooring.errors import Closed, InvalidRequest, LeaseNotFound, MooringError, StoreError
+from mooring.messages import Message, message, verbatim
 from mooring.session import Session
 from mooring.store.contract import Store
 from mooring.tasks import Tasks
@@ -53,7 +54,7 @@ class PooledLease:
         """Whether another contender used it before."""
         self.taken = False
         """Whether a key may be attached to it: set before writing one."""
-        self.lost: Callable[[str], None] | None = None
+        self.lost: Callable[[Message], None] | None = None
         self.watch: asyncio.Task[object] | None = None
         self.end: asyncio.Task[object] | None = None
         """Revokes the lease; None until that has begun."""
@@ -93,7 +94,7 @@ class LeasePool:
         """A lease for one contender. Raises the errors of `Store.grant`, and `InvalidRequest` if
         the store grants only longer leases. A cancelled call leaves no lease behind."""
         if self.closed:
-            raise Closed(f"{self._store.url} is closed")
+            raise Closed(message("store_closed", store=verbatim(self._store.url)))
         idle = self._idle.get(ttl, [])
         while idle:
             lease = idle.pop()
@@ -127,8 +128,12 @@ class LeasePool:
             if session.ttl > math.ceil(ttl):
                 await self.discard(lease)
                 raise InvalidRequest(
-                    f"a TTL of {format_duration(ttl)} is too short for {self._store.url}: it "
-                    f"must be at least {format_duration(session.ttl)}"
+                    message(
+                        "ttl_too_short",
+                        ttl=format_duration(ttl),
+                        store=verbatim(self._store.url),
+                        least=format_duration(session.ttl),
+                    )
                 )
         except MooringError as error:
             return error
@@ -138,7 +143,7 @@ class LeasePool:
         return lease
 
     def _closed_meanwhile(self) -> Closed:
-        return Closed(f"{self._store.url} was closed meanwhile")
+        return Closed(message("store_closed_meanwhile", store=verbatim(self._store.url)))
 
     def _return_unclaimed(self, task: asyncio.Task[object]) -> None:
         if not task.cancelled() and isinstance(lease := task.result(), PooledLease):
@@ -147,7 +152,7 @@ class LeasePool:
     async def _await_loss(self, lease: PooledLease) -> None:
         await lease.session.lost.wait()
         if lease.lost is not None:
-            lease.lost("its lease was not renewed in time, or was revoked")
+            lease.lost(message("lease_lost"))
 
     def give(self, lease: PooledLease) -> None:
         """Return a lease to which no key is attached to the pool."""
@@ -210,7 +215,7 @@ class LeasePool:
         self.closed = True
         for lease in tuple(self._all):
             if lease.lost is not None:
-                lease.lost("the hub was closed")
+                lease.lost(message("hub_closed"))
         if self._sweeping is not None:
             self._sweeping.cancel()
         for lease in tuple(self._all):

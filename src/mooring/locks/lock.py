@@ -22,7 +22,6 @@ from mooring.errors import (
     StoreError,
     Unavailable,
 )
-from mooring.formatting import quoted
 from mooring.locks.held import Held, caller, has_ended
 from mooring.locks.lease_pool import GRACE, PooledLease, wait_up_to
 from mooring.locks.ordering import (
@@ -34,6 +33,7 @@ from mooring.locks.ordering import (
 )
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
+from mooring.messages import Message, message
 from mooring.store.validation import check_ttl
 from mooring.tasks import Backoff
 
@@ -46,31 +46,32 @@ TRY_WITHIN = 3.0
 def check_name(name: str) -> bytes:
     """The prefix of the keys of a lock's contenders. Raises `InvalidName`. A name may contain
     slashes, but not end with one."""
-    if not isinstance(name, str):
-        raise InvalidName(f"a lock's name must be text, not {type(name).__name__}")
     problem = ""
-    if not name:
-        problem = "is empty"
+    if not isinstance(name, str):
+        problem = "name_not_text"
+    elif not name:
+        problem = "name_empty"
     elif name.endswith("/"):
-        problem = "ends with a slash: Mooring adds the slash before the contenders' keys"
+        problem = "name_ends_with_slash"
     elif any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
-        problem = "contains a control character"
+        problem = "name_has_control"
     if problem:
-        raise InvalidName(f"the lock name {quoted(name)} {problem}")
+        what = message("what_lock")
+        raise InvalidName(message("name_invalid", what=what, name=name, problem=message(problem)))
     return name.encode() + b"/"
 
 
 def check_times(ttl: float, timeout: float | None) -> None:
     """Raise `InvalidRequest` for an invalid TTL or timeout."""
     if isinstance(ttl, bool):
-        raise InvalidRequest(f"a TTL of {ttl} is invalid: it must be a number of seconds")
+        raise InvalidRequest(message("ttl_not_a_number", ttl=ttl))
     check_ttl(ttl)
     if ttl < 1:
-        raise InvalidRequest(f"a TTL of {ttl} s is too short: it must be at least 1 s")
-    if timeout is not None and not _is_timeout(timeout):
         raise InvalidRequest(
-            f"timeout={quoted(timeout)} is invalid: it must be at least 0 seconds, or None"
+            message("ttl_too_short", ttl=format_duration(ttl), store=None, least="1s")
         )
+    if timeout is not None and not _is_timeout(timeout):
+        raise InvalidRequest(message("timeout_invalid", timeout=timeout))
 
 
 def _is_timeout(value: object) -> bool:
@@ -146,38 +147,44 @@ class Lock:
         except TimeoutError:
             if not timer.expired():
                 raise
-            reason = f"the store did not answer within {format_duration(TRY_WITHIN)}"
+            reason = message("store_silent", seconds=format_duration(TRY_WITHIN))
             raise self._not_held(reason, used) from None
 
-    def _not_held(self, reason: str, used: Iterable[PooledLease]) -> StoreError:
+    def _not_held(self, reason: Message, used: Iterable[PooledLease]) -> StoreError:
         """The error for a store that does not answer."""
-        problem = f"the lock {quoted(self.name)} is not held"
         if remains := self._remaining_key(used):
-            return OutcomeUnknown(f"{problem}: {reason}{remains}")
-        return Unavailable(f"{problem}, and no key is left behind: {reason}")
+            return OutcomeUnknown(
+                message("lock_not_held", name=self.name, reason=reason, remains=remains)
+            )
+        return Unavailable(message("lock_not_held_without_key", name=self.name, reason=reason))
 
-    def _remaining_key(self, used: Iterable[PooledLease]) -> str:
+    def _remaining_key(self, used: Iterable[PooledLease]) -> Message | None:
         """A note for an error if a key of ours may still be in the store."""
         if not any(lease.leaves_key for lease in used):
-            return ""
-        return (
-            "; the store did not confirm the deletion of its key, which may block other contenders "
-            f"until its TTL of {format_duration(self._ttl)} ends"
-        )
+            return None
+        return message("lock_key_remains", ttl=format_duration(self._ttl))
 
     def _timed_out(self, used: Iterable[PooledLease] = ()) -> LockTimeout:
         """The error after a timeout. It names the holder if it is known."""
         order = self._queue.known(self._start)
         first = order.first if order is not None else None
-        holder = ""
+        holder = token = others = None
         if order is not None and first is not None:
-            name = decode_value(first.value).by or f"the key {quoted(first.key)}"
-            others = f", {len(order) - 1} more waiting" if len(order) > 1 else ""
-            holder = f": held by {name} (token {first.created}){others}"
-        when = f"within {format_duration(self._timeout)}" if self._timeout else "immediately"
+            holder = decode_value(first.value).by or message("the_key", key=first.key)
+            token, others = str(first.created), len(order) - 1 or None
+        when = message("immediately")
+        if self._timeout:
+            when = message("within_time", seconds=format_duration(self._timeout))
         return LockTimeout(
-            f"the lock {quoted(self.name)} was not acquired {when}{holder}"
-            f"{self._remaining_key(used)}"
+            message(
+                "lock_timeout",
+                name=self.name,
+                when=when,
+                holder=holder,
+                token=token,
+                others=others,
+                remains=self._remaining_key(used),
+            )
         )
 
     async def _acquire(self, *, wait: bool, used: list[PooledLease]) -> Held | None:
@@ -187,10 +194,7 @@ class Lock:
         if self._reentrant:
             return await self._contend(by, wait, used)
         if (self._start, by) in self._queue.owners:
-            raise Reentered(
-                f"the lock {quoted(self.name)} is already held or waited for by this task, which "
-                "would deadlock; pass the held lock on instead"
-            )
+            raise Reentered(message("lock_reentered", name=self.name))
         self._queue.owners.add((self._start, by))
         held = None
         try:
@@ -252,7 +256,7 @@ class Lock:
             except OutcomeUnknown as error:
                 await self._queue.leases.discard(lease)
                 if unknown:
-                    raise self._not_held(str(error), used) from error
+                    raise self._not_held(error.message, used) from error
                 unknown = True
             except LeaseNotFound:
                 await self._queue.leases.discard(lease)
@@ -297,7 +301,7 @@ class Lock:
         if self._queue.leases.forked:
             return
         if not self._entered:
-            raise NotHeld(f"the lock {quoted(self.name)} was not entered")
+            raise NotHeld(message("lock_not_entered", name=self.name))
         _, held = self._entered.pop(self._leaving() if len(self._entered) > 1 else 0)
         await held.__aexit__(kind, error, trace)
 
@@ -308,9 +312,5 @@ class Lock:
             return own[-1]
         ended = [n for n, (entered_by, _) in enumerate(self._entered) if has_ended(entered_by)]
         if len(ended) != 1:
-            raise NotHeld(
-                f"the lock {quoted(self.name)} was entered by several tasks, and it is unclear "
-                "which of them leaves it here: leave it in the task that entered it, or use "
-                "`acquire` and `release`"
-            )
+            raise NotHeld(message("lock_left_unclearly", name=self.name))
         return ended[0]

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 from sortedcontainers import SortedDict, SortedList
 
-from mooring.formatting import quoted
+from mooring.messages import Message, message
 from mooring.store.contract import Entry
 
 Position = tuple[int, bytes]
@@ -208,18 +208,17 @@ class BarrierRule:
         return all(passed for position, passed in order.parties() if position[0] <= bound)
 
 
-def misfit(start: bytes, first: Entry, key: bytes, rule: Rule) -> str:
-    """Why a key with this rule does not fit behind the first contender; empty if it does."""
+def misfit(start: bytes, first: Entry, key: bytes, rule: Rule) -> Message | None:
+    """Why a key with this rule does not fit behind the first contender; None if it does."""
     if first.key == key:
-        return ""
+        return None
     name, value = start[:-1].decode(errors="replace"), decode_value(first.value)
     if value.kind not in rule.kinds:
-        by = quoted(value.by or first.key)
-        return f"{quoted(name)} is used as another kind of lock, by {by}: choose another name"
+        return message("lock_of_another_kind", name=name, by=value.by or first.key)
     size = getattr(rule, "size", value.size)
     if value.size != size:
-        return f"{quoted(name)} has size {value.size} for {value.by}, not {size}: use the same size"
-    return ""
+        return message("lock_of_another_size", name=name, size=value.size, by=value.by, wanted=size)
+    return None
 
 
 EXCLUSIVE_RULE = ExclusiveRule()

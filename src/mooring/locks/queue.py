@@ -26,6 +26,7 @@ from mooring.formatting import readable
 from mooring.locks.lease_pool import LeasePool, PooledLease
 from mooring.locks.ordering import QueueOrder, Rule, misfit
 from mooring.locks.watched_queue import CROWD, Waiter, WatchedQueue
+from mooring.messages import message, verbatim
 from mooring.store.contract import (
     Delete,
     Entry,
@@ -92,7 +93,7 @@ class Queue:
             if not self._joining[start]:
                 del self._joining[start]
         if self.closed:  # closed meanwhile: the lease is being revoked
-            raise Closed(f"{self.store.url} was closed meanwhile")
+            raise Closed(message("store_closed_meanwhile", store=verbatim(self.store.url)))
         await self._find_place(waiter, head, certain=certain)
         if start in self._views or not waiter.admitted:
             self.view(start).add(waiter)
@@ -142,7 +143,7 @@ class Queue:
         name = start + b"%x" % lease
         entry = (await self.store.read(key(name))).first
         if entry is None:
-            raise LockLost(f"the queue entry {readable(name)} was deleted meanwhile")
+            raise LockLost(message("queue_entry_deleted", key=name))
         if entry.value != value:
             await self.store.commit(
                 Put(name, value, lease), require=[created_at(name, entry.created)]
@@ -209,7 +210,7 @@ class Queue:
     def view(self, start: bytes) -> WatchedQueue:
         if (view := self._views.get(start)) is None:
             if self.closed:
-                raise Closed(f"{self.store.url} is closed")
+                raise Closed(message("store_closed", store=verbatim(self.store.url)))
             view = self._views[start] = WatchedQueue(self.store, start, self._end)
         return view
 

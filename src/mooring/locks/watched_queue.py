@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from sortedcontainers import SortedDict
 
 from mooring.errors import InvalidRequest, LockLost
-from mooring.formatting import readable
 from mooring.locks.ordering import Position, QueueOrder, Rule, misfit
+from mooring.messages import Message, message
 from mooring.mirror import Mirror, RangeFeed, RangeSteps, Steps, Update
 from mooring.store.contract import Check, Entry, Range, Store, Watch, created_at, prefix
 
@@ -28,11 +28,11 @@ class Waiter:
         self.rule = rule
         self.fresh = fresh
         """Whether joining created the key; else it already existed, with the same lease."""
-        self.gone = ""
-        """Why the key is gone; empty while it exists."""
-        self.rejection = ""
-        """Why it cannot be in this queue; empty if it can."""
-        self.on_gone: Callable[[str], None] | None = None
+        self.gone: Message | None = None
+        """Why the key is gone; None while it exists."""
+        self.rejection: Message | None = None
+        """Why it cannot be in this queue; None if it can."""
+        self.on_gone: Callable[[Message], None] | None = None
         self._turn: asyncio.Future[None] | None = None
         self.admitted = False
 
@@ -52,7 +52,7 @@ class Waiter:
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         if self.gone:
-            raise LockLost(f"the queue entry {readable(self.key)} is gone: {self.gone}")
+            raise LockLost(message("queue_entry_gone", key=self.key, reason=self.gone))
         if self.rejection:
             raise InvalidRequest(self.rejection)
 
@@ -60,11 +60,11 @@ class Waiter:
         self.admitted = True
         self._wake()
 
-    def reject(self, reason: str) -> None:
+    def reject(self, reason: Message) -> None:
         self.rejection = reason
         self._wake()
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: Message) -> None:
         if not self.gone:
             self.gone = reason
             self._wake()
@@ -195,11 +195,11 @@ class WatchedQueue:
         if problem := misfit(self.start, first, waiter.key, waiter.rule):
             self.forget(waiter)
             waiter.reject(problem)
-        return bool(problem)
+        return problem is not None
 
     def _lose(self, waiter: Waiter) -> None:
         self.forget(waiter)
-        waiter.lose("its key was deleted")
+        waiter.lose(message("key_deleted"))
 
 
 class StandingFeed(RangeFeed):

@@ -195,7 +195,77 @@ TEXTS: Mapping[str, str] = {
     "signals_in_main_thread": "signals reach the main thread only: call until_stopped there",
     "layout_lacks": "the layout {name!q} has no {feature}: use tree, or Redis",
     "what_configuration": "configuration",
+    "session_lost": (
+        "the session of lease {lease} is {state}: its keys are gone or about to be; open another"
+    ),
+    "mirror_closed": "the mirror of {name} is closed: create a new one",
+    "not_followed": "{name} cannot be followed: {problem}",
+    "hub_not_open": "{url} is not open: use `async with mooring.connect(…) as hub`",
+    "hub_forked": "{url} was opened before a fork: open it after, in each process",
+    "registry_only": (
+        "{url} contains only a registry: locks, tenants and your own keys need a store. Name both: "
+        'connect("etcd://…", registry="{scheme}://…"), or --store and --registry'
+    ),
+    "view_closed": "the view of {service} is closed",
+    "too_few_instances": (
+        "{service} has {available} of {count} instances that may be called after {seconds} s"
+    ),
+    "instances_unreadable": "the instances of {service} cannot be read: {reason}",
+    "no_reply_in_time": "no response in time",
+    "no_instance_registered": "{service}: no instance is registered",
+    "no_instance_callable": "{service}: none of {total} instances may be called: {reasons}",
+    "count_of_reason": "{count} × {reason}",
+    "not_healthy": "unhealthy",
     # Locks.
+    "what_lock": "lock",
+    "name_ends_with_slash": "ends with a slash: Mooring adds the slash before the contenders' keys",
+    "ttl_not_a_number": "a TTL of {ttl} is invalid: it must be a number of seconds",
+    "ttl_too_short": "a TTL of {ttl} is too short[ for {store}]: it must be at least {least}",
+    "timeout_invalid": "timeout={timeout!q} is invalid: it must be at least 0 seconds, or None",
+    "lock_timeout": (
+        "the lock {name!q} was not acquired {when}[: held by {holder} (token {token})][, {others} "
+        "more waiting][; {remains}]"
+    ),
+    "within_time": "within {seconds}",
+    "immediately": "immediately",
+    "lock_not_held": "the lock {name!q} is not held: {reason}; {remains}",
+    "lock_not_held_without_key": (
+        "the lock {name!q} is not held, and no key is left behind: {reason}"
+    ),
+    "lock_key_remains": (
+        "the store did not confirm the deletion of its key, which may block other contenders until "
+        "its TTL of {ttl} ends"
+    ),
+    "store_silent": "the store did not answer within {seconds}",
+    "the_key": "the key {key!q}",
+    "lock_reentered": (
+        "the lock {name!q} is already held or waited for by this task, which would deadlock; pass "
+        "the held lock on instead"
+    ),
+    "lock_not_entered": "the lock {name!q} was not entered",
+    "lock_left_unclearly": (
+        "the lock {name!q} was entered by several tasks, and it is unclear which of them leaves it "
+        "here: leave it in the task that entered it, or use `acquire` and `release`"
+    ),
+    "lock_released": "the lock {name!q} was released",
+    "lock_of_parent": "the lock {name!q} is held by the parent process",
+    "lock_lost": "the lock {name!q} is lost: {reason}; another contender may hold it",
+    "lease_late": "its lease was not renewed in time",
+    "lease_lost": "its lease was not renewed in time, or was revoked",
+    "key_deleted": "its key was deleted",
+    "key_gone_at_release": "its key was gone when it was released",
+    "hub_closed": "the hub was closed",
+    "queue_entry_deleted": "the queue entry {key} was deleted meanwhile",
+    "queue_entry_gone": "the queue entry {key} is gone: {reason}",
+    "lock_of_another_kind": (
+        "{name!q} is used as another kind of lock, by {by!q}: choose another name"
+    ),
+    "lock_of_another_size": "{name!q} has size {size} for {by}, not {wanted}: use the same size",
+    "token_stale": (
+        "{resource!q} rejects the fencing token {token}: {newest} was recorded; its holder lost "
+        "the lock"
+    ),
+    "a_newer_one": "a newer one",
     # Redis.
     "op_heartbeat": "heartbeat of {service}[ {id}]",
     "op_registration": "registration of {service} {id}",
