@@ -96,11 +96,9 @@ def _read(path: Path) -> bytes:
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = [
+LISTENER_OPTIONS = (
     # Otherwise two servers on one port would both start and share the connections.
     ("grpc.so_reuseport", 0),
-    # Larger messages must be received to reject them with etcd's error.
-    ("grpc.max_receive_message_length", 8 * MAX_MESSAGE),
     ("grpc.max_send_message_length", -1),
     # Accepts pings of clients as often as etcd; gRPC's default minimum is five minutes.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -108,6 +106,13 @@ _OPTIONS = [
     # Detects clients that disappeared, and frees their watches and connections.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
+)
+"""The options of every server that `listen` binds."""
+
+_OPTIONS = [
+    *LISTENER_OPTIONS,
+    # Larger messages must be received to reject them with etcd's error.
+    ("grpc.max_receive_message_length", 8 * MAX_MESSAGE),
     # The number of queued calls, and their maximum wait in seconds: gRPC's defaults of 3,000 and
     # 30 s would cancel calls of clients that send many at once.
     ("grpc.server.max_pending_requests", 100_000),

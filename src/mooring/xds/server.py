@@ -17,7 +17,7 @@ from prometheus_client import Counter, Gauge
 from mooring import __version__
 from mooring.connection_limit import ConnectionLimit
 from mooring.etcd_server.connections import ServerSockets
-from mooring.etcd_server.server import ServerTLS, listen
+from mooring.etcd_server.server import LISTENER_OPTIONS, ServerTLS, listen
 from mooring.formatting import quoted
 from mooring.hub import Hub
 from mooring.store.etcd.grpc_shutdown import stop
@@ -222,18 +222,6 @@ class IncrementalStream(AdsStream[Incremental]):
         )
 
 
-_OPTIONS = [
-    # Otherwise two servers could bind the same port and share its clients.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_send_message_length", -1),
-    # Accept frequent pings; gRPC's default minimum is five minutes.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Detect clients that vanished without closing the connection.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
-]
-
 _CLOSE_TIMEOUT = 1.0  # seconds in which the streams end
 
 
@@ -273,7 +261,7 @@ class ControlPlane:
 
     async def __aenter__(self) -> Self:
         self._catalogue = Catalogue(self._hub.registry, interval=self._interval)
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=LISTENER_OPTIONS)
         self.port = listen(server, self._bind, self._tls)
         methods = {
             proto.STREAM.rpartition("/")[2]: self._method(StateOfTheWorldStream, "Discovery"),
