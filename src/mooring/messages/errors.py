@@ -444,7 +444,7 @@ TEXTS: Mapping[str, str] = {
     ),
     "another_process": "another process",
     "file_is_folder": "{path} is a folder: name a file in it",
-    "file_outside_folder": "{folder} is not a folder: name a file in a folder",
+    "file_outside_folder": "{path} is not in a folder: name a file in a folder",
     "file_not_opened": "{path} cannot be opened: {problem}",
     "file_no_store": "{path} cannot be opened as a store: {problem}",
     "file_not_read": "{path} cannot be read as a store: {problem}",

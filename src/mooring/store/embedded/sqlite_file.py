@@ -199,8 +199,7 @@ def _open(path: Path) -> tuple[int, sqlite3.Connection]:
         owner = file_lock.acquire(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if misplaced(error):
-            folder = str(path.parent)
-            raise InvalidURL(message("file_outside_folder", folder=folder)) from error
+            raise InvalidURL(message("file_outside_folder", path=str(path))) from error
         raise StoreError(message("file_not_opened", path=str(path), problem=error)) from error
     with _closing_on_error(path, owner) as opened:
         path.touch(mode=0o600)
@@ -391,9 +390,7 @@ def backup(path: Path, target: Path) -> None:
             file, name = mkstemp(".unfinished", f"{target.name}.", target.parent)
         except OSError as error:
             if misplaced(error):
-                raise InvalidRequest(
-                    message("file_outside_folder", folder=str(target.parent))
-                ) from error
+                raise InvalidRequest(message("file_outside_folder", path=str(target))) from error
             raise StoreError(
                 message("file_not_written", path=str(target), problem=error)
             ) from error

@@ -412,7 +412,7 @@ export default {
     "{path} 正被 {holder} 使用：一个存储只能由一个进程打开；请停止该进程，或通过它访问存储（mooring serve）",
   another_process: "另一个进程",
   file_is_folder: "{path} 是文件夹：请指定其中的文件",
-  file_outside_folder: "{folder} 不是文件夹：请指定文件夹中的文件",
+  file_outside_folder: "{path} 不在文件夹中：请指定文件夹中的文件",
   file_not_opened: "无法打开 {path}：{problem}",
   file_no_store: "无法将 {path} 作为存储打开：{problem}",
   file_not_read: "无法将 {path} 作为存储读取：{problem}",
