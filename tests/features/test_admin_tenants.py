@@ -359,7 +359,7 @@ async def test_a_server_without_a_key_does_not_reveal_whether_a_guessed_password
         right, wrong_one = (answer.json() for answer in published)
         assert right.pop("version") + 1 == wrong_one.pop("version")
         assert right == wrong_one
-        assert "clear text" in right["warnings"][0]
+        assert "clear text" in right["warnings"][0]["text"]
 
 
 @on_stores

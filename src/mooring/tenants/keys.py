@@ -162,7 +162,7 @@ class TenantKeys:
         path = joined(path)
         if path not in COMMON and not (path.startswith(PLATFORM) and len(path) > len(PLATFORM)):
             raise InvalidRequest(message("setting_unknown", path=path, known=COMMON))
-        check_text("the path", path)
+        check_text("path", path)
         return f"{self.namespace}/{path}".encode()
 
     def history(self, owner: Owner, number: int, page: int = 1) -> bytes:

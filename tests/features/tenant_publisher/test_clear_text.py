@@ -154,7 +154,7 @@ async def test_without_encrypted_passwords_clear_text_is_stored_with_a_warning(
 ):
     done = await keyless.apply(document(1))
     assert "database/query is stored in clear text" in caplog.text
-    assert any("clear text" in remark for remark in done.remarks)
+    assert any("clear text" in remark.text for remark in done.remarks)
     caplog.clear()
     again = await keyless.put(1, "storage", {"uploadQuotaGb": 9})
     kept = await keyless.put(1, "database/query", {"driver": "mysql", "database": "other"})
@@ -168,9 +168,9 @@ async def test_clear_text_secrets_of_all_tenants_are_stored_with_a_warning(
     done = await publisher.put_common("platform/configs/mail", {"host": "mx", "password": "pw"})
     warning = "platform/configs/mail: password is stored in clear text"
     assert warning in caplog.text
-    assert warning in done.remarks[0]
+    assert warning in done.remarks[0].text
     done = await publisher.put_common("platform/configs/smtp-password", "pw")
-    assert "platform/configs/smtp-password is stored in clear text" in done.remarks[0]
+    assert "platform/configs/smtp-password is stored in clear text" in done.remarks[0].text
     caplog.clear()
     done = await publisher.put_common("platform/configs/theme", {"colour": "blue"})
     removed = await publisher.remove_common("platform/configs/mail")
@@ -188,9 +188,9 @@ async def test_other_secrets_of_a_tenant_are_stored_with_a_warning(
     done = await publisher.put(1, "database/query", value)
     warning = "database/query: replicaPassword is stored in clear text"
     assert warning in caplog.text
-    assert [warning in remark for remark in done.remarks] == [True]
+    assert [warning in remark.text for remark in done.remarks] == [True]
     done = await publisher.put(1, "storage", {"extra": {"secretKey": "pw", "region": "eu"}})
-    assert ["storage: secretKey is stored" in remark for remark in done.remarks] == [True]
+    assert ["storage: secretKey is stored" in remark.text for remark in done.remarks] == [True]
     caplog.clear()
     hashed = await publisher.put(1, "ftp/one", {"passwordHash": "$2a$10$x"})
     removed = await publisher.remove(1, "storage")

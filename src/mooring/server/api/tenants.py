@@ -127,10 +127,8 @@ class PublishReport(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[PartChange]
     lost: list[str]
     """What a rollback could not restore."""
-    warnings: list[str] = []
-    """Warnings for the operator, such as a password that is stored in clear text, in English."""
-    messages: list[Message] = []
-    """The warnings as data."""
+    warnings: list[Message] = []
+    """Warnings for the operator, such as a password that is stored in clear text."""
 
 
 class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -374,7 +372,6 @@ def _report(result: PublishResult) -> PublishReport:
         changes=part_changes(result.changes),
         lost=list(result.lost),
         warnings=list(result.remarks),
-        messages=list(result.messages),
     )
 
 

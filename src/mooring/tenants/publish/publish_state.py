@@ -42,13 +42,8 @@ class PublishResult(msgspec.Struct, frozen=True):
     """The commits that it took: more than one if it was too large for one."""
     lost: tuple[str, ...] = ()
     """What a rollback could not restore: the history was written without a key."""
-    messages: tuple[Message, ...] = ()
-    """Remarks for operators, for example about passwords in clear text."""
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """The messages in English."""
-        return tuple(message.text for message in self.messages)
+    remarks: tuple[Message, ...] = ()
+    """For operators, for example about passwords in clear text."""
 
 
 class Attempt(msgspec.Struct, frozen=True):

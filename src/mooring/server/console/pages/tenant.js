@@ -170,10 +170,10 @@ export function page(app, [id, verb]) {
   };
 }
 
-/** Report success, and any messages for the operator. */
-export function published({ messages }, words) {
+/** Report success, and any warnings for the operator. */
+export function published({ warnings }, words) {
   note(words);
-  for (const message of messages) note(plain(say(message), 400), "bad");
+  for (const warning of warnings) note(plain(say(warning), 400), "bad");
 }
 
 export const pretty = (document) => JSON.stringify(document, null, 2);
