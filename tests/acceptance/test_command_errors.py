@@ -41,7 +41,7 @@ tenant export {s} {f}                                 name a file in a folder
 tenant export {s} --tenant x                          Invalid value for '--tenant'
 tenant publish {s} {f}/none.yaml                      cannot be read
 tenant publish {s} {f}/folder                         has no file that ends with
-tenant publish {s} {f}/binary                         is not text in UTF-8
+tenant publish {s} {f}/binary                         the text is not UTF-8
 tenant diff {s} {f}/none.yaml                         cannot be read
 tenant show {s} 0                                     Invalid value for 'ID'
 tenant list {s} --status nix                          unknown status 'nix'

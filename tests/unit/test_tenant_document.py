@@ -67,7 +67,7 @@ def test_yaml_and_json_are_equivalent(tmp_path: Path):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
-    with pytest.raises(InvalidRequest, match=r"none\.yaml: No such file"):
+    with pytest.raises(InvalidRequest, match=r"none\.yaml: cannot be read: No such file"):
         load(tmp_path / "none.yaml")
     broken = tmp_path / "broken.yaml"
     broken.write_bytes(b"\xff\xfe\xff")

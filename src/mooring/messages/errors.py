@@ -533,6 +533,7 @@ TEXTS: Mapping[str, str] = {
     "exempt_invalid": "{path!q} cannot be exempt: write a path like '/health'",
     "keep_too_small": "keep must be at least 1",
     # Documents of tenants.
+    "document_unreadable": "cannot be read: {reason}",
     "document_not_map": "a tenant's file is a map with {names}",
     "document_without_id": "id is missing: the number of the tenant",
     "several_documents": "it contains {count} documents: one is expected",

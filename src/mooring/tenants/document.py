@@ -54,7 +54,8 @@ def load_all(file: Path) -> list[Document]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise _in_text(str(file), verbatim(reason(error))) from error
+        problem = message("document_unreadable", reason=verbatim(reason(error)))
+        raise _in_text(str(file), problem) from error
     except UnicodeDecodeError as error:
         raise _in_text(str(file), error) from error
     return read_all(text, of=str(file), as_json=file.suffix in JSON_SUFFIXES)

@@ -474,6 +474,7 @@ export default {
   exempt_invalid: "{path!q} 不能豁免：请写成 '/health' 这样的路径",
   keep_too_small: "keep 至少为 1",
   // Documents of tenants.
+  document_unreadable: "无法读取：{reason}",
   document_not_map: "租户的文件是一个包含 {names} 的映射",
   document_without_id: "缺少 id：即租户的编号",
   several_documents: "其中有 {count} 个文档：应当只有一个",
