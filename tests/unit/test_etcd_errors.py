@@ -50,3 +50,12 @@ def test_the_error_that_a_failure_becomes(code, text, writes, error):
     assert type(made) is error
     assert "/a" in str(made)
     assert "h:2379" in str(made)
+
+
+def test_the_reason_of_a_failure_is_a_message_of_its_own():
+    what, where = message("op_read", key="/a"), verbatim("h:2379")
+    lost = translate(Code.UNAVAILABLE, "Socket closed", where=where, what=what, writes=True)
+    reason = verbatim("Socket closed")
+    assert lost.message == message("store_reply_lost", operation=what, store=where, reason=reason)
+    silent = translate(Code.UNAVAILABLE, "", where=where, what=what, writes=False)
+    assert silent.message.params["reason"] == message("no_reason_given")

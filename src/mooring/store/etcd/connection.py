@@ -13,7 +13,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mooring.errors import AccessDenied, Closed, InvalidURL, OutcomeUnknown, StoreError, Unavailable
+from mooring.errors import (
+    AccessDenied,
+    Closed,
+    InvalidURL,
+    MooringError,
+    OutcomeUnknown,
+    StoreError,
+    Unavailable,
+)
 from mooring.messages import Message, message, verbatim
 from mooring.settings.connections import TLS, EtcdConnectionSettings
 from mooring.store.etcd.diagnosis import diagnose
@@ -109,7 +117,7 @@ class EtcdConnection:
 
     async def failure(
         self, error: grpc.aio.AioRpcError, what: Message, endpoint: EtcdEndpoint, writes: bool
-    ) -> Exception:
+    ) -> MooringError:
         """Mooring's error, with a diagnosis if gRPC could not connect."""
         text, where = error.details() or "", verbatim(endpoint.address)
         several = len(self.endpoints) > 1

@@ -87,7 +87,7 @@ def cancellation(text: str, start: bytes) -> StoreError:
 
 def translate(
     code: grpc.StatusCode, text: str, *, where: Message, what: Message, writes: bool
-) -> Exception:
+) -> MooringError:
     """The error for a call that is not retried."""
     verdict = judge(code, text)
     reason = shorten(text)

@@ -202,7 +202,7 @@ export default {
   json_has_no: "JSON 无法表示 {value!q}",
   healthy_not_boolean: "healthy 必须是 true 或 false，而不是 {value!q}",
   metrics_not_a_map: "metrics 必须是映射，而不是 {value!q}",
-  record_malformed: "{place} {problem}",
+  record_malformed: "{place}：{problem}",
   not_a_json_object: "不是 JSON 对象，而是 {value!q}",
   has_invalid_value: "有无效的值：{problem}",
   has_invalid_field: "{field} 的值无效：{problem}",
