@@ -186,6 +186,15 @@ def decode(path: str, raw: bytes) -> JSON:
     return value
 
 
+def json_object(raw: bytes) -> dict[str, JSON]:
+    """The fields of a stored JSON object; empty for anything else."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _is_deep(value: JSON) -> bool:
     return any(
         len(path) >= MAX_DEPTH and isinstance(inner, list | dict) for path, inner in walk(value)

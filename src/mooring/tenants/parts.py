@@ -27,7 +27,7 @@ from mooring.tenants.keys import (
     kind_of,
     name_of,
 )
-from mooring.tenants.model import UnreadableValue, decode
+from mooring.tenants.model import UnreadableValue, decode, json_object
 
 COMMIT_BYTES = MAX_REQUEST_BYTES - 64 * 1024
 """Bytes of one commit for the parts, their indexes and their history."""
@@ -138,12 +138,7 @@ def normalized_key(keys: TenantKeys, key: bytes) -> bytes:
 
 def holder(value: bytes) -> int:
     """The tenant in the value of an index entry; 0 if the value names none."""
-    try:
-        entry = msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return 0
-    if not isinstance(entry, dict):
-        return 0
+    entry = json_object(value)
     id = entry.get("tenantId") or entry.get("id")
     return id if isinstance(id, int) and is_id(str(id)) else 0
 

@@ -19,6 +19,7 @@ from mooring.tenants.model import (
     UnreadableValue,
     decode,
     encode,
+    json_object,
     parse_part,
     to_record,
 )
@@ -350,20 +351,12 @@ def _in_old_form(path: str, value: JSON, before: bytes | None, ring: Keyring) ->
         quoted = before is not None and before.strip().startswith(b'"')
         return msgspec.json.encode(value) if quoted else encode(path, value)
     if isinstance(value, dict) and before is not None:
-        old_fields = _object(before)
+        old_fields = json_object(before)
         if path == "storage":
             value = _old_storage(value, old_fields)
         elif kind_of(path) == "database" and "password" in old_fields:
             return msgspec.json.encode(unsealed(value, ring))
     return msgspec.json.encode(value)
-
-
-def _object(raw: bytes) -> dict[str, JSON]:
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _old_storage(value: dict[str, JSON], old_fields: Mapping[str, JSON]) -> dict[str, JSON]:

@@ -22,6 +22,7 @@ from mooring.model import JSON
 from mooring.store.contract import Check, Put, Store, Write, key, unchanged
 from mooring.tenants import history
 from mooring.tenants.keys import AREAS, Owner, TenantKeys, kind_of, named
+from mooring.tenants.model import json_object
 from mooring.tenants.parts import NOTHING_RESENT, Parts, Resent, read_in_slices
 from mooring.tenants.publish.merge import resealed
 from mooring.tenants.secrets import CURRENT, Keyring
@@ -80,7 +81,9 @@ class PasswordPlanner:
             return PasswordPlan()
         name = self._keys.encryption
         entry = (await self._store.read(key(name))).first
-        stored = None if entry is None else _decode_marker(entry.value)
+        stored = None
+        if entry is not None:
+            stored = EncryptionMarker(str(json_object(entry.value).get("keyId") or ""))
         marker, problem = await self._check(added, stored, refuse=refuse)
         new = marker != stored
         writes = (Put(name, msgspec.json.encode(marker)),) if new else ()
@@ -107,9 +110,12 @@ class PasswordPlanner:
         if ring.borrowed and own:
             foreign = await _foreign_key(self._store, self._keys, ring, marker)
             if foreign is not None:
-                names = {"variable": CURRENT[0], "common": CURRENT[1]}
                 return foreign, message(
-                    "password_key_foreign", key=foreign.key_id, own=ring.current, **names
+                    "password_key_foreign",
+                    key=foreign.key_id,
+                    own=ring.current,
+                    common=CURRENT[1],
+                    variable=CURRENT[0],
                 )
         if added.sealed and (marker is None or own):
             marker = EncryptionMarker(ring.current if own else min(added.sealed.values()))
@@ -156,17 +162,9 @@ async def _sealed_passwords(
     async with contextlib.aclosing(read_in_slices(store, keys.all)) as pieces:
         async for entries in pieces:
             for entry in entries:
-                fields = _fields(entry.value) if _ENCRYPTED.search(entry.value) else {}
+                fields = json_object(entry.value) if _ENCRYPTED.search(entry.value) else {}
                 if sealed := fields.get("passwordEncrypted"):
                     yield str(sealed), str(fields.get("passwordKeyId") or "")
-
-
-def _fields(raw: bytes) -> dict[str, object]:
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _added_passwords(before: Parts, after: Parts, resent: Resent) -> AddedPasswords:
@@ -207,13 +205,6 @@ def _clear_text_problem(
         path, sealed = added.clear[0], next(iter(added.sealed))
         return message("password_beside_sealed", path=path, sealed=sealed, remedy=ring.remedy)
     return None
-
-
-def _decode_marker(raw: bytes) -> EncryptionMarker:
-    try:
-        return msgspec.json.decode(raw, type=EncryptionMarker)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return EncryptionMarker()
 
 
 Progress = Callable[[int, int], None]

@@ -33,7 +33,6 @@ from mooring.tenants.keys import (
     check_id,
     joined,
     named,
-    naming,
 )
 from mooring.tenants.model import UnreadableValue, decode
 from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, stored_parts
@@ -128,8 +127,8 @@ class Publisher:
     async def remove(self, tenant: int, path: str) -> PublishResult:
         """Remove one part, or all of a kind: `ftp/USER`, `domain`, `storage`…"""
         if path == "meta":
-            with naming(tenant):
-                raise InvalidRequest(message("meta_required"))
+            problem = message("meta_required")
+            raise InvalidRequest(message("of_owner", owner=named(tenant), problem=problem))
 
         def change(stored: Parts) -> Parts:
             removed = {part for part in stored if part == path or part.startswith(f"{path}/")}
