@@ -273,7 +273,7 @@ def test_tokens_sessions_and_the_audit_log_are_shared(pair: Pair):
     assert wanted <= ids(b)
     assert audited(b) == written
     a.start()
-    assert a.logged_in(b.browser) == 200, "a restart logs nobody out"
+    assert a.logged_in(b.browser) == 200, "a restart ends no session"
     assert whoami(a, made[1]["token"]) == 200
     a.login(b.link())
 

@@ -246,7 +246,7 @@ class TestListing:
         ]
         assert [line.split()[0] for line in wide[2:]] == [BLUE, GREEN]
         narrow = terminal(url, "instances", "orders", columns=80).splitlines()
-        assert narrow[0].split()[-1] == "age", "what there is no room for is left out"
+        assert narrow[0].split()[-1] == "age", "columns without room are omitted"
         assert len(narrow) == 4
         without_zones = terminal(url, "instances", "商店/支付", columns=140)
         assert "zone" not in without_zones
@@ -366,7 +366,7 @@ class TestCalling:
         assert sorted(wait.out) == ["h1:1", "h2:1"]
         assert [json.loads(line)["id"] for line in as_json.out] == ["h2:1"]
 
-    async def test_wait_gives_up(self, shop: Hub, run: Run):
+    async def test_wait_times_out(self, shop: Hub, run: Run):
         began = time.monotonic()
         words = refused(await asyncio.to_thread(run, "wait", "orders", "--count=3", "--timeout=1s"))
         assert time.monotonic() - began > 1
@@ -682,7 +682,7 @@ class TestRegistering:
             )
             os.killpg(register.process.pid, signal.SIGINT)  # as a terminal does
             await eventually(lambda: seen[-1:] == ["draining"])
-            assert not (tmp_path / "signals").exists(), "callers may not have heard yet"
+            assert not (tmp_path / "signals").exists(), "callers may not know yet"
             assert await register.end() == 8
             await eventually(lambda: seen == ["draining", "gone"])
         assert (tmp_path / "signals").read_text() == "int\n"

@@ -177,7 +177,7 @@ async def test_calls_continue_while_the_control_plane_is_killed_and_restarted(
             await caller.answers_from("a", "b")
         await first.aclose()
         await stack.enter_async_context(offered(hub, "c"))
-        assert len(await caller.counted(50)) == 2, "nobody can know"
+        assert len(await caller.counted(50)) == 2, "the crash cannot be known yet"
         with serve() as served:
             await caller.answers_from("b", "c", within=60)
             assert caller.errors == []

@@ -111,7 +111,7 @@ async def test_a_minimal_documented_record_is_read(server: RedisServer, hub: Hub
 async def test_the_change_channel_publishes_what_is_documented(
     server: RedisServer, hub: Hub, space: str
 ):
-    heard: list[dict[str, object]] = []
+    messages: list[dict[str, object]] = []
     from redis.asyncio import Redis
 
     client = Redis(host="127.0.0.1", port=server.port)
@@ -119,30 +119,30 @@ async def test_the_change_channel_publishes_what_is_documented(
     await listening.subscribe(f"{space}:registry:services:echo:changes")
     await listening.get_message(timeout=5)
 
-    async def hear(count: int) -> None:
+    async def received(count: int) -> None:
         async with asyncio.timeout(20):
-            while len(heard) < count:
+            while len(messages) < count:
                 message = await listening.get_message(timeout=1, ignore_subscribe_messages=True)
                 if message is not None:
-                    heard.append(json.loads(message["data"]))
+                    messages.append(json.loads(message["data"]))
 
     async with hub.register(Instance("echo", "10.0.0.1", 1, metadata={"a": "b"})) as one:
-        await hear(1)
+        await received(1)
         one.update(healthy=False)
-        await hear(2)
+        await received(2)
         one.update(healthy=True)
-        await hear(3)
+        await received(3)
         one.update(weight=3)
-        await hear(4)
-    await hear(5)
-    assert [message["action"] for message in heard] == [
+        await received(4)
+    await received(5)
+    assert [message["action"] for message in messages] == [
         "added",
         "health_failure",
         "health_recovery",
         "updated",
         "removed",
     ]
-    first = heard[0]
+    first = messages[0]
     assert set(first) == {"serviceName", "action", "instanceId", "timestamp", "instance"}
     assert (first["serviceName"], first["instanceId"]) == ("echo", "10.0.0.1:1")
     instance = first["instance"]

@@ -172,7 +172,7 @@ async def test_a_lost_reply_is_an_unknown_outcome(wire: Wire):
         await wire.through.commit(Put(b"/a", b"2"))
     entry = (await wire.direct.read(key(b"/a"))).first
     assert entry is not None
-    assert entry.value == b"2", "it happened, though the reply was lost"
+    assert entry.value == b"2", "it took effect, although the reply was lost"
     wire.proxy.heal()
     wire.proxy.reset()
     assert (await wire.through.read(key(b"/a"))).entries == (entry,)

@@ -178,7 +178,7 @@ class TestStartFromFile:
             assert t.age == float("inf")
             assert {*t.ids()} == {1, 10}
             assert t.by_code("acme") == 1
-            assert t.by_host("www.acme.example") == 1, "indexes are built anew"
+            assert t.by_host("www.acme.example") == 1, "indexes are rebuilt"
             assert how(t) == "host"
             assert t.health is not None
             assert t.revision > 0

@@ -336,16 +336,16 @@ async def test_a_certificate_of_another_host_or_authority_is_refused(
     async with serving(answer, secure(certificates)) as server:
         outcome = await checker.check(target(server.port, host=host), timeout=LONG)
     assert message in str(outcome.failure)
-    assert heads == [], "nothing is said before it is known to whom"
+    assert heads == [], "nothing is sent before the server is verified"
 
 
-async def test_plain_http_is_no_tls(certificates: Path):
+async def test_plain_http_fails_the_tls_handshake(certificates: Path):
     checker = HTTPChecker(checkers.tls(str(certificates / "ca.pem")))
     outcome = await checked(checker, flood)
     assert str(outcome.failure) == "its TLS handshake failed"
 
 
-async def test_tls_that_is_never_shaken_hands_on_is_given_up(certificates: Path):
+async def test_a_silent_tls_handshake_times_out(certificates: Path):
     checker = HTTPChecker(checkers.tls(str(certificates / "ca.pem")))
     assert (await checked(checker, never, timeout=SOON)).failure == "no answer within 300ms"
 
@@ -353,8 +353,8 @@ async def test_tls_that_is_never_shaken_hands_on_is_given_up(certificates: Path)
 async def test_wss_opens_over_tls(certificates: Path):
     handler, _ = websocket()
     checker = WebSocketChecker(checkers.tls(str(certificates / "ca.pem")))
-    async with serving(handler, secure(certificates)) as there:
-        assert (await checker.check(target(there.port, "wss"), timeout=LONG)).ok
+    async with serving(handler, secure(certificates)) as server:
+        assert (await checker.check(target(server.port, "wss"), timeout=LONG)).ok
 
 
 @asynccontextmanager
@@ -379,7 +379,7 @@ async def grpc_server(
         await server.stop(None)
 
 
-async def test_grpc_that_serves_is_well_and_one_that_says_otherwise_is_ill():
+async def test_grpc_health_follows_the_health_service():
     health = Health()
     async with grpc_server(health) as port:
         assert (await GRPCChecker().check(target(port), timeout=LONG)).ok

@@ -271,7 +271,7 @@ async def test_a_name_that_resolves_to_a_forbidden_address_is_not_connected_to()
     assert fleet.unchecked == {
         (instance.service, instance.id): "an address of its host name is link-local"
     }
-    assert fleet.last(instance) == (None, ""), "which is no failure"
+    assert fleet.last(instance) == (None, ""), "not a failure"
     assert counting.probed == []
 
 
@@ -376,7 +376,7 @@ async def test_a_fleet_of_hundreds_stays_within_the_budget():
         within = [moment for moment in counting.starts[number:] if moment - start < 1]
         assert len(within) <= 50 + 3  # late probes are followed by the next
     counts = [fleet.count(instance) for instance in instances]
-    assert max(counts) <= 2, "everybody has a turn before somebody has many"
+    assert max(counts) <= 2, "every instance is probed before any is probed often"
 
 
 async def test_instances_that_are_not_due_cost_nothing():

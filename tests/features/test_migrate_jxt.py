@@ -121,7 +121,7 @@ async def test_a_repeated_copy_changes_nothing(store: Store):
     assert await copied(migration)
     before = await store.read(everything())
     done = await copied(migration)
-    assert [settled.changes for settled in done.values()] == [[]], "but for what is taken"
+    assert [settled.changes for settled in done.values()] == [[]], "except for taken names"
     assert await store.read(everything()) == before
 
 
@@ -613,7 +613,7 @@ async def test_a_new_key_that_was_deleted_manually_is_a_difference(store: Store)
     await drop(store, "jxt//common/resolver")
     assert await wrong_indexes(migration) == {}
     await publisher.remove(1, "storage")
-    assert await wrong_indexes(migration) == {}, "somebody wanted that, and it is in the history"
+    assert await wrong_indexes(migration) == {}, "the deletion was intended, and is in the history"
     assert (await planned(migration))["jxt//tenants/1/storage"] == "newer"
 
 
@@ -652,7 +652,7 @@ async def test_a_migration_can_start_again_after_a_deletion(store: Store):
     await migration.undo(restart=True)
     await copied(migration)
     there = new_parts("jxt", await dump(store))
-    assert there[1]["meta"] == META, "what was deleted on purpose costs nothing"
+    assert there[1]["meta"] == META, "an intended deletion has no other effect"
     assert there[1]["storage"]["uploadQuotaGb"] == 500
     assert there[2]["meta"]["code"] == "late"
     _, _, listed = await migration.cutover()
@@ -834,7 +834,7 @@ async def test_a_bridge_without_the_key_does_not_touch_a_password_in_clear_text(
         )
         assert json.loads((await dump(store))[key]) == clear
     (problem,) = {problem for settled in results for problem in settled.problems}
-    assert ring.seal("x")[1] in problem, "it says which key is needed"
+    assert ring.seal("x")[1] in problem, "the problem names the necessary key"
 
 
 async def test_a_bridge_gives_a_contested_name_to_the_lowest_id(store: Store):

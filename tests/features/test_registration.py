@@ -217,11 +217,11 @@ async def test_draining_waits_until_consumers_can_have_seen_it():
             listing = await hub.registry.instances("echo")
             return [instance.status.state for instance in listing.instances]
 
-        async def says_so() -> bool:
+        async def is_draining() -> bool:
             return await states() == ["draining"]
 
-        await eventually(says_so)
-        while await says_so():  # callers without another instance still call it
+        await eventually(is_draining)
+        while await is_draining():  # callers without another instance still call it
             assert not draining.done()
             await asyncio.sleep(0.01)
         assert time.monotonic() - started >= 0.5

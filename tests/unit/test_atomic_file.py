@@ -109,7 +109,7 @@ def test_concurrent_writers_and_sweepers_do_not_hinder_one_another(tmp_path: Pat
             for n in range(50):
                 with replacing(tmp_path / name) as out:
                     out.write(b"%d" % n)
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - raised below
             failed.append(error)
 
     def sweeping() -> None:

@@ -29,7 +29,7 @@ def instance(
 
 
 class Fleet:
-    """Instances behind a rotation, on a clock of its own."""
+    """Instances behind a rotation, on a separate clock."""
 
     def __init__(self, policy: str, *, zone: str = "", slow_start: float = 0.0) -> None:
         self.now = 1000.0

@@ -87,7 +87,7 @@ def test_a_load_is_the_share_of_the_elapsed_time():
 
 
 @given(samples, samples)
-def test_loads_are_percentages_whatever_the_counters_do(before: CpuSample, after: CpuSample):
+def test_loads_are_percentages_for_any_counters(before: CpuSample, after: CpuSample):
     assert all(0 <= load <= 100 for load in loads(before, after).values())
 
 

@@ -78,7 +78,7 @@ def test_unrelated_classes_have_different_names():
                 modules[node.name.lstrip("_")].append(module)
     shared = {name: where for name, where in modules.items() if len(where) > 1}
     assert {name: where for name, where in shared.items() if name not in TWINS} == {}
-    assert set(shared) >= TWINS, "a name in TWINS is unique by now"
+    assert set(shared) >= TWINS, "a name in TWINS is unique"
 
 
 def test_arguments_are_written_out():

@@ -110,7 +110,7 @@ def run(
     test: str = FAILS,
     bound: float = 1000.0,
 ) -> tuple[pytest.RunResult, int]:
-    """Run pytest in a process of its own. In this one, it would forget the modules that it
+    """Run pytest in a separate process. In this one, it would forget the modules that it
     imported, and libraries that import them again have two of each class."""
     pytester.makeconftest(WATCHED.format(bound=-1.0 if machine_late else bound))
     pytester.makepyfile(test.format(mark=mark, passing_attempt=passing_attempt))

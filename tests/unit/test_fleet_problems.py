@@ -230,7 +230,7 @@ def test_problems_are_sorted_by_severity_and_service():
     ]
 
 
-def test_a_problem_keeps_its_key_though_its_numbers_change():
+def test_a_problem_keeps_its_key_when_its_numbers_change():
     one = only(problems(of(having("orders", HEALTHY, UNHEALTHY)), NOW))
     two = only(problems(of(having("orders", HEALTHY, UNHEALTHY, UNHEALTHY)), NOW))
     assert one.key == two.key

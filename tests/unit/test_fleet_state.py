@@ -131,12 +131,12 @@ async def test_an_instance_that_the_registry_does_not_list_is_missing(
 ):
     impatient(hub.registry, late=30.0)
 
-    async def nobody(_: str) -> dict[str, float]:
+    async def no_silence(_: str) -> dict[str, float]:
         return {}
 
     async with hub.register(at("a")):
         await eventually(lambda: fleet.observation("a", "h:1").silence is not None)
-        monkeypatch.setattr(hub.registry, "silence", nobody)
+        monkeypatch.setattr(hub.registry, "silence", no_silence)
         known = fleet.service("a")
         assert known is not None
         await eventually(lambda: fleet.observation("a", "h:1").missing)

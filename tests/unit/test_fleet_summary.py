@@ -131,7 +131,7 @@ def test_problems_of_an_instance_are_explained(
     assert joined(reasons(instance, observed)) == reason
 
 
-def test_an_instance_that_fails_its_check_is_unhealthy_whatever_it_reports():
+def test_an_instance_that_fails_its_check_is_unhealthy_despite_its_own_report():
     assert healthy(at(1), Observation())
     assert not healthy(at(1), Observation(check_failure=REFUSED))
 

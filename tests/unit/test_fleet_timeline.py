@@ -1,4 +1,4 @@
-"""What happened, in words, and so much of it as fits."""
+"""The timeline: events in words, bounded in number."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_samples_are_bounded_also_where_there_are_many_instances(monkeypatch: py
     assert sum(len(history.of(("a", f"h:{number}"))) for number in range(20)) <= 1000
 
 
-def test_how_one_was_that_is_gone_is_kept_for_a_while_and_goes_on_when_it_comes_back(
+def test_the_history_of_a_removed_instance_is_kept_and_continued_when_it_returns(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(timelines, "_MAX_GONE", 2)

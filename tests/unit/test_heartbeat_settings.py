@@ -225,7 +225,7 @@ registry:
     assert "memory.usagePercent" in warning
 
 
-def test_a_threshold_under_metrics_alone_is_no_conflict_with_a_default(
+def test_a_threshold_only_under_metrics_does_not_conflict_with_a_default(
     caplog: pytest.LogCaptureFixture,
 ):
     settings = load(
@@ -245,7 +245,9 @@ def test_an_old_name_works_with_a_warning(old: str, now: str, caplog: pytest.Log
     (warning,) = warnings(caplog)
     assert f"registry.{old}" in warning
     assert f"registry.{now}" in warning
-    assert settings == {"registry": {section: {name: "33s"}}}  # the caller's mapping is left alone
+    assert settings == {
+        "registry": {section: {name: "33s"}}
+    }  # the mapping of the caller is unchanged
 
 
 def test_an_old_name_beside_the_new_one_is_an_error():

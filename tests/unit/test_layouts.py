@@ -150,7 +150,7 @@ def test_invalid_text_and_endless_ports_are_reported(name: str, value: bytes):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_service_never_sees_another_whose_name_starts_alike(name: str):
+def test_a_service_never_sees_another_with_the_same_prefix(name: str):
     layout = layout_of(name)
     longer = Instance("tcp.hello2", "10.0.0.1", 80, id="u")
     assert all(key not in r for key in layout.encode(longer) for r in layout.ranges("tcp.hello"))

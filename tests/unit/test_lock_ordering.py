@@ -122,7 +122,7 @@ def test_rounds_of_a_barrier_do_not_mix(size: int, rounds: int, chance):
                 steps.append(("pass", party.created))
             elif party.created in bounds and rule.all_passed(queue, bounds[party.created]):
                 steps.append(("leave", party.created))
-        assert steps, "all parties wait for ever"
+        assert steps, "all parties wait forever"
         what, created = chance.choice(steps)
         if what == "arrive":
             queue.put(entry(coming.pop(0), ContenderValue(PARTY, size=size)))

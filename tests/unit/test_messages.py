@@ -112,7 +112,7 @@ def test_a_message_takes_exactly_the_parameters_of_its_text():
         message("unknown")
 
 
-def test_an_empty_optional_part_is_left_out():
+def test_an_empty_optional_part_is_omitted():
     assert message("drained_by", by="root", reason="").text == "disabled by root"
     assert message("drained_by", by="root", reason="x").text == "disabled by root, reason: x"
 

@@ -456,7 +456,9 @@ def test_a_password_in_clear_text_stays_so_in_the_old_keys():
         translate_back(OLD, translation, {"database/a": new}, RING)[key.encode()] or b""
     ) == {"password": "after"}
     assert why_locked(OLD, translation, "database/a", new, RING) == ""
-    assert of in why_locked(OLD, translation, "database/a", new, NO_RING), "and nobody can read it"
+    assert of in why_locked(OLD, translation, "database/a", new, NO_RING), (
+        "the password cannot be read"
+    )
     sealed_there = read(entry(key, {"passwordEncrypted": "x"}))
     assert why_locked(OLD, sealed_there, "database/a", new, NO_RING) == ""
 
@@ -580,7 +582,7 @@ def test_the_owner_of_a_name_that_several_units_claim():
     assert verdicts(second, first) == {"jxt//tenants/20/domain/aliases": "taken"}
     owner = seen(99, [], [entry("jxt/tenants/99/domain/primary", b"a.b")])
     assert verdicts(first, owner) == {"jxt//tenants/3/domain/aliases": "taken"}, (
-        "who has it, has it"
+        "the current owner keeps it"
     )
     gives_up = seen(
         99,

@@ -291,7 +291,7 @@ def test_a_registration_in_v1_is_copied_only_to_v2():
     due = look(v1_service("a"), v2_service())
     assert due.copy["a"][1] == NOW - 1000
     assert (due.mirror, due.withdraw, due.deregister) == ({}, [], [])
-    assert look(v1_service("a"), v2_service({"a": copied()})).copy == {}, "it is there already"
+    assert look(v1_service("a"), v2_service({"a": copied()})).copy == {}, "it exists already"
 
 
 def test_skipped_instances_are_reported_and_do_not_affect_others():
@@ -327,7 +327,7 @@ def test_a_deregistration_in_v1_is_repeated_in_v2():
     half = V1Service("svc", {"a": PLAIN}, frozenset(), {"a": NOW})
     assert look(half, v2_service({"a": copied()}), before).deregister == ["a"]
     assert look(V1Service("svc"), v2_service({"a": v2_record()}), before).deregister == [], (
-        "it is v2's own by now"
+        "it belongs to v2 now"
     )
     assert look(V1Service("svc"), v2_service({"a": copied()})).deregister == [], (
         "a bridge that just began"
@@ -477,7 +477,7 @@ def test_changes_since_the_verification_are_listed():
         return migration.changes_since(before, after, steps)
 
     assert since(before) == []
-    assert since(V1Service("svc")) == [], "what is gone is no matter"
+    assert since(V1Service("svc")) == [], "deletions do not matter"
     assert since(v1_service("a", "b", "c")) == ["svc c was added"]
     assert since(v1_service("a", "b", weight="3"))[0] == "svc a was registered again, or changed"
     assert since(v1_service("a", "b", at=NOW))[0] == "svc a sent a heartbeat"

@@ -124,7 +124,7 @@ def test_the_lines_of_a_private_key_are_masked_and_kept(extra: dict[str, JSON]):
     assert diff_parts(parts, unmask_document(parse(masked), parts).applied(parts, RING)) == []
     with pytest.raises(InvalidRequest, match="masked"):
         unmask_document(parse(masked), {}).applied({}, RING)
-    assert "MIIEvQ" not in str(to_document(7, parts)), "what a publish keeps is left out"
+    assert "MIIEvQ" not in str(to_document(7, parts)), "kept secrets are omitted"
     after = parts_of({**FILE, "meta": {**meta, "extra": {"a": "b", "line1": "guess"}}})
     for one, other in ((parts, after), (after, parts), ({}, parts)):
         for difference in diff_parts(one, other):

@@ -235,7 +235,7 @@ def test_a_broken_value_is_omitted_until_it_is_repaired():
     outcome = applied(one, {key: b"{"})
     assert outcome.problems == {key.decode(): "not JSON"}
     assert outcome.snapshot.tenants[1].databases == {}
-    assert applied(outcome.snapshot, {key: b"{"}).problems == {}, "it was told"
+    assert applied(outcome.snapshot, {key: b"{"}).problems == {}, "it was reported before"
     mended = applied(outcome.snapshot, {key: b'{"port": 2}'}).snapshot
     assert not mended.problems
     assert mended.tenants[1].databases["one"].port == 2
@@ -350,7 +350,7 @@ def test_a_reload_leads_to_the_same_snapshot_as_the_missed_changes(
     assert again.snapshot == anew.snapshot
     assert not again.changes
     assert not again.problems
-    assert not again.conflicts, "it was told"
+    assert not again.conflicts, "it was reported before"
 
 
 def test_a_tenant_can_be_copied():

@@ -151,7 +151,7 @@ class TestStateOfTheWorld:
     def test_a_wildcard_without_resources_gets_an_empty_response(self):
         clusters = StateOfTheWorld(complete=True)
         clusters.handle([], "", "")
-        assert clusters.next(World().find, None) is None, "nobody knows yet"
+        assert clusters.next(World().find, None) is None, "not known yet"
         assert versions_in(clusters.next(World().find, [])) == {}
 
     def test_a_removed_cluster_is_missing_in_the_next_response(self):
@@ -178,7 +178,9 @@ class TestStateOfTheWorld:
     def test_a_complete_response_waits_for_unknown_resources(self):
         world, clusters = World(a="unknown", b="1"), StateOfTheWorld(complete=True)
         clusters.handle(["a", "b"], "", "")
-        assert clusters.next(world.find, ()) is None, "it would say that there is no such cluster"
+        assert clusters.next(world.find, ()) is None, (
+            "it would mean that the cluster does not exist"
+        )
         world.versions["a"] = "1"
         clusters.mark_changed(["a"])
         assert versions_in(clusters.next(world.find, ())) == {"a": "1", "b": "1"}
@@ -211,7 +213,7 @@ class TestIncremental:
     def test_a_wildcard_without_resources_gets_an_empty_response(self):
         clusters = Incremental(complete=True)
         clusters.handle([], [], {}, "", "")
-        assert clusters.next(World().find, None) is None, "nobody knows yet"
+        assert clusters.next(World().find, None) is None, "not known yet"
         assert clusters.next(World().find, []) == PendingResponse({})
         assert clusters.next(World().find, []) is None
 

@@ -354,7 +354,7 @@ class TestFollowing:
                 await store.commit(part(2, "meta", {"code": f"b{n}"}))
                 await eventually(lambda n=n: t.by_code(f"b{n}") == 2)  # type: ignore[misc]
                 await asyncio.sleep(0.02)
-            assert t.get(1) is one, "who did not change is not made anew"
+            assert t.get(1) is one, "an unchanged tenant is not rebuilt"
 
     async def test_namespaces_are_separate(self, store: Store):
         await store.commit(*WHOLE)
