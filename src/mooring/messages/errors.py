@@ -736,7 +736,6 @@ TEXTS: Mapping[str, str] = {
     "token_name_invalid": "the name of a token must be printable and not be blank",
     "token_lifetime_not_positive": "the lifetime of a token must be positive",
     "token_lifetime_too_long": "the lifetime is too long: create a token without one",
-    "token_record_deleted": "the store is out of space, so the record was deleted",
     "admin_token_is_a_file": (
         "the admin token is the file {file}: remove it, and the next start of the server creates "
         "another"
@@ -792,6 +791,13 @@ TEXTS: Mapping[str, str] = {
     "tenant_of_another_path": (
         "the document is for tenant {document}, but the path names tenant {path}"
     ),
+    "already_exists": "{what} already exists: read and change it instead",
+    "changed_since_read": (
+        "{owner} changed since you read it: read it again and merge your change"
+    ),
+    "claim_held": "{claim} is already taken",
+    "a_name": "a name",
+    "no_history": "{owner} not found, and its history is empty",
     "area_not_found": "shared area {area} not found: use {known}",
     "common_setting_not_found": "common setting {key} not found: use one of {known}",
     "key_has_empty_segment": "a key must not start or end with a slash, nor contain `//`",

@@ -192,7 +192,7 @@ async def remove_value(call: ApiCall) -> Response:
     area, path = _area(call), _path(call)
     publisher = publisher_of(call, Keyring.from_environment())
     if path not in await publisher.read(area):
-        raise NotConfigured(f"{path} not found")
+        raise NotConfigured(message("not_found", what=path))
     precondition = Precondition(call, call.query.base, path)
     result = await publisher.remove_common(path, note=call.note_reason(), require=precondition)
     return publish_response(call, result)

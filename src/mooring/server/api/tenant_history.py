@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 
 from mooring.errors import NotConfigured
-from mooring.formatting import quoted
 from mooring.masking import masked
+from mooring.messages import message
 from mooring.server.api.common_config import AREA, CHANGE_AREA, READ_AREA
 from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList
 from mooring.server.api.tenants import (
@@ -100,7 +100,7 @@ async def _history(call: ApiCall) -> list[HistoryEntry]:
     publisher, owner = publisher_of(call, Keyring([])), owner_of(call)
     entries = await publisher.history(owner)
     if not entries and isinstance(owner, int) and not await publisher.read(owner):
-        raise NotConfigured(f"tenant {owner} not found, and its history is empty")
+        raise NotConfigured(message("no_history", owner=named(owner)))
     return entries
 
 
@@ -136,11 +136,9 @@ async def get_version(call: ApiCall) -> Response:
     number, entries = call.path["version"], await _history(call)
     entry = next((entry for entry in entries if str(entry.number) == number), None)
     if entry is None:
-        known = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
-        raise NotConfigured(
-            f"{named(owner_of(call))}: no version {quoted(number, 20)} in the history (available: "
-            f"{known})"
-        )
+        first, last = (entries[0].number, entries[-1].number) if entries else ("", "")
+        problem = message("version_not_found", version=number, first=first, last=last)
+        raise NotConfigured(message("of_owner", owner=named(owner_of(call)), problem=problem))
     summary = msgspec.structs.asdict(_summary(entry, versions(entries)))
     changes = part_changes(entry_diffs(entry, Keyring.from_environment()))
     return Response(VersionDetail(**summary, changes=changes))

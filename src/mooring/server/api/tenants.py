@@ -311,8 +311,9 @@ def hide_holder(call: ApiCall) -> Iterator[None]:
     except Taken as error:
         if call.principal.sees_tenant(error.holder):
             raise
-        message = f"tenant {call.tenant}: {error.claim or 'a name'} is already taken"
-        raise HTTPError(409, "taken", message) from None
+        problem = message("claim_held", claim=error.claim or message("a_name"))
+        owner = named(call.tenant)
+        raise HTTPError(409, "taken", "of_owner", owner=owner, problem=problem) from None
 
 
 def owner_of(call: ApiCall) -> Owner:
@@ -341,9 +342,9 @@ class Precondition:
         etag, owner = f'"{stored.revision}"', self._owner
         self.existed = self._path in stored.parts if self._path else bool(stored.parts)
         if self._none_match and self.existed and etag_matches(self._none_match, etag):
-            message = f"{self._path or named(owner)} already exists: read and change it instead"
-            raise HTTPError(412, "conflict", message)
-        changed = f"{named(owner)} changed since you read it: read it again and merge your change"
+            what = self._path or named(owner)
+            raise HTTPError(412, "conflict", "already_exists", what=what)
+        changed = message("changed_since_read", owner=named(owner))
         exists = self.existed or is_area(owner)
         if self._match and not (exists and etag_matches(self._match, etag)):
             raise HTTPError(412, "conflict", changed)

@@ -11,7 +11,7 @@ from typing import Any, overload
 import msgspec
 
 from mooring import errors
-from mooring.messages import Message, Parameter, message, verbatim
+from mooring.messages import Message, Parameter, message
 
 
 def _encode_other(value: object) -> object:
@@ -92,9 +92,7 @@ class HTTPError(Exception):
         **params: object,
     ) -> None:
         """`kind` and `params` are those of a message, unless it is a message itself."""
-        if isinstance(kind, str):
-            kind = verbatim(kind) if " " in kind else message(kind, **params)
-        self.message = kind
+        self.message = kind if isinstance(kind, Message) else message(kind, **params)
         super().__init__(self.message.text)
         self.status, self.code, self.headers = status, code, dict(headers or {})
 

@@ -629,7 +629,6 @@ export default {
   token_name_invalid: "令牌的名称必须可打印，且不能为空",
   token_lifetime_not_positive: "令牌的有效期必须为正",
   token_lifetime_too_long: "有效期太长：请创建永不过期的令牌",
-  token_record_deleted: "存储空间不足，因此该记录已被删除",
   admin_token_is_a_file: "管理员令牌是文件 {file}：删除它，服务器下次启动时会创建新的令牌",
   login_link_of_session: "会话不能创建登录链接：请使用令牌（`mooring login`）",
   console_off:
@@ -662,10 +661,15 @@ export default {
   mask_without_secret: "{name!q} 被遮盖，但没有存储对应的机密：请省略它，或发送实际的值",
   lock_not_found: "锁 {name!q} 既没有持有者，也没有等待者",
   lock_held_by_others:
-    "{name} 并未由租约 {lease}[（令牌 {token}）]持有[；当前持有者（租约:令牌）：{holders}]。请重新读取该锁，并指定当前的持有者",
+    "{name} 并未由租约 {lease}[（fencing token {token}）]持有[；当前持有者（租约:fencing token）：{holders}]。请重新读取该锁，并指定当前的持有者",
   // Requests about tenants and the shared configuration.
   tenant_id_not_a_number: "{text!q} 不是租户编号：应为数字",
   tenant_of_another_path: "该文档属于租户 {document}，但路径指定的是租户 {path}",
+  already_exists: "{what} 已存在：请改为读取并修改它",
+  changed_since_read: "{owner} 在您读取之后已被更改：请重新读取并合并您的更改",
+  claim_held: "{claim} 已被占用",
+  a_name: "某个名称",
+  no_history: "未找到 {owner}，它也没有历史",
   area_not_found: "找不到公共区域 {area}：可用的有 {known}",
   common_setting_not_found: "找不到公共设置 {key}：可用的有 {known}",
   key_has_empty_segment: "键不能以斜杠开头或结尾，也不能包含 `//`",
