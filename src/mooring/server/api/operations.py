@@ -270,7 +270,7 @@ async def release_brake(call: ApiCall) -> Response:
         raise HTTPError(404, "not_found", "brakes_missing")
     service = registry.canonical(call.service)
     brake = (await evictions.brakes()).get(service)
-    call.notes["before"] = brake and brake.message
+    call.notes["before"] = brake and {"silent": brake.silent, "total": brake.total}
     if not await evictions.release(service):
         await service_of(call)  # raises a more precise error if the name is wrong
         raise HTTPError(404, "not_found", "brake_not_engaged", service=service)

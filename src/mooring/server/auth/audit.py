@@ -283,7 +283,7 @@ def _bounded(notes: dict[str, Any]) -> dict[str, Any]:
         if len(msgspec.json.encode(notes)) <= _MAX_NOTES:
             return dict(notes)
     except (TypeError, ValueError):
-        return {"notes": "these cannot be written as JSON"}
+        return {"omitted": True}
     for most in (200, 20, 0):
         short = {name[:100]: _shortened(value, most) for name, value in list(notes.items())[:30]}
         if len(msgspec.json.encode(short)) <= _MAX_NOTES:

@@ -1,6 +1,6 @@
 // Client of the admin API. It sends ETags, so that the server does not send unchanged data again.
 
-import { say } from "./i18n.js";
+import { say, t } from "./i18n.js";
 import { learn } from "./time_format.js";
 
 export class Failed extends Error {
@@ -79,7 +79,8 @@ async function failure(response) {
     const { error } = await response.json();
     return new Failed(response.status, error.code, say({ ...error, text: error.message }));
   } catch {
-    return new Failed(response.status, "unknown", response.statusText);
+    const status = String(response.status); // of a proxy: its body is not from the server
+    return new Failed(response.status, "unknown", t("error.status", { status }));
   }
 }
 

@@ -12,7 +12,7 @@ import * as paths from "../api_paths.js";
 import { stale } from "../fleet.js";
 import { timeline } from "../timeline.js";
 import { when } from "../time_format.js";
-import { n, t } from "../i18n.js";
+import { n, say, t } from "../i18n.js";
 
 const CHARTS = 24;
 
@@ -106,10 +106,10 @@ function charts(samples) {
 
 const CHECKS = { passing: "good", failing: "warn", not_checked: "off" };
 
-function checked({ result, reason }) {
+function checked({ result, message }) {
   return [
     mark(stale() ? "old" : CHECKS[result], t(`check.${result}`)),
-    reason && h("span", { class: "why" }, safeText(reason)),
+    message && h("span", { class: "why" }, safeText(say(message))),
   ];
 }
 

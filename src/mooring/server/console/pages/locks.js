@@ -72,10 +72,12 @@ export function page(app, [wanted = ""]) {
   };
 }
 
-const contenderName = (contender) => contender.by ?? contender.value ?? `lease ${contender.lease}`;
+const contenderName = ({ by, value, lease }) => by ?? value ?? t("locks.lease", { lease });
+
+const KINDS = ["read", "place", "party"];
 
 function contenderOf(contender) {
-  const kind = contender.kind && contender.kind !== "lock" ? ` ${contender.kind}` : "";
+  const kind = KINDS.includes(contender.kind) ? ` ${t(`locks.${contender.kind}`)}` : "";
   return h(
     "span",
     {},

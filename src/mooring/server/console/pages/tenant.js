@@ -183,9 +183,9 @@ export function read(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    const at = /position (\d+)/.exec(error.message);
-    const line = at ? text.slice(0, Number(at[1])).split("\n").length : 0;
-    throw new Error(line ? t("tenant.broken", { line, why: error.message }) : error.message);
+    const at = /position (\d+)/.exec(error.message); // missing if the text ends too early
+    const line = (at ? text.slice(0, Number(at[1])) : text).split("\n").length;
+    throw new Error(t("tenant.broken", { line, why: error.message }));
   }
 }
 
@@ -258,6 +258,10 @@ export function tree(value) {
     : h("span", { class: "muted" }, JSON.stringify(value));
 }
 
+const ACTIONS = ["publish", "delete", "rollback", "rekey", "migrate"];
+const actionText = (action) =>
+  ACTIONS.includes(action) ? t(`tenant.action.${action}`) : brief(action, 20);
+
 /** `path(version)` is the API path of a version, `newest()` the latest version. */
 export function historyTable(app, path, newest, rollback) {
   const look = async (version) => {
@@ -275,7 +279,7 @@ export function historyTable(app, path, newest, rollback) {
         title: () => t("column.version"),
         main: true,
         cell: ({ version, action }) =>
-          h("span", {}, `${version} `, h("span", { class: "group" }, brief(action, 20))),
+          h("span", {}, `${version} `, h("span", { class: "group" }, actionText(action))),
       },
       { name: "at", title: () => t("column.time"), cell: ({ at }) => when(at) },
       { name: "by", title: () => t("column.actor"), cell: ({ by }) => brief(by, 40) },
