@@ -125,7 +125,9 @@ def entries_after(
     kept, or is in the middle of a publish."""
     kept = [entry.number for entry in entries]
     if not kept or not kept[0] - 1 <= number <= kept[-1]:
-        raise version_not_found(tenant, number, entries)
+        first, last = (kept[0] - 1, kept[-1]) if kept else ("", "")
+        problem = message("version_not_found", version=number, first=first, last=last)
+        raise NotConfigured(message("of_owner", owner=named(tenant), problem=problem))
     allowed = versions(entries)
     if number not in allowed:
         near = [version for version in allowed if version < number][-1:]
@@ -138,14 +140,6 @@ def entries_after(
     if not complete or any(entry.action == UNREADABLE for entry in later):
         raise incomplete_history(tenant, number)
     return later
-
-
-def version_not_found(
-    tenant: Owner, number: int | str, entries: Sequence[HistoryEntry]
-) -> NotConfigured:
-    first, last = (entries[0].number - 1, entries[-1].number) if entries else ("", "")
-    problem = message("version_not_found", version=number, first=first, last=last)
-    return NotConfigured(message("of_owner", owner=named(tenant), problem=problem))
 
 
 def incomplete_history(tenant: Owner, number: int) -> NotConfigured:

@@ -247,18 +247,14 @@ def tenant_reference(
     if resolver.http_type == "host":
         return _by_host(resolver.http_host_mode, request.header(host_header), host_header)
     kind, name, values = _named_in(resolver, request)
-    code: Code | None = None
-    if not values:
-        code = "tenant_missing"
-    elif len({value.lower() for value in values}) > 1:
-        code = "tenant_ambiguous"
-    elif len(values[0]) > _MAX_LENGTH or not values[0].isprintable():
+    distinct = {value.lower() for value in values}
+    if len(distinct) == 1 and len(value := values[0]) <= _MAX_LENGTH and value.isprintable():
+        return TenantReference("id" if value.isascii() and value.isdigit() else "code", value)
+    code: Code = "tenant_ambiguous" if distinct else "tenant_missing"
+    if len(distinct) == 1:
         code = "tenant_malformed"
-    if code is not None:
-        place = message(kind, name=name[:_MAX_LENGTH])
-        return TenantRejection(code, message(code, place=place))
-    value = values[0]
-    return TenantReference("id" if value.isascii() and value.isdigit() else "code", value)
+    place = message(kind, name=name[:_MAX_LENGTH])
+    return TenantRejection(code, message(code, place=place))
 
 
 def _by_host(
