@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from mooring.model import Instance
-from tests.acceptance.console.visiting import PATIENCE, Visitor
+from tests.acceptance.console.visitor import PATIENCE, Visitor
 from tests.admin import Admin
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
