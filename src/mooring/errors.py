@@ -61,11 +61,9 @@ class MooringError(Exception):
     def message(self) -> Message:
         """The kind of the message and its parameters, for translation. Errors of the command line
         and of clients are plain text."""
-        from mooring.messages import (
-            verbatim,  # every program imports this module, so it stays light
-        )
+        from mooring.messages import as_message  # every program imports this module: keep it light
 
-        return verbatim(self._text) if isinstance(self._text, str) else self._text
+        return as_message(self._text)
 
 
 def _message(kind: str, **params: object) -> Message:

@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import mooring
 from mooring.errors import InvalidName, MissingExtra, MooringError
-from mooring.messages import TEXTS, joined, message, parameters, verbatim
+from mooring.messages import TEXTS, Message, joined, message, named, parameters, verbatim
 from mooring.names import check_name
 
 ROOT = Path(mooring.__file__).parent
@@ -122,6 +123,24 @@ def test_an_error_keeps_its_kind_and_parameters():
     assert (problem.kind, problem.params["name"]) == ("name_invalid", "a/b")
     assert problem.params["problem"] == message("name_has_slash")
     assert MooringError("plain").message == verbatim("plain")
+
+
+@pytest.mark.parametrize("value", [b"\xff", "\ud800", 10**400, float("nan"), [b"\xff"], object()])
+def test_every_parameter_can_be_written_as_json(value: object):
+    made = message("not_as_json", what=message("a_list"), problem=value)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Message) == made
+
+
+def test_a_key_is_a_parameter():
+    watch = message("op_watch", key=named(b"/a\xff"))
+    assert watch.text == 'watch of "/a<FF>"'
+    assert message("op_watch", key=named(b"\0")).text == "watch of all keys"
+
+
+def test_an_exception_may_carry_a_message():
+    problem = message("name_empty")
+    for error in (InvalidName(problem), ConnectionError(problem)):
+        assert message("not_as_json", what="x", problem=error).params["problem"] == problem
 
 
 @pytest.mark.parametrize("value", ["x' exists", 'it\'s "x"', "x\n"])
