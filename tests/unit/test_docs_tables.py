@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import mooring
+from mooring.registry.lookup import service_not_found
 from mooring.server.api import all_endpoints
 from mooring.server.auth.authorization import ROLES, Need, need
+from mooring.server.http.response import error_response, http_error
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROW = re.compile(r"^\| ([A-Z]+) \| `(/[^`]*)` \| ([a-z, ]+) \|", re.MULTILINE)
@@ -28,6 +31,15 @@ def test_the_api_page_has_every_endpoint_with_its_role():
         (endpoint.method, endpoint.path, access(endpoint.needs)) for endpoint in all_endpoints()
     ]
     assert sorted(ROW.findall(page)) == sorted(endpoints)
+
+
+def test_the_error_on_the_api_page_is_a_response_of_the_server():
+    example = re.search(
+        r"```json\n(\{\n  \"error\".*?)```", (DOCS / "admin-api.md").read_text(), re.S
+    )
+    assert example is not None
+    error = http_error(service_not_found("gatewy", ["gateway"]))
+    assert json.loads(example[1]) == json.loads(error_response(error).body())
 
 
 def test_no_page_promises_clients_of_etcds_json_gateway():
