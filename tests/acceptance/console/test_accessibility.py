@@ -10,8 +10,6 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from mooring.model import JSON, Instance
-from mooring.store.contract import Put
-from mooring.tenants.keys import TenantKeys
 from tests.acceptance.console.visitor import PATIENCE, Visitor
 from tests.admin import Admin
 
@@ -154,28 +152,3 @@ async def test_a_chinese_browser_gets_the_chinese_console(browser: Browser, busy
     async with Visitor(browser, busy, locale="zh-CN") as visitor:
         await visitor.log_in()
         await expect(visitor.page.get_by_role("link", name="租户")).to_be_visible()
-
-
-async def test_errors_and_problems_of_a_tenant_are_in_chinese(browser: Browser, busy: Admin):
-    await busy.hub.store.commit(Put(TenantKeys().part(7, "storage"), b"{oops"))
-    async with Visitor(browser, busy, locale="zh-CN") as visitor:
-        visitor.forgiven = "400"
-        await visitor.log_in()
-        await visitor.go("tenant", "7")
-        page = visitor.page
-        await expect(page.locator(".failure")).to_have_text(
-            "storage 无法解析，已省略：发布时可能会移除它"
-        )
-        await page.get_by_role("button", name="编辑").click()
-        editor = page.get_by_role("textbox")
-        for document, problem in (
-            ('{"metta": {}}', "包含未知字段 'metta'"),
-            (
-                '{"database": {"a": {"port": 70000}}}',
-                "database/a.port 必须是介于 1 和 65535 之间的数，而不是70000",
-            ),
-            ('{"meta": {"code": 7}}', "租户 7：meta.code 必须是文本，而不是数字（请加引号）"),
-        ):
-            await editor.fill(document)
-            await page.get_by_role("button", name="核对变更").click()
-            await expect(page.get_by_role("alert").first).to_contain_text(problem)

@@ -8,6 +8,8 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from mooring.model import Instance
+from mooring.store.contract import Put
+from mooring.tenants.keys import TenantKeys
 from tests.acceptance.console.visitor import PATIENCE, Visitor
 from tests.admin import Admin
 
@@ -95,6 +97,12 @@ async def test_a_lock_that_is_gone(browser: Browser, admin: Admin):
         ('{"database": {"a b": {}}}', "a b"),
         ('{"meta": {"name": "Harbour"}}', "meta 缺少 code"),
         ('{"domain": {"primary": "not a host"}}', "domain/primary"),
+        (
+            '{"database": {"a": {"port": 70000}}}',
+            "必须是介于 1 和 65535 之间的数，而不是70000",
+        ),
+        ('{"meta": {"code": 7}}', "租户 7：meta.code 必须是文本，而不是数字（请加引号）"),
+        ('{"metta": {}}', "包含未知字段 'metta'"),
         ('{"meta": 1}', "请求正文：meta 必须是对象或空值（null），而不是整数"),
     ],
 )
@@ -107,6 +115,14 @@ async def test_an_invalid_document_of_a_tenant(
         await visitor.page.get_by_label("文档").fill(document)
         await visitor.page.get_by_role("button", name="核对变更").click()
         await check_chinese(visitor.page.locator("p.failure[role=alert]"), says)
+
+
+async def test_an_unreadable_part_of_a_tenant(browser: Browser, admin: Admin):
+    await admin.hub.store.commit(Put(TenantKeys().part(7, "storage"), b"{oops"))
+    async with in_chinese(browser, admin) as visitor:
+        await visitor.log_in()
+        await visitor.go("tenant", "7")
+        await check_chinese(visitor.page.locator("p.failure"), "storage 无法解析，已省略")
 
 
 async def test_a_page_of_something_that_does_not_exist(browser: Browser, admin: Admin):
