@@ -131,8 +131,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
 
 
 class Transport(httpx.BaseTransport):
-    """For `httpx.Client(mounts=…)`, on a blocking hub; otherwise like `AsyncTransport`.
-    Thread-safe."""
+    """As `AsyncTransport`, for `httpx.Client(mounts=…)` on a blocking hub. Thread-safe."""
 
     def __init__(
         self,
@@ -420,8 +419,7 @@ class Balancer:
         return await self._hub.discover(service, blame=blames, **self._discovery).__aenter__()
 
     async def _resolve(self, name: str) -> str:
-        """The service that a host stands for. Raises `NoInstance` if there is none, and
-        `Unavailable` if the registry does not answer."""
+        """Raises `NoInstance` for an unknown host, `Unavailable` without an answer."""
         folded = name.casefold()
         if folded in self._services:
             return self._services[folded]

@@ -158,8 +158,7 @@ class Mirror(Generic[K, V]):
         self._items.update(items)
 
     async def ready(self, *, or_failing: bool = False) -> None:
-        """Wait for the first snapshot; with `or_failing`, return also if reading fails. Raises
-        `Closed` if the mirror is closed."""
+        """Wait for the first snapshot, or with `or_failing` for a failure. Raises `Closed`."""
         while not (self.loaded or (or_failing and self.error is not None)):
             self._check_open()
             self._state_changed.clear()
@@ -176,8 +175,7 @@ class Mirror(Generic[K, V]):
 
     @property
     def stale(self) -> bool:
-        """Whether the state may be stale: there was no contact for too long, or the source responds
-        that it cannot be read."""
+        """Whether there was no contact for too long, or the source responds with an error."""
         return self._unreadable or self.age > STALE_AFTER
 
     def subscribe(self, callback: Callable[[Update[K, V]], None]) -> Callable[[], None]:
@@ -211,8 +209,7 @@ class Mirror(Generic[K, V]):
         return self
 
     def start(self) -> None:
-        """Start to follow, without waiting. Does nothing if the mirror was started already. Raises
-        `Closed` if it is closed."""
+        """Start to follow, without waiting, unless it was started. Raises `Closed`."""
         self._check_open()
         if self._started:
             return

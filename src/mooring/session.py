@@ -152,8 +152,7 @@ class Session:
         self.lost.set()
 
     async def aclose(self, *, within: float = _REVOKE_WITHIN) -> None:
-        """Close the session and revoke the lease, within a few seconds even if the store is
-        unavailable."""
+        """Revoke the lease, within a few seconds even if the store is unavailable."""
         if self._closed or not self.lease:
             return
         was = self.state

@@ -100,8 +100,7 @@ class SharedRegistration:
         return "removed" if self._removed else "waiting"
 
     def start(self) -> None:
-        """Enter in the background, once the server accepts connections at the address. Errors are
-        logged."""
+        """Enter in the background, once the address accepts connections. Errors are logged."""
         self._tasks.start(self._begin(), name=f"registration of {self._instance.id}")
 
     async def _begin(self) -> None:

@@ -48,8 +48,7 @@ def registered(
 
 
 class RegisteredApplication:
-    """A WSGI application that registers itself. Safe with threads and forks: each process has its
-    own hub and registration."""
+    """Registers itself. Safe with threads and forks: each process has its own registration."""
 
     def __init__(
         self,
@@ -106,9 +105,8 @@ class RegisteredApplication:
         return within(hub, lambda _: shared.state)
 
     def stop(self, *, linger: float = LINGER) -> None:
-        """Leave the registry, wait until callers have noticed, and close. Call it from a hook that
-        runs before the server stops listening; otherwise the exit of the process does it, without
-        the wait."""
+        """Leave the registry, wait until callers have noticed, and close: for a hook that runs
+        before the server stops listening. The exit of the process does it too, without the wait."""
         with self._changing:
             hub, shared = self._hub, self._shared
             self._hub = self._shared = None

@@ -131,9 +131,8 @@ _THROTTLING = {"maxTokens": 100, "tokenRatio": 0.2}
 def merged(
     options: Options, health: HealthCheck, repeatable: Repeatable | None = None, tries: int = 1
 ) -> str:
-    """The JSON of the config: round robin, health checks unless `health` is False, and gRPC's own
-    retries of the `repeatable` methods. Raises `InvalidRequest` if the caller's config is invalid,
-    or contradicts the arguments."""
+    """The JSON of the config: round robin, health checks unless `health` is False, and retries of
+    the `repeatable` methods. Raises `InvalidRequest` for an invalid or contradictory config."""
     if not isinstance(health, bool | str):
         raise InvalidRequest(
             f"health is True, False or the name of a service, not {quoted(health)}"

@@ -41,9 +41,8 @@ def target_of(addresses: Iterable[Address]) -> str:
 
 
 def in_turn(rotation: Rotation, salt: bytes) -> list[RotationMember]:
-    """The instances to call in turn. gRPC calls all of them equally often, so during a spill-over
-    only as many remote instances are included as correspond to its share. `salt` makes each caller
-    choose different ones."""
+    """The instances to call in turn. gRPC calls all equally often, so during a spill-over only as
+    many remote ones are included as correspond to its share, chosen by the caller's `salt`."""
     members = [member for member in rotation if member.in_rotation]
     local = [member for member in members if member.local]
     if rotation.mode != "spill-over" or not local:
@@ -55,9 +54,8 @@ def in_turn(rotation: Rotation, salt: bytes) -> list[RotationMember]:
 
 
 class TargetResolver:
-    """Calls `on_target` with the first target and at each change, and with the reason if it is
-    empty. Until there is a first list, it calls `on_unavailable` with the reason. Its methods run
-    on the hub's loop."""
+    """Calls `on_target` on the hub's loop with each target, and with the reason if it is empty;
+    until there is a first list, `on_unavailable` with the reason."""
 
     def __init__(
         self,

@@ -112,9 +112,8 @@ class Subchannel:
 
 
 class Subchannels:
-    """Follows a service: one subchannel for each instance that may be called, opened when the
-    instance appears and closed after its last call once the instance is gone. Instances without a
-    connection are not in the rotation."""
+    """One subchannel for each instance that may be called, closed after its last call once the
+    instance is gone. Instances without a connection are not in the rotation."""
 
     def __init__(
         self,

@@ -62,8 +62,7 @@ def _info(name: bytes, entries: list[Entry]) -> LockInfo:
 
 
 def _decode(entry: Entry) -> ContenderValue:
-    """The decoded value of a contender. A value that Mooring would encode differently is that of a
-    candidate of an election, whatever it looks like."""
+    """A value that Mooring would encode differently is a candidate's, whatever it looks like."""
     value = decode_value(entry.value)
     return value if value.by and encode_value(value) == entry.value else FOREIGN
 

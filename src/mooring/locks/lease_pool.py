@@ -210,8 +210,7 @@ class LeasePool:
         self._all.discard(lease)
 
     async def aclose(self) -> None:
-        """Revoke all leases within 3 s, also those that are being granted. Contenders that use one
-        see it as lost."""
+        """Revoke all leases within 3 s, also those being granted. Their contenders see a loss."""
         self.closed = True
         for lease in tuple(self._all):
             if lease.lost is not None:

@@ -46,8 +46,7 @@ class Waiter:
         return created_at(self.key, self.token)
 
     async def turn(self) -> None:
-        """Wait until it is admitted. Raises `LockLost` if its key is gone, and `InvalidRequest` if
-        the queue is of another kind."""
+        """Wait for admission. Raises `LockLost`, and `InvalidRequest` for another kind of queue."""
         if not (self.admitted or self.gone or self.rejection):
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn

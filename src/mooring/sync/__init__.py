@@ -54,8 +54,7 @@ __all__ = [*_TYPES, "connect", "timeout", "until_stopped"]
 
 
 def connect(url: str = "memory://", **options: Any) -> Any:
-    """A blocking hub: same arguments and errors as `mooring.connect`. Use it as a context manager,
-    or call `open` and `close`."""
+    """As `mooring.connect`, but blocking: a context manager, or `open` and `close` it."""
     hub = mooring.hub.connect(url, **options)
     portal = Portal(str(parse(url)), hub.__aenter__, lambda: hub.__aexit__(None, None, None))
     return blocking(type(hub))(portal, hub, owns=True)

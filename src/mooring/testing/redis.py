@@ -102,9 +102,8 @@ def _version(program: Path) -> str:
 
 
 class RedisServer(ServerProcess):
-    """One server. A `persistent` one keeps each confirmed write, any other loses everything when it
-    ends. `flags` are passed to the server; `settings` is a configuration file, which it may
-    rewrite."""
+    """One server. A `persistent` one keeps each confirmed write, any other nothing when it ends.
+    `flags` are passed on; `settings` is a configuration file, which it may rewrite."""
 
     def __init__(
         self,

@@ -52,8 +52,7 @@ class Bridge:
         self._cut = self._over = False
 
     async def run(self, notify: Notify = lambda _: None) -> None:
-        """Run until cancelled, or until the deletion of the old keys begins. Calls `notify` for
-        each unit with changes or new problems."""
+        """Run until the deletion of the old keys. `notify` gets changes and new problems."""
         keys, old_keys, ledger = self._reader.keys, self._reader.old_keys, self._reader.ledger
         tasks = Tasks()
         async with AsyncExitStack() as stack:
@@ -98,9 +97,8 @@ class Bridge:
         self._due[unit] = None
 
     def _on_ledger(self, update: Update[bytes, Entry]) -> None:
-        """A unit that exists only in the ledger was deleted, and another bridge that wrote an entry
-        may have stopped before it finished. A new phase concerns all units, because of writes
-        during the former one."""
+        """A unit that exists only in the ledger was deleted, and the bridge that wrote an entry may
+        have stopped. A new phase concerns all units, because of writes during the former one."""
         for change in update.changes:
             unit = self._reader.ledger.unit(change.key)
             if unit is not None:

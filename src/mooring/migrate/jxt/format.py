@@ -133,8 +133,7 @@ class OldKeys:
         return f"{self.root}{_INDEX_FOLDERS[kind]}{lowered}".encode()
 
     def index_variants(self, kind: IndexKind, name: str, code: str) -> list[bytes]:
-        """Other keys to which publishers may have written this index. `code` is that of the
-        tenant."""
+        """Other keys of this index, by publishers, for a tenant with this `code`."""
         if kind == "by-name":
             return [self.index(kind, variant) for variant in (path_escape(name), code) if variant]
         return [self.index(kind, name.lower())] if kind == "by-code" else []

@@ -40,8 +40,7 @@ def compare_old_indexes(
     state: UnitState | None,
     steps: Sequence[PartPlan],
 ) -> Iterator[PartPlan]:
-    """Compare the old indexes of a tenant with its parts, whose plan is `steps`. An index may be
-    deleted with the part that it refers to."""
+    """`steps` are the plan of the parts. An index may be deleted with the part it refers to."""
     if state is None:
         for index in indexes:
             why = _no_tenant(index.holder)
@@ -222,9 +221,8 @@ def find_gaps(
     variants: Mapping[bytes, Collection[bytes]],
     entries: Mapping[bytes, Entry],
 ) -> dict[bytes, int | None]:
-    """The wanted indexes that do not exist, and those that refer to another tenant, with its id.
-    One that refers to the tenant is correct, whatever its spelling and its other fields; unreadable
-    ones are left alone."""
+    """The wanted indexes that do not exist, and those of another tenant, with its id. Spelling and
+    other fields do not matter, and unreadable indexes are left alone."""
     tenants = {name: holder(entry.value) for name, entry in entries.items()}
     return {
         name: tenants.get(name)

@@ -204,8 +204,7 @@ class Migration:
     async def cutover(
         self, progress: Progress = no_progress
     ) -> tuple[CutoverMarker, list[PartPlan], VerifiedKeys]:
-        """Compare once more, and record in the store that only the new keys are authoritative.
-        Idempotent. Raises `DifferencesRemain`."""
+        """Record that only the new keys count. Idempotent. Raises `DifferencesRemain`."""
         return await _retried(lambda: self._try_cutover(progress))
 
     async def _try_cutover(
@@ -285,8 +284,7 @@ class Migration:
     async def _delete_unit(
         self, of_unit: tuple[int, Sequence[VerifiedKey]]
     ) -> tuple[int, list[str]]:
-        """Delete keys of a unit together with their state in the ledger, so that no bridge treats
-        their absence as a deletion to follow. Returns as `delete`."""
+        """With their state in the ledger, so that no bridge follows. Returns as `delete`."""
         unit, listed = of_unit
         ordered = sorted(listed, key=self._deletion_order)
         deleted, stays = 0, []

@@ -54,9 +54,8 @@ def _names(claims: Iterable[Mapping[bytes, Claim]]) -> set[bytes]:
 
 
 def name_conflicts(keys: TenantKeys, units: Iterable[UnitState], ring: Keyring) -> NameConflicts:
-    """Assign names that several tenants claim: to the current holder, else to the tenant with the
-    lowest id. A part that cannot be copied claims nothing, and the part that it was to replace
-    stays."""
+    """Names go to the current holder, else to the tenant with the lowest id. A part that cannot be
+    copied claims nothing, and the part that it was to replace stays."""
     tenants = sorted((state for state in units if state.unit), key=lambda state: state.unit)
     claimants = [_claimant(keys, state, ring) for state in tenants]
     stuck: dict[int, dict[str, NameConflict]] = {}

@@ -243,8 +243,7 @@ class Bridge:
             await asyncio.sleep(max(interval - took, took))
 
     async def run_pass(self) -> BridgePass:
-        """Bridge all services. A service that fails does not affect others. Raises `StoreError` if
-        all fail."""
+        """Bridge all services, independently of each other. Raises `StoreError` if all fail."""
         report = BridgePass()
         errors = [error for error in (await self._scan(), await self._list()) if error]
         now = time.monotonic()

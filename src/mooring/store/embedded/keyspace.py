@@ -122,8 +122,7 @@ class VersionedKeyspace:
         return gone
 
     def load(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Entry | None]]:
-        """Load versions in the order of their revisions. Yields each with the version it replaced.
-        They are readable once all are loaded."""
+        """Load versions by revision. Yields each with the one it replaced. Readable at the end."""
         versions = self._versions
         for entry in entries:
             self.size += size(entry)

@@ -60,8 +60,7 @@ class SharedStream:
         self._outgoing.put_nowait(message)
 
     def abandon(self, *, since: float) -> None:
-        """End a silent stream and notify its users. The connection is replaced too, unless
-        something else arrived over it since then."""
+        """End a silent stream, and replace its connection, unless something arrived since then."""
         if self.alive:
             self.alive = False
             self._reason = message("stream_silent", address=self.endpoint.address)
