@@ -7,7 +7,9 @@ import re
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
+from mooring.messages import message
 from mooring.model import Instance
+from mooring.registry.evictions import Brake
 from mooring.store.contract import Put
 from mooring.tenants.keys import TenantKeys
 from tests.acceptance.console.visitor import PATIENCE, Visitor
@@ -135,3 +137,21 @@ async def test_a_page_of_something_that_does_not_exist(browser: Browser, admin: 
         ):
             await visitor.go(*path)
             await check_chinese(visitor.page.get_by_role("alert"), says)
+
+
+async def test_a_failed_check_and_a_brake(browser: Browser, admin: Admin):
+    instance = Instance("Common/Auth", "10.0.0.1", 8000)
+    async with admin.hub.register(instance), in_chinese(browser, admin) as visitor:
+        await admin.sees("Common/Auth", "10.0.0.1:8000")
+        admin.fleet.report_check("Common/Auth", "10.0.0.1:8000", None, message("probe_refused"))
+        admin.fleet.update_brakes({"Common/Auth": Brake(3, 4, 0, 0).message})
+        await visitor.log_in()
+        await visitor.go("service", "Common/Auth")
+        problem = visitor.page.locator(".problems .what").filter(has_text="10.0.0.1:8000")
+        await check_chinese(problem, "健康检查失败：它拒绝连接")
+        await check_chinese(visitor.page.locator(".timeline"), "4 个实例中有 3 个同时失联")
+        await visitor.go("instance", "Common/Auth", "10.0.0.1:8000")
+        await check_chinese(visitor.page.locator(".pairs .why"), "它拒绝连接")
+        refused = message("address_refused", problem=message("target_link_local"))
+        admin.fleet.report_unchecked("Common/Auth", "10.0.0.1:8000", refused)
+        await check_chinese(visitor.page.locator(".pairs .why"), "它的地址是链路本地地址")

@@ -79,7 +79,7 @@ function input({
     ? h(
         "select",
         common,
-        options.map((option) => h("option", { value: option }, option)),
+        Object.entries(options).map(([option, words]) => h("option", { value: option }, words)),
       )
     : h("input", { ...common, type, min, step, value, autocomplete: "off", spellcheck: "false" });
   const row = h(

@@ -122,7 +122,7 @@ class Area {
       ask({
         title: t("shared.new"),
         yes: t("tenants.new.yes"),
-        fields: [common ? { ...field, options: missing } : field],
+        fields: [common ? { ...field, options: named(missing) } : field],
         act: async ({ key }) => {
           if (key in (this.settings?.values ?? {})) throw new Error(t("shared.exists", shown(key)));
           this.#edit(key, KNOWN[key] ?? {}, "");
@@ -275,6 +275,7 @@ class Area {
   }
 }
 
+const named = (keys) => Object.fromEntries(keys.map((key) => [key, key]));
 const isMap = (value) =>
   value !== null &&
   typeof value === "object" &&

@@ -13,6 +13,7 @@ import { when } from "../time_format.js";
 import { t } from "../i18n.js";
 
 const ROLES = ["viewer", "operator", "admin", "service"];
+const roles = () => Object.fromEntries(ROLES.map((role) => [role, t(`role.${role}`)]));
 
 export function page(app) {
   let tokens = [];
@@ -125,7 +126,7 @@ async function make(app) {
     yes: t("tokens.make.yes"),
     fields: [
       { name: "name", label: t("tokens.make.name"), required: true },
-      { name: "role", label: t("tokens.make.role"), options: ROLES },
+      { name: "role", label: t("tokens.make.role"), options: roles() },
       { name: "groups", label: t("tokens.make.groups") },
       { name: "tenants", label: t("tokens.make.tenants") },
       { name: "expires", label: t("tokens.make.expires"), value: "90d", required: true },
