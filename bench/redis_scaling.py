@@ -132,8 +132,8 @@ async def _following(plan: Plan) -> list[Section]:
         f"A process holds a view of {FOLLOWED:,} instances on Redis that send a heartbeat every "
         f"10 s, while another process makes {CHANGES} changes per second: half are status "
         "changes, a quarter are joins and a quarter are departures. The view learns of each "
-        "change from the change channel and reads it. It also polls the membership every 5 s, "
-        "and all details every 30 s. A stall is the time during which nothing else in the "
+        "change from the change channel and reads it. It also polls the membership every 4 s, "
+        "and all details every 24 s. A stall is the time during which nothing else in the "
         f"process could run; the table shows the longest in {seconds:g} s, from the median "
         "round."
     )
