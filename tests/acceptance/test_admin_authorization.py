@@ -315,17 +315,17 @@ class TestOutsideTheScope:
         assert "Theirs" not in received
 
     async def _until_ours_changes(self, shared: Admin, stream: httpx.Response) -> str:
-        heard, registry = "", shared.hub.registry
+        received, registry = "", shared.hub.registry
         async with asyncio.timeout(PATIENCE):
             async for text in stream.aiter_text():
-                if not heard:
+                if not received:
                     await registry.enter(Instance(f"Theirs/{SECRET}2", "10.9.9.6", 80), ttl=60)
                     await registry.deregister(THEIRS, "10.9.9.9:80")
                     await registry.enter(Instance("Ours/Second", "10.0.0.2", 80), ttl=60)
-                heard += text
-                if "Ours/Second" in heard:
-                    return heard
-        raise AssertionError(heard)
+                received += text
+                if "Ours/Second" in received:
+                    return received
+        raise AssertionError(received)
 
     async def test_a_service_token_sees_only_instances(self, shared: Admin):
         service = await shared.token("service", groups=["Ours"])

@@ -217,11 +217,11 @@ def request(
     with contextlib.closing(http.client.HTTPConnection(*server.place, timeout=PATIENCE)) as to:
         to.request(method, path, body, headers or {})
         answer = to.getresponse()
-        said = Response(answer.status, answer.read(), answer.headers)
-    if said.status >= 400 and said.body.startswith(b"{"):
-        message = json.loads(said.body)["error"]["message"]
+        response = Response(answer.status, answer.read(), answer.headers)
+    if response.status >= 400 and response.body.startswith(b"{"):
+        message = json.loads(response.body)["error"]["message"]
         assert not PYTHONS.search(message), message
-    return said
+    return response
 
 
 @contextlib.contextmanager

@@ -78,14 +78,14 @@ async def test_every_queried_metric_exists(admin: Admin):
             return wanted <= set(await exposed(admin))
 
         await eventually(sampled)
-        there = await exposed(admin)
-        known = set().union(*there.values()) | _OF_PROMETHEUS
+        samples = await exposed(admin)
+        known = set().union(*samples.values()) | _OF_PROMETHEUS
         for expression in expressions():
             for name in _METRIC.findall(expression):
-                assert name in there, expression
+                assert name in samples, expression
             for name, matchers in _SELECTOR.findall(expression):
                 for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
-                    ours = there[name] or {"outcome"}
+                    ours = samples[name] or {"outcome"}
                     assert label in ours | _OF_PROMETHEUS, expression
             for listed in _BY.findall(expression):
                 assert set(listed.split(", ")) <= known | {"outcome"}, expression

@@ -367,9 +367,9 @@ class Reader:
         command = self.prepared("sh", "-c", f"exec {line} -sS -m 60")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as curl:
             assert curl.stdout is not None
-            heard = any(event == "event: hello\n" for event in curl.stdout)
+            greeted = any(event == "event: hello\n" for event in curl.stdout)
             curl.kill()
-        assert heard, line
+        assert greeted, line
 
     def watch(self, *command: str) -> None:
         """Run it in the background until the end of the page: it shows writes."""

@@ -176,14 +176,14 @@ def test_a_command_continued_without_its_lock_does_nothing_more(
 
 def test_killing_the_lock_kills_the_command(start: Start, here: Path, tmp_path: Path):
     """And the children of the command."""
-    child, heard = tmp_path / "child", tmp_path / "heard"
+    child, signalled = tmp_path / "child", tmp_path / "heard"
     ours = start(
         f"sh -c 'echo $$ > {child}; exec sleep 60' & "
-        f"trap 'echo $$ > {heard}' USR1; echo $$ > {here}; while :; do sleep 0.05; done"
+        f"trap 'echo $$ > {signalled}' USR1; echo $$ > {here}; while :; do sleep 0.05; done"
     )
     command, other = number(here), number(child)
     ours.send_signal(signal.SIGUSR1)  # once it is passed on, the command has long been known
-    number(heard)
+    number(signalled)
     ours.kill()
     gone(command)
     gone(other)

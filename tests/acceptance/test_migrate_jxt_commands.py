@@ -264,9 +264,9 @@ async def test_a_bridge_that_is_killed_repeatedly_loses_nothing(
 
         with place.running("bridge"):
             await eventually(lambda: level(store, Keyring()), within=60)
-        there = new_parts("jxt", await dump(store))
+        entries = new_parts("jxt", await dump(store))
     last, value = tenants, 2 * rounds - 1
-    assert there[last] == {
+    assert entries[last] == {
         "storage": {"tenantId": last, "uploadQuotaGb": value},
         "domain/aliases": [f"a{value}.t{last}.example.com"],
         f"ftp/user{last}": {
@@ -348,9 +348,9 @@ async def migrate_killed(
         await killed.copy_until(share * len(old.expected))
     done = await killed.finish("copy")
     assert "warning: tenant" in done.stderr, "taken names are reported"
-    there = await dump(store)
-    old.check_new(there)
-    assert all(there[key] == value for key, value in before.items()), "nothing old was touched"
+    entries = await dump(store)
+    old.check_new(entries)
+    assert all(entries[key] == value for key, value in before.items()), "nothing old was touched"
 
     verdicts(old, await killed.steps("verify"), copied=True)
     listed = [json.loads(line)["key"] for line in place.verified.read_text().splitlines()[1:]]
@@ -363,10 +363,10 @@ async def migrate_killed(
         await killed.delete_until(share * total)
     done = await killed.finish("delete")
     assert done.code == 0, done.stderr
-    there = await dump(store)
-    old.check_left(there)
-    old.check_new(there)
-    assert {key for key in there if key.startswith("jxt//")} <= old.stays.keys()
+    entries = await dump(store)
+    old.check_left(entries)
+    old.check_new(entries)
+    assert {key for key in entries if key.startswith("jxt//")} <= old.stays.keys()
 
 
 async def test_a_migration_that_is_killed_repeatedly(place: Place):

@@ -202,8 +202,8 @@ def test_an_operator_action_on_one_server_is_seen_on_all_at_once(pair: Pair):
         lines = stream.iter_lines()
         assert "event: hello" in itertools.islice(lines, 10)
         assert a.ask("POST", f"{instance}/drain")["enabled"] is False
-        heard = next(line for line in lines if a.service.name in line and '"enabled":false' in line)
-        assert made["id"] in heard
+        event = next(line for line in lines if a.service.name in line and '"enabled":false' in line)
+        assert made["id"] in event
     until(lambda: b.called() == [])
     until(lambda: b.beat(made)["enabled"] is False)
     assert b.ask("POST", f"{instance}/enable")["enabled"] is True

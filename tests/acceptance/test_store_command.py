@@ -110,8 +110,8 @@ def test_files_of_any_name(file: Path):
 def test_an_existing_export_is_kept_if_the_next_fails(file: Path):
     lines = file.with_name("lines")
     lines.write_text("as it was")
-    nobody = "--store=etcd://127.0.0.1:1?timeout=100ms"
-    assert mooring_command("store", "export", nobody, str(lines)).returncode == 1
+    unreachable = "--store=etcd://127.0.0.1:1?timeout=100ms"
+    assert mooring_command("store", "export", unreachable, str(lines)).returncode == 1
     assert lines.read_text() == "as it was"
     done = mooring_command("store", "export", f"--store=sqlite://{file}", str(lines))
     assert done.returncode == 0

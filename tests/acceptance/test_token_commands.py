@@ -164,10 +164,10 @@ def test_the_error_without_a_server_explains_how_to_start_one(tmp_path: Path):
         done = mooring_command(*arguments, XDG_DATA_HOME=str(tmp_path))
         assert done.returncode == 1
         assert "mooring serve" in done.stderr
-    nobody = f"http://127.0.0.1:{free_port()}"
-    done = mooring_command("login", f"--server={nobody}", MOORING_TOKEN="x")
+    unreachable = f"http://127.0.0.1:{free_port()}"
+    done = mooring_command("login", f"--server={unreachable}", MOORING_TOKEN="x")
     assert done.returncode == 1
-    assert f"no server answers at {nobody}" in done.stderr
+    assert f"no server answers at {unreachable}" in done.stderr
     assert os.listdir(tmp_path) == []
 
 

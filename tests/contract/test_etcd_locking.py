@@ -237,9 +237,9 @@ async def campaign(calls: Methods, name: bytes, lease: int, value: bytes) -> Any
 
 
 async def test_an_election_from_campaign_to_resignation(calls: Methods, hub: Hub, name: bytes):
-    with pytest.raises(grpc.aio.AioRpcError) as nobody:
+    with pytest.raises(grpc.aio.AioRpcError) as no_leader:
         await calls.leader(proto.LeaderRequest(name=name))
-    assert nobody.value.details() == "election: no leader"
+    assert no_leader.value.details() == "election: no leader"
     seen = []
     observing = calls.observe(proto.LeaderRequest(name=name))
 

@@ -77,8 +77,8 @@ async def test_a_heartbeat_that_restores_health_publishes_the_instance(
             while True:
                 message = await listening.get_message(timeout=1, ignore_subscribe_messages=True)
                 if message is not None:
-                    heard: dict[str, object] = json.loads(message["data"])
-                    return heard
+                    publication: dict[str, object] = json.loads(message["data"])
+                    return publication
 
     me = Instance(
         *("Common/echo", "10.0.0.1", 8080, "http", "1.2", 'z"1', 2.5),

@@ -159,10 +159,10 @@ async def test_instances_can_be_queried_by_their_last_heartbeat(hub: Hub):
     async with hub.register(Instance("echo", "10.0.0.1", 1)):
         await asyncio.sleep(0.02)
         async with hub.register(Instance("echo", "10.0.0.1", 2)):
-            heard = await registry.heard_between("echo", 0)
-            assert len(heard) == 2
-            assert heard[0][1] <= heard[1][1]
-            oldest = heard[0][1]
+            by_heartbeat = await registry.heard_between("echo", 0)
+            assert len(by_heartbeat) == 2
+            assert by_heartbeat[0][1] <= by_heartbeat[1][1]
+            oldest = by_heartbeat[0][1]
             earlier = await registry.heard_between("echo", 0, oldest - 1)
             assert earlier == []
 
@@ -309,18 +309,18 @@ async def test_vanished_instances_are_kept_for_two_heartbeats_and_five_seconds(
 async def test_vanished_instances_that_return_are_no_longer_kept(
     server: RedisServer, hub: Hub, space: str, caplog: pytest.LogCaptureFixture
 ):
-    there = [
+    instances = [
         (await hub.registry.enter(Instance("echo", "10.0.0.1", port), ttl=60)).instance
         for port in (1, 2)
     ]
     async with hub.discover("echo") as view:
-        server.command("DEL", f"{space}:registry:services:echo:instance:{there[0].id}")
-        server.command("ZREM", f"{space}:registry:services:echo:heartbeats", there[0].id)
+        server.command("DEL", f"{space}:registry:services:echo:instance:{instances[0].id}")
+        server.command("ZREM", f"{space}:registry:services:echo:heartbeats", instances[0].id)
         await eventually(lambda: view.seen.kept)
         reasons = {candidate.instance.id: candidate.reasons for candidate in view.explain()}
-        assert not reasons[there[1].id]
-        (kept,) = reasons[there[0].id]
+        assert not reasons[instances[1].id]
+        (kept,) = reasons[instances[0].id]
         assert view.seen.reason in kept
-        await hub.registry.enter(there[0], ttl=60)
+        await hub.registry.enter(instances[0], ttl=60)
         await eventually(lambda: not view.seen.kept)
         assert "no instance is missing any more" in caplog.text

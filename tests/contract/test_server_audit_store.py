@@ -57,18 +57,18 @@ async def read(
 
 async def test_entries_of_all_servers_are_read_in_order_on_each(store: Store, tmp_path: Path):
     one, other = audit_in(tmp_path / "one"), audit_in(tmp_path / "other")
-    async with AuditStore(store, one) as here, AuditStore(store, other) as there:
+    async with AuditStore(store, one) as here, AuditStore(store, other) as other_store:
         for number in range(1, 301):
             role, status = "operator" if number % 3 else "viewer", 200 if number % 7 else 403
             made = entry(number, "ab"[number % 2], role=role, status=status)
             (one, other)[number % 2].append(made)
         await store.commit(Put(b"/mooring/audit/done/nonsense", b""))
         await store.commit(Put(b"/mooring/audit/done/0/t", b"nonsense"))
-        for reader in (here, there):
+        for reader in (here, other_store):
             await _has(reader, list(range(300, 0, -1)))
         assert await read(here, limit=3) == [300, 299, 298]
         assert await read(here, limit=3, before=entry(298).id) == [297, 296, 295]
-        assert await read(there, limit=3, token="a") == [300, 298, 296]
+        assert await read(other_store, limit=3, token="a") == [300, 298, 296]
 
 
 async def test_entries_written_during_an_outage_are_stored_later(store: Store, tmp_path: Path):

@@ -63,5 +63,5 @@ async def add(hub: Hub, lock: str, held: Held, item: str, fenced: bool) -> None:
 
 
 if __name__ == "__main__":
-    _, url, lock, who, mode, ttl = sys.argv
-    asyncio.run(main(url, lock, who, mode == "fenced", float(ttl)))
+    _, url, lock, name, mode, ttl = sys.argv
+    asyncio.run(main(url, lock, name, mode == "fenced", float(ttl)))

@@ -38,7 +38,7 @@ class Process:
             text=True,
         )
 
-    def says(self, word: str) -> bool:
+    def prints(self, word: str) -> bool:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip() == word
 
@@ -64,7 +64,7 @@ def start(url: str) -> Iterator[Start]:
     def processes(names: str, *how: str) -> list[Process]:
         new = [Process(url, name, *how) for name in names]
         started.extend(new)
-        assert all(process.says("ready") for process in new)
+        assert all(process.prints("ready") for process in new)
         return new
 
     yield processes
@@ -151,7 +151,7 @@ async def test_a_terminating_server_fails_no_call(
         async with Callers(pb2_grpc.EchoStub(channel)) as callers:
             await eventually(lambda: callers.since(0) == {"a", "b"})
             leaving.process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(leaving.says, "stopped")
+            assert await asyncio.to_thread(leaving.prints, "stopped")
             assert await asyncio.to_thread(leaving.process.wait, 60) == 0
             seen = len(callers.answers)
             await eventually(lambda: len(callers.answers) > seen + 3 * CALLERS)

@@ -151,9 +151,9 @@ class Arena:
     async def lost_updates(self, store: Store) -> list[str]:
         """Writes that were reported as successful but are missing."""
         entry = (await store.read(key(f"{self.lock}-register".encode()))).first
-        there = set(entry.value.decode().split()) if entry else set()
+        stored = set(entry.value.decode().split()) if entry else set()
         return [
-            steps.item for steps in self.steps if steps.what == "wrote" and steps.item not in there
+            steps.item for steps in self.steps if steps.what == "wrote" and steps.item not in stored
         ]
 
 

@@ -22,10 +22,10 @@ async def test_a_bridge_survives_an_outage_of_redis(fresh_redis: Callable[..., R
         server.start()
         here.v1.register("svc", "a")
 
-        async def there() -> bool:
+        async def is_copied() -> bool:
             return await here.ids("svc") == ["a"]
 
-        await eventually(there, within=30)
+        await eventually(is_copied, within=30)
 
 
 @pytest.mark.deadline
@@ -49,10 +49,10 @@ async def test_a_node_that_is_down_affects_only_its_own_services(tmp_path: Path,
                 v1.register(name, "a")
             async with bridging(here):
 
-                async def there(name: str) -> bool:
+                async def is_copied(name: str) -> bool:
                     return await here.ids(name) == ["a"]
 
-                await eventually(lambda: there(good), within=WITHIN)
+                await eventually(lambda: is_copied(good), within=WITHIN)
                 down.kill()
                 if not tier1:
                     v1.register(later, "a")
@@ -62,6 +62,6 @@ async def test_a_node_that_is_down_affects_only_its_own_services(tmp_path: Path,
                     if not tier1:
                         v1.beat(later, "a")
                     await asyncio.sleep(0.5)
-                    assert await there(good)
+                    assert await is_copied(good)
                 if not tier1:
-                    await eventually(lambda: there(later))
+                    await eventually(lambda: is_copied(later))

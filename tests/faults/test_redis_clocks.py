@@ -222,7 +222,7 @@ async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_insta
         mooring.connect(steppable.url, settings=UNATTENDED) as hub,
         mooring.connect(steppable.url, settings=UNATTENDED) as newcomer,
     ):
-        there = [await hub.registry.enter(at(port), ttl=60) for port in (1, 2)]
+        entered = [await hub.registry.enter(at(port), ttl=60) for port in (1, 2)]
         await step_forward(steppable)
         async with (
             newcomer.discover("echo") as view,
@@ -231,8 +231,8 @@ async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_insta
             assert len(view.instances) == len(mirror.items) == 2
             assert view.stale
             assert "all 2 instances were silent at the first read" in view.seen.reason
-            await hub.registry.enter(there[0].instance, ttl=60)
-            await hub.registry.enter(there[1].instance, ttl=60)
+            await hub.registry.enter(entered[0].instance, ttl=60)
+            await hub.registry.enter(entered[1].instance, ttl=60)
             await eventually(lambda: not view.stale)
             assert len(view.instances) == len(mirror.items) == 2
             assert view.seen.reason == ""

@@ -63,14 +63,14 @@ async def back(hub: Hub, registrations: list[Any], *, within: float = PATIENCE) 
         for registration in registrations
     }
 
-    async def there() -> bool:
+    async def all_registered() -> bool:
         try:
             instances = (await hub.registry.instances(service)).instances
         except StoreError:
             return False
         return {instance.id: instance.incarnation for instance in instances} == wanted
 
-    await eventually(there, within=within)
+    await eventually(all_registered, within=within)
     await eventually(
         lambda: {registration.state for registration in registrations} == {"registered"}
     )
@@ -293,15 +293,15 @@ async def test_a_moved_slot_moves_its_service(redis_cluster: RedisCluster):
 
 def _move(source: RedisServer, target: RedisServer, key: str, cluster: RedisCluster) -> None:
     slot = cast("int", source.command("CLUSTER", "KEYSLOT", key))
-    here, there = (cast("str", m.command("CLUSTER", "MYID")) for m in (source, target))
-    target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", here)
-    source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", there)
+    source_id, target_id = (cast("str", m.command("CLUSTER", "MYID")) for m in (source, target))
+    target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+    source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
     while keys := cast("list[str]", source.command("CLUSTER", "GETKEYSINSLOT", slot, 1)):
         with contextlib.suppress(CommandFailed):
             source.command("MIGRATE", "127.0.0.1", target.port, keys[0], 0, 1000)
         time.sleep(0.1)
     for member in (target, source, *cluster.members):
-        member.command("CLUSTER", "SETSLOT", slot, "NODE", there)
+        member.command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
 
 
 @pytest.mark.deadline

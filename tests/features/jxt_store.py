@@ -355,8 +355,8 @@ class _Tenant:
         elif id % 3 == 1:
             old: Fields = {"quotaBytes": (id + 1) * 2**29, "maxFileSizeBytes": 2**31}
             gb = (id + 1) / 2
-            meant = {"uploadQuotaGb": int(gb) if gb.is_integer() else gb, "maxFileSizeMb": 2048}
-            self.part("storage", "storage", old, {**meant, "tenantId": id})
+            expected = {"uploadQuotaGb": int(gb) if gb.is_integer() else gb, "maxFileSizeMb": 2048}
+            self.part("storage", "storage", old, {**expected, "tenantId": id})
 
     def former(self) -> None:
         """The keys of the previous generation."""
@@ -368,8 +368,8 @@ class _Tenant:
                 value["serviceCode"] = service = self.chance.choice(SERVICES)
             self.store.put(f"{root}/database", value)
             if f"database/{service}" not in self.store.expected.get(id, {}):
-                meant = {**value, "tenantId": id, "serviceCode": service}
-                self.store.expect(id, f"database/{service}", meant)
+                expected = {**value, "tenantId": id, "serviceCode": service}
+                self.store.expect(id, f"database/{service}", expected)
         if id % 11 == 0 and id % 50 != 21:
             user = self.user(f"former{id}")
             self.store.put(f"{root}/ftp", user)
@@ -397,8 +397,8 @@ def _make_trouble(store: OldStore) -> None:
     """Indexes that lead nowhere, and keys of other programs."""
     namespace = store.namespace
     root = f"{namespace}//"
-    nobody = {"tenantId": 999_999_999, "code": "ghost", "hostType": "frontend"}
-    store.put(f"{root}hosts/ghost.example.com", nobody, stays="orphan")
+    ghost = {"tenantId": 999_999_999, "code": "ghost", "hostType": "frontend"}
+    store.put(f"{root}hosts/ghost.example.com", ghost, stays="orphan")
     store.put(f"{root}tenants/by-code/ghost", {"id": 999_999_999}, stays="orphan")
     store.put(f"{root}tenants/by-name/ghost/of a name", {"id": 999_999_999}, stays="orphan")
     store.put(f"{root}ftp-users/meta2", b"{broken", stays="orphan")

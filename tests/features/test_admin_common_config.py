@@ -239,8 +239,8 @@ async def test_shared_values_require_a_role_without_a_scope(admin: Admin):
         ("POST", "/admin/shared/health", None),
         ("DELETE", "/admin/shared/health", None),
     ):
-        for who in ("viewer", "service", scoped):
-            error(await admin.request(method, path, body, as_=who), 403)
+        for role in ("viewer", "service", scoped):
+            error(await admin.request(method, path, body, as_=role), 403)
 
 
 @on_stores

@@ -85,8 +85,12 @@ class TestOnAStore:
                 again = await browser.post(f"{one.url}/login?{code}", headers={"Origin": one.url})
                 assert again.status_code == 401, "a link is good once, at whichever server"
                 await eventually(lambda: logged_in(browser, one))
-                who = (await browser.get(f"{one.url}/admin/whoami")).json()
-                assert (who["name"], who["role"], who["session"]) == ("admin", "admin", True)
+                principal = (await browser.get(f"{one.url}/admin/whoami")).json()
+                assert (principal["name"], principal["role"], principal["session"]) == (
+                    "admin",
+                    "admin",
+                    True,
+                )
                 cookies = dict(browser.cookies)
                 out = await browser.post(f"{one.url}/logout", headers={"Origin": one.url})
                 assert out.status_code == 204

@@ -79,40 +79,40 @@ def names(data: Any) -> set[str]:
 
 @everywhere
 async def test_a_listener_sees_an_instance_register_fail_and_leave(admin: Admin):
-    async with events(admin, "?service=shop/orders") as heard:
-        await heard.next("hello")
+    async with events(admin, "?service=shop/orders") as listener:
+        await listener.next("hello")
         async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)) as registration:
-            await heard.until("services", lambda data: "shop/orders" in names(data))
+            await listener.until("services", lambda data: "shop/orders" in names(data))
             registration.update(healthy=False)
-            await heard.until(
+            await listener.until(
                 "instances",
                 lambda data: [instance["healthy"] for instance in data["changed"]] == [False],
             )
-            problems = await heard.until("problems", bool)
+            problems = await listener.until("problems", bool)
             assert problems[0]["service"] == "shop/orders"
-        gone = await heard.until("instances", lambda data: data["removed"])
+        gone = await listener.until("instances", lambda data: data["removed"])
         assert gone["removed"] == ["10.0.0.1:80"]
 
 
 async def test_a_scoped_listener_gets_only_its_own_groups(admin: Admin):
     token = await admin.token("viewer", groups=["shop"])
-    async with events(admin, as_=token) as heard:
-        await heard.next("hello")
+    async with events(admin, as_=token) as listener:
+        await listener.next("hello")
         async with admin.hub.register(Instance("media/secret", "10.0.0.2", 80)):
             await eventually(lambda: admin.fleet.service("media/secret") is not None)
             async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
-                _, data = await heard.next("services")
+                _, data = await listener.next("services")
                 assert names(data) == {"shop/orders"}
-                health = await heard.until("health", lambda data: data["totalServices"])
+                health = await listener.until("health", lambda data: data["totalServices"])
                 assert health["totalServices"] == 1
 
 
 async def test_a_reconnecting_listener_gets_what_it_missed(admin: Admin):
-    async with events(admin) as heard:
-        await heard.next("problems")
+    async with events(admin) as listener:
+        await listener.next("problems")
     async with admin.hub.register(Instance("shop/orders", "10.0.0.1", 80)):
         await eventually(lambda: admin.fleet.service("shop/orders") is not None)
-        async with events(admin, last=heard.last) as again:
+        async with events(admin, last=listener.last) as again:
             assert (await again.next("hello"))[1]["resumed"] is True
             await again.until("services", lambda data: "shop/orders" in names(data))
         async with events(admin, last="elsewhere-7") as foreign:
@@ -121,11 +121,11 @@ async def test_a_reconnecting_listener_gets_what_it_missed(admin: Admin):
 
 async def test_a_revoked_token_ends_its_stream(admin: Admin):
     token, text = await admin.server.tokens.create("short", "viewer", lasts=3600)
-    async with events(admin, as_=text) as heard:
-        await heard.next("hello")
+    async with events(admin, as_=text) as listener:
+        await listener.next("hello")
         await admin.server.tokens.revoke(token.id)
         with pytest.raises(StopAsyncIteration):
-            await heard.next("never")
+            await listener.next("never")
     stream = admin.server.stream
     await eventually(lambda: stream.clients == 0)
 
@@ -142,8 +142,8 @@ async def test_unauthorized_and_invalid_streams_are_refused(admin: Admin):
 
 async def test_the_number_of_listeners_is_limited(admin: Admin):
     admin.server.stream._max_listeners = 1
-    async with events(admin) as heard:
-        await heard.next("hello")
+    async with events(admin) as listener:
+        await listener.next("hello")
         refused = await admin.get("/admin/events")
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "too_many_streams"
@@ -151,8 +151,8 @@ async def test_the_number_of_listeners_is_limited(admin: Admin):
 
 async def test_the_listeners_of_one_token_are_limited(admin: Admin):
     admin.server.stream._max_per_token = 1
-    async with events(admin) as heard:
-        await heard.next("hello")
+    async with events(admin) as listener:
+        await listener.next("hello")
         refused = await admin.get("/admin/events")
         assert refused.status_code == 429
         assert "a-viewer" in refused.json()["error"]["message"]

@@ -110,15 +110,15 @@ async def shows_all(admin: Admin) -> bool:
     orders, auth = fleet.service("orders"), fleet.service("Common/Auth")
     assert orders is not None
     assert auth is not None
-    heard = [
+    silences_known = [
         fleet.observation(known.name, id).silence is not None
         for known in (orders, auth)
         for id in known.instances
     ]
     by_id = orders.instances
     return (
-        len(heard) == 4
-        and all(heard)
+        len(silences_known) == 4
+        and all(silences_known)
         and not by_id["10.0.0.1:80"].status.healthy
         and not by_id["10.0.0.2:80"].enabled
         and by_id["10.0.0.3:80"].weight == 5

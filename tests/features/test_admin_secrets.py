@@ -97,12 +97,12 @@ async def kept(admin: Admin) -> dict[str, JSON]:
 
 @on_redis_too
 async def test_a_configuration_is_shown_without_its_secrets(admin: Admin, echo: None):
-    for who in ("viewer", "operator", "admin"):
-        answer = await admin.get(f"{ECHO}/config", as_=who)
+    for role in ("viewer", "operator", "admin"):
+        answer = await admin.get(f"{ECHO}/config", as_=role)
         assert json_of(answer) == SHOWN
     for path in (ECHO, f"{ECHO}/instances", ONE, "/prometheus/targets", "/admin/search?q=north-7"):
-        for who in ("viewer", "admin", *(["service"] if "/instances" in path else [])):
-            answer = await admin.get(path, as_=who)
+        for role in ("viewer", "admin", *(["service"] if "/instances" in path else [])):
+            answer = await admin.get(path, as_=role)
             assert answer.status_code == 200
             assert "hunter2" not in answer.text
     shown = json_of(await admin.get(ONE, as_="service"))
@@ -134,10 +134,10 @@ async def test_the_live_stream_contains_no_secret(admin: Admin, echo: None):
 
 async def test_a_configuration_is_unmasked_for_admins_and_recorded(admin: Admin, echo: None):
     for path in (f"{ECHO}/config", f"{ONE}/config"):
-        for who in ("viewer", "operator"):
-            error(await admin.get(f"{path}?unmask=true", as_=who), 403)
+        for role in ("viewer", "operator"):
+            error(await admin.get(f"{path}?unmask=true", as_=role), 403)
             (entry,) = admin.server.audit.read(limit=1)
-            assert (entry.role, entry.status, entry.notes) == (who, 403, {"unmask": True})
+            assert (entry.role, entry.status, entry.notes) == (role, 403, {"unmask": True})
         answer = await admin.get(f"{path}?unmask=true", as_="admin")
         assert json_of(answer) == (CONFIG if path.startswith(f"{ECHO}/config") else {})
         assert answer.headers["Cache-Control"] == "no-store"

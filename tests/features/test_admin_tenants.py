@@ -235,10 +235,10 @@ async def test_the_holder_of_a_taken_name_is_shown_only_within_the_scope(admin: 
 @with_and_without_key
 async def test_secrets_are_shown_to_admins_and_that_is_recorded(admin: Admin):
     await publish(admin, ACME, 201)
-    for who in ("viewer", "operator"):
-        error(await admin.get(f"{ONE}?unmask=true", as_=who), 403)
+    for role in ("viewer", "operator"):
+        error(await admin.get(f"{ONE}?unmask=true", as_=role), 403)
         (entry,) = admin.server.audit.read(limit=1)
-        assert (entry.role, entry.status, entry.notes) == (who, 403, {"unmask": True})
+        assert (entry.role, entry.status, entry.notes) == (role, 403, {"unmask": True})
     answer = await admin.get(f"{ONE}?unmask=true", as_="admin")
     document = json_of(answer)["document"]
     assert document["database"]["orders"]["password"] == "hunter2"

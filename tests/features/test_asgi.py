@@ -244,8 +244,8 @@ async def test_a_deregistration_by_an_operator_is_not_undone_by_a_waiting_worker
         await eventually(lambda: last.state == "removed")
         assert await instances(hub) == ()
         await last.aclose()
-        async with SharedRegistration(hub, me) as anew:
-            assert anew.state == "registered"
+        async with SharedRegistration(hub, me) as restarted:
+            assert restarted.state == "registered"
 
 
 async def test_a_waiting_worker_can_be_closed(hub: mooring.Hub):
@@ -390,10 +390,10 @@ async def test_the_lifespan_of_an_application_is_kept(hub: mooring.Hub, url: str
     assert server.state["mine"] == "yes"
     assert isinstance(server.state["mooring"], mooring.Hub)
 
-    async def there() -> bool:
+    async def is_registered() -> bool:
         return len(await instances(hub)) == 1
 
-    await eventually(there)
+    await eventually(is_registered)
     assert await server.send("shutdown") == "lifespan.shutdown.complete"
     assert events == ["up", "down"]
     assert await instances(hub) == ()
@@ -447,22 +447,22 @@ async def test_a_lifespan_for_starlette_and_similar_frameworks(
     async def own(app: Starlette) -> AsyncIterator[dict[str, str]]:
         yield {"mine": "yes"}
 
-    async def who(request: Request) -> PlainTextResponse:
+    async def first_instance(request: Request) -> PlainTextResponse:
         listing = await request.state.mooring.registry.instances("echo")
         return PlainTextResponse(listing.instances[0].id + request.state.mine)
 
     me = Instance("echo", "127.0.0.1", listening)
     app = Starlette(
-        routes=[Route("/", who)],
+        routes=[Route("/", first_instance)],
         lifespan=asgi.lifespan(url, me, inner=own),
     )
     server = Lifespan(app)
     assert await server.send("startup") == "lifespan.startup.complete"
 
-    async def there() -> bool:
+    async def is_registered() -> bool:
         return len(await instances(hub)) == 1
 
-    await eventually(there)
+    await eventually(is_registered)
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:

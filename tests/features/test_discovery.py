@@ -100,7 +100,7 @@ async def test_an_early_subscriber_sees_the_state_after_the_change(hub: Hub):
     view.subscribe(on_update)
     async with hub.register(at(1)), view, hub.register(at(2)):
         await view.wait(2, timeout=20)
-        assert all(changed <= there for changed, there in seen)
+        assert all(changed <= ids for changed, ids in seen)
         assert {id for changed, _ in seen for id in changed} == {"10.0.0.1:1", "10.0.0.1:2"}
 
 

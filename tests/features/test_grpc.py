@@ -108,13 +108,13 @@ async def test_new_instances_are_called_and_removed_ones_are_not(hub: mooring.Hu
     async with calling(hub) as (opened, stub):
         assert await by(stub) == "first"
         await serve("second")
-        await eventually(lambda: said_by(stub, "second"), within=20)
+        await eventually(lambda: is_served_by(stub, "second"), within=20)
         await first.registration.aclose()
         await ready(opened, 1)
         assert {await by(stub) for _ in range(4)} == {"second"}
 
 
-async def said_by(stub: Any, name: str) -> bool:
+async def is_served_by(stub: Any, name: str) -> bool:
     return await by(stub) == name
 
 
@@ -124,7 +124,7 @@ async def test_all_four_kinds_of_calls(hub: mooring.Hub, serve: Serve):
         for _ in ("before a connection", "after a connection"):
             chat = stub.Chat()
             joining = stub.Join()
-            await asyncio.gather(*(said(stub) for _ in range(3)))
+            await asyncio.gather(*(call_say(stub) for _ in range(3)))
             assert [word.text async for word in stub.Count(Word(text="3"))] == ["1", "2", "3"]
             counting = stub.Count(Word(text="1"))
             assert (await counting.read()).text == "1"
@@ -142,7 +142,7 @@ async def test_all_four_kinds_of_calls(hub: mooring.Hub, serve: Serve):
             await opened.channel_ready()
 
 
-async def said(stub: Any) -> None:
+async def call_say(stub: Any) -> None:
     call = stub.Say(Word(text="hello"))
     assert (await call).text == "hello"
     assert await call.code() is grpc.StatusCode.OK
@@ -458,9 +458,9 @@ async def test_only_methods_that_opt_in_are_retried(hub: mooring.Hub, serve: Ser
     servers = [await serve(name) for name in "abc"]
 
     def tries() -> int:
-        attempts = sum(len(server.echo.said) for server in servers)
+        attempts = sum(len(server.echo.received) for server in servers)
         for server in servers:
-            server.echo.said.clear()
+            server.echo.received.clear()
         return attempts
 
     async with calling(hub, retry=[SAY]) as (opened, stub):
@@ -495,7 +495,7 @@ async def test_retries_end_with_their_budget(hub: mooring.Hub, serve: Serve):
         for _ in range(5):
             with pytest.raises(grpc.aio.AioRpcError):
                 await by(stub, "fail UNAVAILABLE")
-    assert sum(len(server.echo.said) for server in servers) == 5 + 1
+    assert sum(len(server.echo.received) for server in servers) == 5 + 1
 
 
 async def test_a_failing_instance_is_ejected(hub: mooring.Hub, serve: Serve):
@@ -766,7 +766,7 @@ async def test_a_removed_instance_leaves_nothing_behind(hub: mooring.Hub, serve:
         await ready(opened, 2)
         await gone.registration.aclose()
         await eventually(lambda: len(opened.subchannels) == 1)
-        await eventually(lambda: said_by(stub, "stays"))
+        await eventually(lambda: is_served_by(stub, "stays"))
         (subchannel,) = opened.subchannels
         await eventually(lambda: list(stub.Say.callables) == [subchannel])
 

@@ -191,9 +191,9 @@ def test_only_methods_that_opt_in_are_retried(hub: Any, serve: Serve):
     servers = [serve(name) for name in "abc"]
 
     def tries() -> int:
-        attempts = sum(len(server.echo.said) for server in servers)
+        attempts = sum(len(server.echo.received) for server in servers)
         for server in servers:
-            server.echo.said.clear()
+            server.echo.received.clear()
         return attempts
 
     for retry, expected in (([SAY], 3), (["echo.Echo"], 3), ([], 1)):
@@ -216,10 +216,10 @@ def test_retries_end_when_too_many_calls_fail(hub: Any, serve: Serve):
 
         def tries() -> int:
             for server in servers:
-                server.echo.said.clear()
+                server.echo.received.clear()
             with pytest.raises(grpc.RpcError, match="was told"):
                 by(stub, "fail UNAVAILABLE")
-            return sum(len(server.echo.said) for server in servers)
+            return sum(len(server.echo.received) for server in servers)
 
         assert tries() == 3
         counted = [tries() for _ in range(30)]

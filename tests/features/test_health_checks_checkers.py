@@ -122,8 +122,8 @@ def target(
 async def checked(
     checker: Checker, handler: Handler, *, timeout: float = LONG, path: str = "/"
 ) -> Outcome:
-    async with serving(handler) as there:
-        outcome = await checker.check(target(there.port, path=path), timeout=timeout)
+    async with serving(handler) as server:
+        outcome = await checker.check(target(server.port, path=path), timeout=timeout)
     outcome = replace(outcome, failure=str(outcome.failure))
     assert outcome.ok is (outcome.failure == "")
     assert outcome.ms >= 0
@@ -267,8 +267,8 @@ def websocket(
 
 async def test_a_websocket_is_opened_and_closed():
     handler, frame = websocket()
-    async with serving(handler) as there:
-        assert (await WebSocketChecker().check(target(there.port), timeout=LONG)).ok
+    async with serving(handler) as server:
+        assert (await WebSocketChecker().check(target(server.port), timeout=LONG)).ok
         async with asyncio.timeout(LONG):
             assert await frame == b"\x88\x82\0\0\0\0\x03\xe8"
 
@@ -312,8 +312,8 @@ def secure(certificates: Path) -> ssl.SSLContext:
 async def test_https_is_verified_by_the_registered_name(certificates: Path, host: str):
     context = checkers.tls(str(certificates / "ca.pem"))
     answer = answering(b"HTTP/1.1 200 OK\r\n\r\n")
-    async with serving(answer, secure(certificates)) as there:
-        there_ = target(there.port, "https", host=host)
+    async with serving(answer, secure(certificates)) as server:
+        there_ = target(server.port, "https", host=host)
         assert (await HTTPChecker(context).check(there_, timeout=LONG)).ok
 
 
@@ -414,8 +414,8 @@ async def test_grpc_at_a_closed_port_is_unhealthy():
 
 
 async def test_a_silent_grpc_server_times_out():
-    async with serving(never) as there:
-        outcome = await GRPCChecker().check(target(there.port), timeout=SOON)
+    async with serving(never) as server:
+        outcome = await GRPCChecker().check(target(server.port), timeout=SOON)
     assert str(outcome.failure) == "no answer within 300ms"
 
 

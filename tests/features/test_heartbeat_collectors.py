@@ -28,12 +28,12 @@ class Source:
         self.type = type
         self.cost = cost
         self.measure = measure
-        self.there = True
+        self.is_available = True
         self.calls = 0
         self.threads: set[str] = set()
 
     def available(self) -> bool:
-        return self.there
+        return self.is_available
 
     def collect(self) -> Mapping[str, object]:
         self.calls += 1
@@ -210,12 +210,12 @@ async def test_a_failure_and_its_end_are_logged_once(caplog: pytest.LogCaptureFi
 
 async def test_an_unavailable_collector_is_not_called(caplog: pytest.LogCaptureFixture):
     source, other = Source("a", one), Source("other", one)
-    source.there = False
+    source.is_available = False
     async with collecting(source, other) as running:
         await eventually(lambda: other.calls >= 5)
         assert source.calls == 0
         assert "a" not in running.metrics
-        source.there = True
+        source.is_available = True
         await eventually(lambda: "a" in running.metrics)
     assert caplog.text.count("not available") == 1
 

@@ -69,9 +69,9 @@ async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store
     assert {step.name for step in steps} == {key for key in old.entries if old.stays.get(key) != ""}
     done = [settled async for settled in migration.copy()]
     assert {settled.unit for settled in done if settled.problems} == {13, 42, 45, 46, 48, 63}
-    there = await dump(store)
-    old.check_new(there)
-    assert all(there[key] == value for key, value in before.items()), "nothing old was touched"
+    entries = await dump(store)
+    old.check_new(entries)
+    assert all(entries[key] == value for key, value in before.items()), "nothing old was touched"
     steps, listed = await migration.verify()
     verdicts(old, [(step.name, step.verdict) for step in steps], copied=True)
     assert not [step for step in steps if step.verdict in DIFFERENT]
@@ -81,13 +81,13 @@ async def test_plan_then_copy_then_verify_then_cut_over_then_delete(store: Store
     assert marker.revision > 0
     gone, stays = await migration.delete(listed)
     assert (gone, stays) == (len(old.goes), [])
-    there = await dump(store)
-    old.check_new(there)
-    old.check_left(there)
-    kept = {key.removeprefix("jxt/_migration/jxt/") for key in there if "_migration" in key}
+    entries = await dump(store)
+    old.check_new(entries)
+    old.check_left(entries)
+    kept = {key.removeprefix("jxt/_migration/jxt/") for key in entries if "_migration" in key}
     assert kept == {"cutover", "48", "72"}, "what is said of keys that are still there"
     assert await migration.delete(listed) == (0, []), "once more changes nothing"
-    assert await dump(store) == there
+    assert await dump(store) == entries
 
 
 async def put(store: Store, key: str, value: object) -> None:
@@ -151,9 +151,9 @@ async def test_changes_of_the_old_keys_are_copied_again(store: Store):
         "jxt/tenants/1/ftp/a": "surplus",
     }
     assert changes((await copied(migration))[1]) == [("ftp/a", "out of new"), ("meta", "to new")]
-    there = await dump(store)
-    assert new_parts("jxt", there)[1].keys() == {"meta", "ftp/b"}
-    index = {key for key in there if "/_index/" in key}
+    entries = await dump(store)
+    assert new_parts("jxt", entries)[1].keys() == {"meta", "ftp/b"}
+    index = {key for key in entries if "/_index/" in key}
     assert index == {
         "jxt/tenants/_index/by-code/other",
         "jxt/tenants/_index/by-name/Acme%20%2F%20%E7%94%B2",
@@ -215,8 +215,8 @@ async def test_a_tenant_too_large_for_one_commit_is_copied_completely(store: Sto
         await put(store, f"jxt//platform/configs/{number}", number)
     await copied(migration)
     assert set((await planned(migration)).values()) == {"equal"}
-    there = new_parts("jxt", await dump(store))
-    assert (len(there[1]), len(there[0])) == (451, 150)
+    entries = new_parts("jxt", await dump(store))
+    assert (len(entries[1]), len(entries[0])) == (451, 150)
     _, _, listed = await migration.cutover()
     assert await migration.delete(listed) == (302, [])
 
@@ -317,11 +317,11 @@ async def bridging(store: Store) -> AsyncIterator[list[SyncResult]]:
 async def holds(store: Store, key: str, value: object) -> None:
     """Wait until a key has this value; None: until it is deleted."""
 
-    async def there() -> bool:
+    async def is_stored() -> bool:
         raw = (await dump(store)).get(key)
         return raw is None if value is None else raw is not None and json.loads(raw) == value
 
-    await eventually(there, within=20, what=f"{key} is {value}")
+    await eventually(is_stored, within=20, what=f"{key} is {value}")
 
 
 async def becomes_level(store: Store) -> None:
@@ -352,12 +352,12 @@ async def test_a_bridge_copies_writes_in_both_directions(store: Store):
         await publisher.put(2, "ftp/bob", {"status": "active"})
         bob = {"tenantId": 2, "username": "bob", "status": "active"}
         await holds(store, "jxt//tenants/2/ftp", {"ftpConfigs": [bob]})
-        who = {"tenantId": 2, "code": "Two", "name": "二/2"}
-        await holds(store, "jxt//ftp-users/bob", who)
+        fields = {"tenantId": 2, "code": "Two", "name": "二/2"}
+        await holds(store, "jxt//ftp-users/bob", fields)
         await publisher.put(2, "meta", {"code": "Zwei", "name": "二/2"})
         await holds(store, "jxt//tenants/by-code/Zwei", {"id": 2, "code": "Zwei", "name": "二/2"})
         await holds(store, "jxt//tenants/by-code/Two", None)
-        await holds(store, "jxt//ftp-users/bob", {**who, "code": "Zwei"})
+        await holds(store, "jxt//ftp-users/bob", {**fields, "code": "Zwei"})
 
         await put(store, "jxt//tenants/2/ftp", {"ftpConfigs": [{"username": "eve"}]})
         await holds(store, "jxt/tenants/2/ftp/eve", {"tenantId": 2, "username": "eve"})
@@ -426,10 +426,10 @@ async def test_after_the_cut_over_a_bridge_writes_only_the_old_keys(store: Store
         )
         await publisher.put(1, "domain/primary", "b.example.com")
         await holds(store, "jxt//hosts/b.example.com", INDEXED)
-        there = await dump(store)
-        assert json.loads(there["jxt/tenants/1/meta"]) == META
-        assert json.loads(there["jxt/tenants/1/storage"])["uploadQuotaGb"] == 1
-        assert json.loads(there["jxt//tenants/1/storage"])["uploadQuotaGb"] == 66
+        entries = await dump(store)
+        assert json.loads(entries["jxt/tenants/1/meta"]) == META
+        assert json.loads(entries["jxt/tenants/1/storage"])["uploadQuotaGb"] == 1
+        assert json.loads(entries["jxt//tenants/1/storage"])["uploadQuotaGb"] == 66
         await publisher.put(1, "storage", {"uploadQuotaGb": 7})
         await holds(store, "jxt//tenants/1/storage", {"tenantId": 1, "uploadQuotaGb": 7})
 
@@ -451,9 +451,9 @@ async def test_a_bridge_ends_when_the_old_keys_are_deleted(store: Store):
     _, _, listed = await migration.cutover()
     await migration.delete(listed)
     await asyncio.wait_for(running, 20)
-    there = await dump(store)
-    assert json.loads(there["jxt/tenants/1/meta"]) == META
-    left = {key for key in there if key.startswith("jxt//")}
+    entries = await dump(store)
+    assert json.loads(entries["jxt/tenants/1/meta"]) == META
+    left = {key for key in entries if key.startswith("jxt//")}
     assert left <= {"jxt//_health/sentinel"}, "which the bridge may have written at the last moment"
 
 
@@ -466,9 +466,9 @@ async def test_a_broken_old_key_is_neither_followed_nor_overwritten(store: Store
         await publisher.put(1, "ftp/a", {"status": "inactive"})
         await publisher.put(1, "meta", {"code": "acme", "name": "Acme"})
         await holds(store, "jxt//tenants/by-code/acme", {"id": 1, "code": "acme", "name": "Acme"})
-        there = await dump(store)
-        assert there["jxt//tenants/1/ftp"] == b"[{"
-        assert json.loads(there["jxt/tenants/1/ftp/a"])["status"] == "inactive"
+        entries = await dump(store)
+        assert entries["jxt//tenants/1/ftp"] == b"[{"
+        assert json.loads(entries["jxt/tenants/1/ftp/a"])["status"] == "inactive"
 
 
 async def test_a_taken_name_is_written_once_it_is_free(store: Store):
@@ -633,9 +633,9 @@ async def test_writes_after_the_cut_over_survive_every_deletion(store: Store):
         verdicts = {step.name: step.verdict for step in steps}
         assert verdicts == {"jxt//tenants/1/storage": "late", "jxt//tenants/2/storage": "late"}
         assert await migration.delete(listed) == (0, [])
-    there = await dump(store)
-    assert json.loads(there["jxt//tenants/1/storage"]) == {"uploadQuotaGb": 500}
-    assert new_parts("jxt", there)[1]["storage"]["uploadQuotaGb"] == 1
+    entries = await dump(store)
+    assert json.loads(entries["jxt//tenants/1/storage"]) == {"uploadQuotaGb": 500}
+    assert new_parts("jxt", entries)[1]["storage"]["uploadQuotaGb"] == 1
 
 
 async def test_a_migration_can_start_again_after_a_deletion(store: Store):
@@ -651,10 +651,10 @@ async def test_a_migration_can_start_again_after_a_deletion(store: Store):
         await copied(migration)
     await migration.undo(restart=True)
     await copied(migration)
-    there = new_parts("jxt", await dump(store))
-    assert there[1]["meta"] == META, "an intended deletion has no other effect"
-    assert there[1]["storage"]["uploadQuotaGb"] == 500
-    assert there[2]["meta"]["code"] == "late"
+    entries = new_parts("jxt", await dump(store))
+    assert entries[1]["meta"] == META, "an intended deletion has no other effect"
+    assert entries[1]["storage"]["uploadQuotaGb"] == 500
+    assert entries[2]["meta"]["code"] == "late"
     _, _, listed = await migration.cutover()
     assert await migration.delete(listed) == (2, [])
     assert [key for key in await dump(store) if key.startswith("jxt//")] == []
@@ -712,9 +712,9 @@ async def test_an_old_index_is_deleted_if_both_sides_dropped_its_name(store: Sto
     await put(store, "jxt//tenants/1/ftp", [{"username": "u2"}])
     async with bridging(store):
         await becomes_level(store)
-    there = old_indexed("jxt", await dump(store))
+    entries = old_indexed("jxt", await dump(store))
     last = 3 if how == "the new later" else 2
-    assert there.keys() == {f"by-code/c{last}", f"by-name/n/{last}", "ftp-user/u2"}
+    assert entries.keys() == {f"by-code/c{last}", f"by-name/n/{last}", "ftp-user/u2"}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -744,13 +744,13 @@ async def test_an_index_that_the_old_writer_left_behind_is_deleted_eventually(
     _, steps, listed = await migration.cutover()
     assert {step.name: step.verdict for step in steps}[left] == "abandoned"
     await migration.delete(listed)
-    there = await dump(store)
-    assert sorted(name for name in there if name.startswith("jxt//")) == [
+    entries = await dump(store)
+    assert sorted(name for name in entries if name.startswith("jxt//")) == [
         "jxt//hosts/nobody.example.com",
         "jxt//hosts/two.example.com",
         "jxt//tenants/2/domain/aliases",
     ]
-    assert "jxt/tenants/_index/host/old.example.com" not in there
+    assert "jxt/tenants/_index/host/old.example.com" not in entries
 
 
 async def test_an_old_index_is_deleted_in_every_spelling(store: Store):
@@ -777,13 +777,13 @@ async def test_indexes_written_ahead_of_parts_that_never_came_are_deleted(store:
     async with bridging(store):
         left = {"host/h7.com": 1, "host/h200.com": 1, "host/h8.com": 2, "host/theirs.com": 1}
 
-        async def there() -> bool:
+        async def agree() -> bool:
             return old_indexed("jxt", await dump(store)) == left
 
-        await eventually(there, within=20)
+        await eventually(agree, within=20)
         await drop(store, "jxt//tenants/1/domain/aliases")
         del left["host/h7.com"], left["host/h200.com"]
-        await eventually(there, within=20)
+        await eventually(agree, within=20)
         await holds(store, "jxt/_migration/jxt/1", None)
 
 

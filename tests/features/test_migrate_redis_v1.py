@@ -174,8 +174,8 @@ async def test_plan_then_copy_then_verify_then_delete(server: RedisServer, prefi
         assert (well.weight, well.metadata) == (2.5, {"zone": "x", "n": "123456789012345"})
         assert not sick.status.healthy
         assert well.status.registered_at is not None
-        ((_, heard),) = await here.registry.heard_between("other", 0)
-        assert heard == pytest.approx(v1.score("other", "b") / 1000, abs=0.002)
+        ((_, heartbeat),) = await here.registry.heard_between("other", 0)
+        assert heartbeat == pytest.approx(v1.score("other", "b") / 1000, abs=0.002)
         verdicts, listed = await here.verify()
         assert set(verdicts.values()) == {"equal"}
         before = here.keys()
@@ -454,10 +454,10 @@ async def test_a_live_writer_of_v1_is_in_v2_while_it_lives(server: RedisServer):
         v1 = here.v1
         v1.register("svc", "a", weight="3")
 
-        async def there() -> bool:
+        async def is_registered() -> bool:
             return await here.ids("svc") == ["a"]
 
-        await eventually(there, within=WITHIN)
+        await eventually(is_registered, within=WITHIN)
         heartbeats = here.registry.keys.of("svc").heartbeats
         before = float(str(server.command("ZSCORE", heartbeats, "a")))
         v1.beat("svc", "a", v1.now() - 3_000_000)  # its clock is behind
@@ -548,10 +548,10 @@ async def test_an_instance_evicted_from_v2_stays_out(server: RedisServer):
         v1 = here.v1
         v1.register("svc", "a")
 
-        async def there() -> bool:
+        async def is_registered() -> bool:
             return await here.ids("svc") == ["a"]
 
-        await eventually(there, within=WITHIN)
+        await eventually(is_registered, within=WITHIN)
         assert await here.registry.deregister("svc", "a")
         await eventually(lambda: v1.read("svc") == {}, within=WITHIN)
         for _ in range(10):
@@ -563,7 +563,7 @@ async def test_an_instance_evicted_from_v2_stays_out(server: RedisServer):
         v1.beat("svc", "a", later)
         await eventually(lambda: v1.now() > later)
         v1.beat("svc", "a")
-        await eventually(there, within=WITHIN)
+        await eventually(is_registered, within=WITHIN)
 
 
 async def test_a_process_that_moves_to_v2_and_leaves_is_not_revived(server: RedisServer):
@@ -571,10 +571,10 @@ async def test_a_process_that_moves_to_v2_and_leaves_is_not_revived(server: Redi
         v1 = here.v1
         v1.register("svc", "a")
 
-        async def there() -> bool:
+        async def is_registered() -> bool:
             return await here.ids("svc") == ["a"]
 
-        await eventually(there, within=WITHIN)
+        await eventually(is_registered, within=WITHIN)
         # It is killed and restarts with v2; v1 still has its old record.
         async with hub.register(Instance("svc", "10.9.9.9", 1, id="a")):
             await eventually(lambda: v1.read("svc")["a"]["host"] == "10.9.9.9", within=WITHIN)

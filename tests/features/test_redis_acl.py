@@ -48,8 +48,8 @@ class Guarded:
         self.command("ACL", "SETUSER", self.name(user), *rules)
 
     def url(self, user: str, password: str = ":secret") -> str:
-        there = self._server.url.replace("redis://", f"redis://{self.name(user)}{password}@")
-        return f"{there}?prefix={self.prefix}"
+        url = self._server.url.replace("redis://", f"redis://{self.name(user)}{password}@")
+        return f"{url}?prefix={self.prefix}"
 
     def connect(self, user: str) -> Hub:
         return mooring.connect(self.url(user), settings=SETTINGS)

@@ -25,10 +25,10 @@ async def test_an_unreadable_message_does_not_stop_the_consumer(
     async with mooring.connect(url, settings=QUICK) as hub, hub.discover("echo") as view:
         channel = f"{space}:registry:services:echo:changes"
 
-        def heard() -> bool:
+        def is_received() -> bool:
             return server.command("PUBSUB", "NUMSUB", channel) == [channel, 1]
 
-        await eventually(heard)
+        await eventually(is_received)
         assert isinstance(hub.registry, RedisRegistry)
         await hub.registry.connection.call("PUBLISH", channel, message, what="the test")
         async with hub.register(Instance("echo", "10.0.0.1", 1)):

@@ -128,10 +128,10 @@ async def test_descriptions_are_written_again_if_the_store_may_be_another(hub: H
         await hub.store.commit(Delete(info))
         hub.registry._store_returned()  # type: ignore[attr-defined]
 
-        async def there() -> bool:
+        async def is_described() -> bool:
             return (await hub.store.read(info)).first is not None
 
-        await eventually(there)
+        await eventually(is_described)
 
 
 async def test_an_instance_that_registers_again_is_not_removed_as_stale(hub: Hub):

@@ -179,7 +179,7 @@ def test_callbacks_run_on_the_thread_of_the_portal_and_must_not_block(store_url:
     quiet = parse({"registry": {"metrics": {"enabled-metrics": []}}})
     hub = mooring.sync.connect(store_url, settings=quiet)
 
-    def hear(update: Update[str, Instance]) -> None:
+    def on_update(update: Update[str, Instance]) -> None:
         outcomes.append(threading.current_thread().name)
         try:
             hub.store.status()
@@ -187,7 +187,7 @@ def test_callbacks_run_on_the_thread_of_the_portal_and_must_not_block(store_url:
             outcomes.append(error)
 
     with hub, hub.discover("Common/Echo") as view:
-        end = view.subscribe(hear)
+        end = view.subscribe(on_update)
         with hub.register(ECHO):
             until(lambda: len(outcomes) == 2)
         until(lambda: len(outcomes) == 4)

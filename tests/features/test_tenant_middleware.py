@@ -90,7 +90,7 @@ async def call(app: asgi.Application, scope: asgi.Scope) -> tuple[int, dict[str,
     return start["status"], headers, b"".join(body.get("body", b"") for body in bodies)
 
 
-async def who(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+async def answer_with_tenant(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
     """Answers with the current tenant."""
     tenant = current_or_none()
     assert scope["state"]["tenant"] is tenant
@@ -99,14 +99,14 @@ async def who(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None
 
 
 async def test_the_tenant_is_current_while_the_request_is_served(tenants: Tenants):
-    app = asgi.TenantMiddleware(who, tenants)
+    app = asgi.TenantMiddleware(answer_with_tenant, tenants)
     assert (await call(app, scope(x_tenant_id="7")))[::2] == (200, b"7")
     assert (await call(app, scope(x_tenant_id="Brew")))[::2] == (200, b"8")
     assert current_or_none() is None
 
 
 async def test_the_lifespan_state_provides_the_tenants_and_receives_the_tenant(tenants: Tenants):
-    app = asgi.TenantMiddleware(who)
+    app = asgi.TenantMiddleware(answer_with_tenant)
     with_state = scope(x_tenant_id="7") | {"state": {"tenants": tenants, "mine": 1}}
     assert (await call(app, with_state))[::2] == (200, b"7")
     assert with_state["state"]["tenant"].meta.code == "acme"
@@ -149,7 +149,7 @@ async def test_a_rejected_request_gets_the_reason_in_json(
 
 async def test_a_response_to_head_has_no_body(tenants: Tenants):
     head = scope() | {"method": "HEAD"}
-    status, headers, body = await call(asgi.TenantMiddleware(who, tenants), head)
+    status, headers, body = await call(asgi.TenantMiddleware(answer_with_tenant, tenants), head)
     assert (status, body) == (400, b"")
     assert int(headers["content-length"]) > 0
     app = wsgi.TenantMiddleware(say, tenants)
@@ -157,7 +157,7 @@ async def test_a_response_to_head_has_no_body(tenants: Tenants):
 
 
 async def test_a_duplicate_host_is_refused(tenants: Tenants):
-    app = asgi.TenantMiddleware(who, tenants, resolver=Resolver(http_type="host"))
+    app = asgi.TenantMiddleware(answer_with_tenant, tenants, resolver=Resolver(http_type="host"))
     assert (await call(app, scope(host="acme.example.com:8080")))[::2] == (200, b"7")
     twice = scope(host="acme.example.com")
     twice["headers"] *= 2
@@ -165,10 +165,10 @@ async def test_a_duplicate_host_is_refused(tenants: Tenants):
 
 
 async def test_optional_tenants_and_exempt_paths_need_no_tenant(tenants: Tenants):
-    optional = asgi.TenantMiddleware(who, tenants, required=False)
+    optional = asgi.TenantMiddleware(answer_with_tenant, tenants, required=False)
     assert (await call(optional, scope()))[::2] == (200, b"None")
     assert (await call(optional, scope(x_tenant_id="70")))[0] == 404
-    exempting = asgi.TenantMiddleware(who, tenants, exempt=["/health"])
+    exempting = asgi.TenantMiddleware(answer_with_tenant, tenants, exempt=["/health"])
     assert (await call(exempting, scope(path="/health")))[::2] == (200, b"None")
     assert (await call(exempting, scope(path="/")))[0] == 400
     below = scope(path="/app/health") | {"root_path": "/app"}
@@ -176,7 +176,7 @@ async def test_optional_tenants_and_exempt_paths_need_no_tenant(tenants: Tenants
 
 
 async def test_path_segments_are_counted_below_the_mount_point(tenants: Tenants):
-    app = asgi.TenantMiddleware(who, tenants, resolver=Resolver(http_type="path"))
+    app = asgi.TenantMiddleware(answer_with_tenant, tenants, resolver=Resolver(http_type="path"))
     assert (await call(app, scope(path="/acme/orders")))[::2] == (200, b"7")
     for root in ("/app", "/app/"):
         below = scope(path="/app/acme/orders") | {"root_path": root}
@@ -232,7 +232,7 @@ async def test_concurrent_requests_and_their_tasks_have_separate_tenants(hub: mo
             await asyncio.sleep(0)
             assert current().id == mine
             assert await asyncio.to_thread(lambda: current().id) == mine
-        await who(scope, receive, send)
+        await answer_with_tenant(scope, receive, send)
 
     async with hub.tenants() as tenants:
         wrapped = asgi.TenantMiddleware(app, tenants)
@@ -245,7 +245,7 @@ async def test_concurrent_requests_and_their_tasks_have_separate_tenants(hub: mo
 
 async def test_before_the_tenants_are_loaded_requests_get_503(tenants: Tenants):
     loaded: list[Tenants] = []
-    app = asgi.TenantMiddleware(who, lambda: loaded[0] if loaded else None)
+    app = asgi.TenantMiddleware(answer_with_tenant, lambda: loaded[0] if loaded else None)
     status, _, body = await call(app, scope(x_tenant_id="7"))
     assert (status, json.loads(body)["error"]["code"]) == (503, "tenants_unavailable")
     loaded.append(tenants)
@@ -269,7 +269,7 @@ async def talk(app: asgi.Application, scope: asgi.Scope, first: str) -> list[asg
 
 
 async def test_a_websocket_is_refused_before_it_is_accepted(tenants: Tenants):
-    app = asgi.TenantMiddleware(who, tenants)
+    app = asgi.TenantMiddleware(answer_with_tenant, tenants)
     refused = scope("websocket", x_tenant_id="broke")
     assert await talk(app, refused, "websocket.connect") == [
         {"type": "websocket.close", "code": 1008, "reason": "tenant_suspended"}
@@ -402,7 +402,7 @@ async def test_a_broken_resolver_never_lets_clients_choose_their_tenant(hub: moo
     by_header, by_host = scope(x_tenant_id="7"), scope(host="acme.example.com")
     await hub.store.commit(Put(key, b'{"httpType": "hots"}'))
     async with hub.tenants() as tenants:
-        app = asgi.TenantMiddleware(who, tenants)
+        app = asgi.TenantMiddleware(answer_with_tenant, tenants)
         for scope_ in (by_header, by_host):
             status, _, body = await call(app, scope_)
             error = json.loads(body)["error"]

@@ -318,13 +318,13 @@ async def test_a_slow_client_gets_only_the_latest_state(hub: Hub, plane: Control
                 await stack.enter_async_context(hub.register(instance))
             # A second client acknowledges at once, so that it shows when the server has all
             # instances.
-            nonce, heard = "", [0]
-            while heard != all_ports:
+            nonce, received = "", [0]
+            while received != all_ports:
                 await other.send_request(
                     proto.ENDPOINTS, resource_names=["echo"], response_nonce=nonce
                 )
                 response = await other.next_response()
-                nonce, heard = response.nonce, ports(response)
+                nonce, received = response.nonce, ports(response)
             await client.send_request(
                 proto.ENDPOINTS, resource_names=["echo"], response_nonce=first.nonce
             )

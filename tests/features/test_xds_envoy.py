@@ -168,8 +168,8 @@ async def _say_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 
 async def _get(address: str, host: str) -> str:
-    there, _, port = address.partition(":")
-    reader, writer = await asyncio.open_connection(there, int(port))
+    target_host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(target_host, int(port))
     writer.write(f"GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
     answer = await reader.read()
     writer.close()

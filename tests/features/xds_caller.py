@@ -146,11 +146,11 @@ class Caller:
         them."""
         begin = len(self.answers)
 
-        def heard() -> bool:
+        def is_answered() -> bool:
             return len(self.answers) - begin >= of and set(self.answers[-of:]) == set(names)
 
         try:
-            await eventually(heard, within=within)
+            await eventually(is_answered, within=within)
         except AssertionError:
             last = Counter(self.answers[-of:])
             raise AssertionError(f"not {names} within {within} s, but {last}") from None
@@ -166,12 +166,12 @@ class Caller:
 async def answering(name: str) -> AsyncIterator[int]:
     """A server of the method that returns its name; yields its port."""
 
-    async def who(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
+    async def answer_with_name(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
         return name.encode()
 
     class Everything(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-            return grpc.unary_unary_rpc_method_handler(who)
+            return grpc.unary_unary_rpc_method_handler(answer_with_name)
 
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((Everything(),))

@@ -71,7 +71,7 @@ class World:
 
     def __init__(self, picker: Picker) -> None:
         self.picker = picker
-        self.there: list[Node] = []
+        self.members: list[Node] = []
         self.gone: list[Node] = []
         self.under_way: list[Node] = []
         self.made = 0
@@ -80,29 +80,29 @@ class World:
         if operation == "add":
             node = Node(f"n{self.made}", weight)
             self.made += 1
-            self.there.append(node)
+            self.members.append(node)
             self.picker.add(node)
         elif operation == "back" and self.gone:
             node = self.gone.pop(number % len(self.gone))
-            self.there.append(node)
+            self.members.append(node)
             self.picker.add(node)
         elif operation == "finish" and self.under_way:
             node = self.under_way.pop(number % len(self.under_way))
             self.picker.finished(node, number / 1e6, number % 3 > 0)
-        elif self.there and operation in ("remove", "reweight"):
-            node = self.there[number % len(self.there)]
+        elif self.members and operation in ("remove", "reweight"):
+            node = self.members[number % len(self.members)]
             if operation == "remove":
-                self.there.remove(node)
+                self.members.remove(node)
                 self.gone.append(node)
                 self.picker.remove(node)
             else:
                 self.picker.reweight(node, weight)
-        elif self.there and operation == "pick":
+        elif self.members and operation == "pick":
             node = self.picker.pick(str(number))
-            assert node in self.there
+            assert node in self.members
             self.picker.started(node)
             self.under_way.append(node)
-        assert len(self.picker) == len(self.there)
+        assert len(self.picker) == len(self.members)
 
 
 @pytest.mark.parametrize("policy", NAMES)
@@ -112,9 +112,9 @@ class TestEveryPicker:
         world = World(make(policy, rng=rng(), clock=Clock()))
         for operation in operations:
             world.do(*operation)
-        for node in (*world.there, *world.gone):
+        for node in (*world.members, *world.gone):
             assert node.active == world.under_way.count(node)
-        for node in world.there:
+        for node in world.members:
             world.picker.remove(node)
         assert len(world.picker) == 0
         with pytest.raises(LookupError):
@@ -126,9 +126,9 @@ class TestEveryPicker:
         world = World(make(policy, rng=rng(), clock=Clock()))
         for operation in operations:
             world.do(*operation)
-        for node in world.there[1:]:
+        for node in world.members[1:]:
             world.picker.remove(node)
-        for node in world.there[:1]:
+        for node in world.members[:1]:
             assert {world.picker.pick("key"), world.picker.pick()} == {node}
 
     def test_an_empty_picker_picks_nothing(self, policy):
@@ -192,7 +192,7 @@ def test_a_weighted_set_contains_every_node_once_with_its_own_numbers(operations
     for operation, number, weight in operations:
         world.do(operation, number, 3.0 if alike else weight)
     lying = [node for group in picker._classes for node in group.nodes]
-    assert Counter(lying) == Counter(world.there)
+    assert Counter(lying) == Counter(world.members)
     for group in picker._classes:
         assert group.nodes
         assert group.width == group.top * len(group.nodes)
@@ -201,7 +201,7 @@ def test_a_weighted_set_contains_every_node_once_with_its_own_numbers(operations
             assert group.top / 2 < group.weights[place] == node.weight <= group.top
             assert group.load[place] == node.active / node.weight
             assert bool(group.slowness[place]) <= bool(node.latency)
-    shares = {node.weight for node in world.there}
+    shares = {node.weight for node in world.members}
     assert (picker._equal is not None) == (len(shares) == 1)
     if picker._equal is not None:
         assert shares == {picker._mean_weight}
@@ -290,7 +290,7 @@ class TestWeightedRoundRobin:
         world = World(WeightedRoundRobin(chance))
         for operation in operations:
             world.do(*operation)
-        picker, nodes = world.picker, world.there
+        picker, nodes = world.picker, world.members
         for node, weight in zip(nodes, shares, strict=False):
             picker.reweight(node, weight)
         for node in nodes[len(shares) :]:
@@ -533,9 +533,9 @@ class TestLeastRequests:
         world = World(LeastRequests(rng()))
         for operation in operations:
             world.do(*operation)
-            if world.there:
+            if world.members:
                 node = world.picker.pick()
-                loads = [other.active / other.weight for other in world.there]
+                loads = [other.active / other.weight for other in world.members]
                 assert node.active / node.weight == min(loads)
 
     def test_ties_are_broken_at_random(self):
@@ -670,14 +670,14 @@ class TestConsistentHash:
     st.lists(st.binary(max_size=8), min_size=1, max_size=5),
 )
 def test_the_ring_agrees_with_a_search_of_all_points(operations, keys):
-    ring, there = ConsistentHash(), dict[int, Node]()
+    ring, members = ConsistentHash(), dict[int, Node]()
     for add, owner, weight in operations:
-        if add and owner not in there:
-            there[owner] = Node(str(owner), weight)
-            ring.add(there[owner])
-        elif not add and owner in there:
-            ring.remove(there.pop(owner))
-    assert len(ring) == len(there)
+        if add and owner not in members:
+            members[owner] = Node(str(owner), weight)
+            ring.add(members[owner])
+        elif not add and owner in members:
+            ring.remove(members.pop(owner))
+    assert len(ring) == len(members)
     for circle in ring._circles.values():
         points = sorted(circle.owners)
         assert [point for arc in circle.arcs for point in arc[:-1]] == points
@@ -686,9 +686,9 @@ def test_the_ring_agrees_with_a_search_of_all_points(operations, keys):
             wraps = following == len(points)
             assert arc[-1] == points[following % len(points)] + (wraps << 64)
     for key in keys:
-        if there:
-            weights = {owner: node.weight for owner, node in there.items()}
-            assert ring.pick(key) is there[nearest_of_all(weights, key)]
+        if members:
+            weights = {owner: node.weight for owner, node in members.items()}
+            assert ring.pick(key) is members[nearest_of_all(weights, key)]
         else:
             with pytest.raises(LookupError):
                 ring.pick(key)

@@ -149,8 +149,8 @@ class TestZones:
         assert max(here, default=0) <= healthy  # the unhealthy are not called
         assert max(here.values(), default=0.0) < 0.2  # one that is left is not run down
         if stay < 1:
-            there = [shares[port] for port in range(11, 21)]
-            assert max(there) < 2.5 * min(there)
+            far_shares = [shares[port] for port in range(11, 21)]
+            assert max(far_shares) < 2.5 * min(far_shares)
 
     @at_each_concurrency
     def test_new_instances_of_the_zone_are_not_flooded(self, policy: str, concurrency: int):

@@ -18,7 +18,7 @@ from mooring.store import Member, StoreStatus
 
 
 @pytest.mark.parametrize(
-    ("member", "level", "says"),
+    ("member", "level", "text"),
     [
         (Member("h:1", "3.5.9", 0.001, leader=True), "ok", "3.5.9, leader"),
         (Member("h:1", "3.5.1", 0.001), "warning", "upgrade"),
@@ -28,14 +28,14 @@ from mooring.store import Member, StoreStatus
         (Member("h:1", problem=verbatim("nothing listens")), "error", "nothing listens"),
     ],
 )
-def test_a_member(member: Member, level: str, says: str):
+def test_a_member(member: Member, level: str, text: str):
     finding = judge_member(member)
     assert finding.level == level
-    assert says in finding.text
+    assert text in finding.text
 
 
 @pytest.mark.parametrize(
-    ("ahead", "level", "says"),
+    ("ahead", "level", "text"),
     [
         ((-0.5, 0.6), "ok", "agrees"),
         ((3599.0, 3600.0), "warning", "at least 59m59s ahead"),
@@ -43,11 +43,11 @@ def test_a_member(member: Member, level: str, says: str):
         (None, "ok", "not measured"),
     ],
 )
-def test_a_clock(ahead: tuple[float, float] | None, level: str, says: str):
+def test_a_clock(ahead: tuple[float, float] | None, level: str, text: str):
     finding = judge_clock(Member("h:1", "3.5.9", 0.001, clock_ahead=ahead))
     assert finding is not None
     assert finding.level == level
-    assert says in finding.text
+    assert text in finding.text
 
 
 def test_a_dead_member_has_no_clock():

@@ -149,13 +149,13 @@ async def test_a_new_listener_gets_hello_and_the_full_state(stream: EventStream,
 
 
 async def test_many_changes_of_a_tick_are_one_frame(stream: EventStream, fleet: Fleet):
-    heard = Listener(stream)
-    await heard.next()
+    listener = Listener(stream)
+    await listener.next()
     for value in range(100):
         fleet.change("orders", value=value)
     fleet.change("billing")
     stream.advance()
-    frame = await heard.next()
+    frame = await listener.next()
     names = {summary["serviceName"] for summary in frame["services"]["changed"]}
     assert names == {"orders", "billing"}
     assert fleet.shown["orders"] == 1
@@ -207,30 +207,30 @@ async def test_removed_services_are_named(stream: EventStream, fleet: Fleet):
     fleet.change("billing", "1")
     fleet.change("billing", "2")
     stream.advance()
-    heard = Listener(stream, EventSubscription(service="billing"))
-    await heard.next()
+    listener = Listener(stream, EventSubscription(service="billing"))
+    await listener.next()
     fleet.remove("orders")
     fleet.remove("billing", "2")
     stream.advance()
-    frame = await heard.next()
+    frame = await listener.next()
     assert frame["services"]["removed"] == ["orders"]
     assert frame["instances"] == {"service": "billing", "changed": [], "removed": ["2"]}
 
 
 async def test_only_instances_of_the_subscribed_service_are_sent(stream: EventStream, fleet: Fleet):
-    heard = Listener(stream, EventSubscription(service="orders"))
-    await heard.next()
+    listener = Listener(stream, EventSubscription(service="orders"))
+    await listener.next()
     fleet.change("orders", "1", 7)
     fleet.change("billing", "1", 8)
     stream.advance()
-    frame = await heard.next()
+    frame = await listener.next()
     assert frame["instances"]["changed"] == [{"instanceId": "1", "value": 7}]
     assert fleet.shown["billing 1"] == 0
 
 
 async def test_only_the_requested_kinds_of_events_are_sent(stream: EventStream, fleet: Fleet):
-    heard = Listener(stream, EventSubscription(kinds=frozenset({"problems"})))
-    assert set(await heard.next()) == {"hello", "problems"}
+    listener = Listener(stream, EventSubscription(kinds=frozenset({"problems"})))
+    assert set(await listener.next()) == {"hello", "problems"}
 
 
 async def test_a_slow_listener_gets_only_the_latest_state(stream: EventStream, fleet: Fleet):
@@ -304,9 +304,9 @@ async def test_a_resumed_stream_sends_problems_that_began_without_listeners(
 
 @pytest.mark.parametrize("last", ["0123abcd-5", "nonsense", "-1", "{epoch}-999", "{epoch}-x"])
 async def test_a_position_of_another_stream_resets_the_listener(stream: EventStream, last: str):
-    heard = Listener(stream)
-    await heard.next()
-    epoch = heard.last.rpartition("-")[0]
+    listener = Listener(stream)
+    await listener.next()
+    epoch = listener.last.rpartition("-")[0]
     frame = await Listener(stream, last=last.replace("{epoch}", epoch)).next()
     assert "reset" in frame
     assert "health" in frame
@@ -336,13 +336,13 @@ async def test_health_and_problems_are_sent_when_they_change(
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 0.0)
     async with EventStream(fleet, tick=3600.0) as stream:
         await settled(fleet)
-        heard = Listener(stream)
-        await heard.next()
+        listener = Listener(stream)
+        await listener.next()
         fleet.wrong = [
             FleetProblem("stale:", "critical", "stale", "", "", None, "the registry is down", "")
         ]
         stream.advance()
-        assert [problem["text"] for problem in (await heard.next())["problems"]] == [
+        assert [problem["text"] for problem in (await listener.next())["problems"]] == [
             "the registry is down"
         ]
         position = stream.position
@@ -350,7 +350,7 @@ async def test_health_and_problems_are_sent_when_they_change(
         assert stream.position == position
         fleet.change("orders")
         stream.advance()
-        frame = await heard.next()
+        frame = await listener.next()
         assert frame["health"]["totalServices"] == 1
         assert "problems" not in frame
 
@@ -395,11 +395,11 @@ async def test_a_listener_whose_token_ended_is_disconnected(
 ):
     monkeypatch.setattr(streaming, "AUTH_INTERVAL", 0.02)
     may = True
-    heard = Listener(stream, authorized=lambda: may)
-    await heard.next()
+    listener = Listener(stream, authorized=lambda: may)
+    await listener.next()
     may = False
     with pytest.raises(StopAsyncIteration):
-        await heard.next()
+        await listener.next()
     assert stream.clients == 0
 
 
@@ -407,49 +407,49 @@ async def test_a_listener_whose_token_ended_is_disconnected_amid_changes(
     stream: EventStream, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "AUTH_INTERVAL", 0.0)
-    heard = Listener(stream, authorized=lambda: False)
-    await heard.next()
+    listener = Listener(stream, authorized=lambda: False)
+    await listener.next()
     fleet.change("orders")
     stream.advance()
     with pytest.raises(StopAsyncIteration):
-        await heard.next()
+        await listener.next()
 
 
 async def test_an_idle_stream_sends_comments(stream: EventStream, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streaming, "KEEPALIVE", 0.0)
-    heard = Listener(stream)
-    await heard.next()
-    assert await heard.next() == {}
-    assert heard.raw.endswith(b": still here\n\n")
+    listener = Listener(stream)
+    await listener.next()
+    assert await listener.next() == {}
+    assert listener.raw.endswith(b": still here\n\n")
 
 
 async def test_closing_ends_all_listeners(fleet: Fleet):
     async with EventStream(fleet) as stream:
-        heard = Listener(stream)
-        await heard.next()
+        listener = Listener(stream)
+        await listener.next()
     with pytest.raises(StopAsyncIteration):
-        await heard.next()
+        await listener.next()
     with pytest.raises(TooManyListeners):
         stream.open(EventSubscription())
 
 
 async def test_the_stream_ticks_without_help(fleet: Fleet):
     async with EventStream(fleet, tick=0.01) as stream:
-        heard = Listener(stream, EventSubscription(kinds=frozenset({"services"})))
-        await heard.next()
+        listener = Listener(stream, EventSubscription(kinds=frozenset({"services"})))
+        await listener.next()
         fleet.change("orders")
-        assert "services" in await heard.next()
+        assert "services" in await listener.next()
 
 
 async def test_hostile_names_stay_within_their_line(stream: EventStream, fleet: Fleet):
     name = 'x\n\nevent: reset\ndata: "\r\u2028</script>'
-    heard = Listener(stream)
-    await heard.next()
+    listener = Listener(stream)
+    await listener.next()
     fleet.services[name] = {}
     fleet._callback([(name, "")])
     fleet._callback([("gone\r\n\r\nevent: reset", "")])
     stream.advance()
-    frame = await heard.next()
+    frame = await listener.next()
     assert set(frame) == {"services"}
     assert frame["services"]["changed"][0]["serviceName"] == name
-    assert b"\r" not in heard.raw
+    assert b"\r" not in listener.raw

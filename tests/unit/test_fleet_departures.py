@@ -29,13 +29,13 @@ def lived(
     chance: Random,
     died: float = float("inf"),
     rounding: float = 0.0,
-    said: float | None = None,
+    reported: float | None = None,
 ) -> LivenessSignals:
     """What was observed, up to a moment, of an instance whose lease is renewed at a third of its
     TTL until it dies."""
     signs, renewal, at = LivenessSignals(), ttl / 3, 0.3
-    if said is not None:
-        signs.reported(AT, said)
+    if reported is not None:
+        signs.reported(AT, reported)
     while at < until:
         lives = min(at, died)
         signs.sampled(AT, at - (lives - lives % renewal) + rounding, at)
@@ -69,7 +69,7 @@ def test_an_instance_that_was_active_just_now_deregistered():
 
 
 def test_observations_of_a_departed_instance_do_not_count_for_its_successor():
-    signs = lived(15.0, 100.0, chance=Random(1), said=99.0)
+    signs = lived(15.0, 100.0, chance=Random(1), reported=99.0)
     assert signs.classify_departure(AT, ONE, 99.5) == "left"
     assert signs.classify_departure(AT, ONE, 99.6) == "lost"
 
@@ -92,8 +92,8 @@ def test_an_instance_whose_lease_expired_is_lost_despite_earlier_reports(
     ttl: float, died: float, rounding: float, spoke: float, seed: int
 ):
     ends = died - died % (ttl / 3) + ttl
-    said = max(died - spoke, 0.0)
-    signs = lived(ttl, ends, chance=Random(seed), died=died, rounding=rounding, said=said)
+    reported = max(died - spoke, 0.0)
+    signs = lived(ttl, ends, chance=Random(seed), died=died, rounding=rounding, reported=reported)
     assert signs.classify_departure(AT, ONE, ends) == "lost"
 
 

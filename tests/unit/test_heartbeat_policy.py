@@ -223,9 +223,9 @@ def test_with_constant_metrics_there_is_one_beat_per_interval(policy: Policy, se
 def test_published_metrics_stay_within_the_thresholds(steps: list[tuple[int, int, bool]]):
     beats, now = Beats(Policy()), 0.0
     published: dict[str, object] = {}
-    for quarters, percent, there in steps:
+    for quarters, percent, known in steps:
         now += quarters / 4
-        metrics = memory(percent) if there else {}
+        metrics = memory(percent) if known else {}
         if step(beats, now, metrics) is METADATA:
             published = metrics
         assert changes(published, metrics, beats.policy.thresholds) == ()

@@ -114,9 +114,9 @@ def test_any_pair_of_trees_can_be_compared(
     old: dict[str, object], new: dict[str, object], watched: dict[str, Threshold]
 ):
     """Order matters only for percentages: otherwise both directions are the same."""
-    there, back = changes(old, new, watched), changes(new, old, watched)
+    forward, backward = changes(old, new, watched), changes(new, old, watched)
     if all(threshold.type != "percentage" for threshold in watched.values()):
-        assert there == back
+        assert forward == backward
 
 
 @given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9), st.floats(0, 1e9))

@@ -203,7 +203,7 @@ def answering(answer: Callable[[socket.socket], None], *, host: str = "127.0.0.1
 
 class TestTransports:
     @pytest.mark.parametrize(
-        "said",
+        "response",
         [
             b"",
             b"HTTP/1.1 503 Service Unavailable\r\n\r\n",
@@ -214,19 +214,19 @@ class TestTransports:
             b"SSH-2.0-OpenSSH_9.6\r\n",
         ],
     )
-    def test_an_invalid_http_response_is_a_transport_error(self, said: bytes):
+    def test_an_invalid_http_response_is_a_transport_error(self, response: bytes):
         with (
-            answering(lambda connection: connection.sendall(said)) as port,
+            answering(lambda connection: connection.sendall(response)) as port,
             pytest.raises((OSError, http.client.HTTPException)),
         ):
             transport(f"http://127.0.0.1:{port}/").invoke("hello")
 
     @pytest.mark.parametrize(
-        "said", [b"", b"\0\0", b'\0\0\0\x09Rs5"', b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+        "response", [b"", b"\0\0", b'\0\0\0\x09Rs5"', b"HTTP/1.1 400 Bad Request\r\n\r\n"]
     )
-    def test_an_invalid_tcp_response_is_a_transport_error(self, said: bytes):
+    def test_an_invalid_tcp_response_is_a_transport_error(self, response: bytes):
         with (
-            answering(lambda connection: connection.sendall(said)) as port,
+            answering(lambda connection: connection.sendall(response)) as port,
             pytest.raises(ConnectionError, match="closed the connection within a response"),
         ):
             transport(f"tcp://127.0.0.1:{port}/").invoke("hello")
@@ -265,7 +265,7 @@ class TestTransports:
         assert b"X-Token: t\r\n" in seen[0]
 
     @pytest.mark.parametrize(
-        ("scheme", "said"),
+        ("scheme", "response"),
         [
             ("http", b'HTTP/1.0 200 OK\r\n\r\nRs2"ok"z'),
             ("tcp6", b'\0\0\0\x08Rs2"ok"z'),
@@ -273,8 +273,8 @@ class TestTransports:
         ],
     )
     @pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
-    def test_an_ipv6_address_is_called(self, scheme: str, said: bytes):
-        with answering(lambda connection: connection.sendall(said), host="::1") as port:
+    def test_an_ipv6_address_is_called(self, scheme: str, response: bytes):
+        with answering(lambda connection: connection.sendall(response), host="::1") as port:
             assert transport(f"{scheme}://[::1]:{port}/").invoke("hello") == "ok"
 
     def test_tcp4_and_tcp6_keep_to_their_family(self):

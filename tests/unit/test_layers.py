@@ -129,10 +129,10 @@ def test_dependencies_point_down():
         for target in imports(file):
             if not target.startswith("mooring."):
                 continue
-            there = target.split(".")[1]
-            if there == "__version__" or there == here:
+            target_package = target.split(".")[1]
+            if target_package == "__version__" or target_package == here:
                 continue
-            if level(there) >= level(here):
+            if level(target_package) >= level(here):
                 wrong.append(f"{file.relative_to(ROOT)} imports {target}")
     assert wrong == []
 
@@ -161,9 +161,9 @@ def test_drivers_are_imported_only_where_allowed():
 def test_backends_do_not_know_each_other():
     pairs = {"store": ("embedded", "etcd"), "registry": ("kv", "redis")}
     for parent, (one, other) in pairs.items():
-        for here, there in ((one, other), (other, one)):
-            for file in (ROOT / parent / here).rglob("*.py"):
-                package = f"mooring.{parent}.{there}"
+        for backend, other_backend in ((one, other), (other, one)):
+            for file in (ROOT / parent / backend).rglob("*.py"):
+                package = f"mooring.{parent}.{other_backend}"
                 assert not [target for target in imports(file) if package in target], file
 
 

@@ -229,7 +229,7 @@ class TestTree:
         assert len(made.metadata["a"]) == 100_000
 
     @pytest.mark.parametrize(
-        ("value", "says"),
+        ("value", "message"),
         [
             (b"", "is not valid JSON"),
             (b"[]", "not a JSON object"),
@@ -239,12 +239,12 @@ class TestTree:
             (b"\xff", "is not valid JSON"),
         ],
     )
-    def test_a_bad_value_is_reported_with_its_key(self, value: bytes, says: str):
+    def test_a_bad_value_is_reported_with_its_key(self, value: bytes, message: str):
         made = self.layout.assemble("a", "10.0.0.1:80", {"data": entry(b"/key", value)})
         assert made.instance is None
         (problem,) = made.problems
         assert problem.key == b"/key"
-        assert says in problem.reason
+        assert message in problem.reason
 
     def test_a_bad_status_does_not_hide_the_instance(self):
         files: dict[File, Entry] = {

@@ -64,8 +64,8 @@ def test_the_oldest_waiters_hold_the_permits(created: set[int], size: int):
 @given(some.lists(some.tuples(some.integers(1, 6), some.booleans()), max_size=40))
 def test_a_queue_is_what_was_written_and_not_deleted(changes: list[tuple[int, bool]]):
     queue, model = queue_of(), dict[int, Entry]()
-    for revision, (lease, there) in enumerate(changes, 2):
-        if there:
+    for revision, (lease, present) in enumerate(changes, 2):
+        if present:
             before = model.get(lease)
             model[lease] = entry(before.created if before else revision, lease=lease)
             queue.put(model[lease])

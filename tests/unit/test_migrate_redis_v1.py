@@ -437,9 +437,9 @@ def done(one: V1Service, other: V2Service, due: BridgePlan) -> tuple[V1Service, 
     v1 = V1Service("svc", hashes, v1.members | due.mirror.keys(), {**v1.scores, **due.heartbeats})
     records = {id: fields for id, fields in other.records.items() if id not in due.deregister}
     brought = {id: dict(record.fields) for id, (record, _) in due.copy.items()}
-    heard = {id: float(time) for id, (_, time) in due.copy.items()}
+    heartbeats = {id: float(time) for id, (_, time) in due.copy.items()}
     scores = {id: score for id, score in other.scores.items() if id in records}
-    scores |= {id: max(time, scores.get(id, 0)) for id, time in heard.items()}
+    scores |= {id: max(time, scores.get(id, 0)) for id, time in heartbeats.items()}
     return v1, V2Service(NOW, {**records, **brought}, scores, other.removed, True)
 
 

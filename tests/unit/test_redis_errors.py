@@ -135,9 +135,9 @@ def test_a_problem_that_we_raise_keeps_its_message():
 
 
 def test_a_wrong_key_is_named():
-    said = refused("WRONGTYPE Operation", what=BEAT, key="p:services:echo:instance:a")
-    assert "p:services:echo:instance:a should be a hash" in str(said)
-    assert "delete it" in str(said)
+    translated = refused("WRONGTYPE Operation", what=BEAT, key="p:services:echo:instance:a")
+    assert "p:services:echo:instance:a should be a hash" in str(translated)
+    assert "delete it" in str(translated)
 
 
 def test_the_kind_of_a_key_is_known_by_its_name():

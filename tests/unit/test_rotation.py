@@ -392,17 +392,17 @@ class AgainstTheModel(RuleBasedStateMachine):
         super().__init__()
         self.wanted = Selector(zone="a")
         self.rotation = Rotation("echo", policy="p2c", selector=self.wanted, resilience=CALM)
-        self.there: dict[int, Instance] = {}
+        self.instances: dict[int, Instance] = {}
         self.now = 0.0
 
     @rule(port=st.integers(1, 6), fields=fields)
     def put(self, port: int, fields: dict[str, object]) -> None:
-        self.there[port] = one(port, **fields)
-        self.rotation.put(self.there[port], self.now)
+        self.instances[port] = one(port, **fields)
+        self.rotation.put(self.instances[port], self.now)
 
     @rule(port=st.integers(1, 6))
     def remove(self, port: int) -> None:
-        self.there.pop(port, None)
+        self.instances.pop(port, None)
         self.rotation.remove(f"10.0.0.1:{port}", self.now)
 
     @rule(port=st.integers(1, 6), reachable=st.booleans())
@@ -448,9 +448,11 @@ class AgainstTheModel(RuleBasedStateMachine):
             near = {p: i for p, i in some.items() if p in reached}
             return {p: i for p, i in near.items() if i.status.healthy and p not in ejected}
 
-        may = {p: i for p, i in self.there.items() if not exclusion(i, self.wanted)}
+        may = {p: i for p, i in self.instances.items() if not exclusion(i, self.wanted)}
         with_draining = {
-            p: i for p, i in self.there.items() if not exclusion(i, self.wanted, last_resort=True)
+            p: i
+            for p, i in self.instances.items()
+            if not exclusion(i, self.wanted, last_resort=True)
         }
         if not usable(may):
             may = with_draining

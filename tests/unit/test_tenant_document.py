@@ -84,8 +84,8 @@ def test_a_file_with_two_tenants_is_not_the_file_of_one(tmp_path: Path):
 
 def applied(text: str) -> set[str]:
     """The parts that remain of a complete tenant after this document was applied."""
-    there = parse(yaml.safe_load(WHOLE)).applied({}, RING)
-    return set(read(text, of="file").applied(there, RING))
+    complete = parse(yaml.safe_load(WHOLE)).applied({}, RING)
+    return set(read(text, of="file").applied(complete, RING))
 
 
 def test_an_omitted_section_is_kept():
@@ -414,7 +414,7 @@ def test_an_export_creates_the_same_tenant_elsewhere(original: Any, as_json: boo
 
 
 def test_the_export_of_a_section_without_fields_keeps_the_section():
-    there: Parts = {"storage": {"tenantId": 1}, "ftp/bob": {"tenantId": 1, "username": "bob"}}
+    stored: Parts = {"storage": {"tenantId": 1}, "ftp/bob": {"tenantId": 1, "username": "bob"}}
     for secrets in (False, True):
-        document = parse(to_document(1, there, secrets=secrets))
-        assert diff_parts(there, document.applied(there, RING)) == []
+        document = parse(to_document(1, stored, secrets=secrets))
+        assert diff_parts(stored, document.applied(stored, RING)) == []

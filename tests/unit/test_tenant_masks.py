@@ -62,10 +62,10 @@ def test_a_mask_without_a_stored_secret_stays():
 
 
 def test_masks_in_an_edited_list_are_not_guessed():
-    there: Parts = {"meta": {"users": [{"token": "a"}, {"token": "b"}]}}
+    stored: Parts = {"meta": {"users": [{"token": "a"}, {"token": "b"}]}}
     extra = {"users": [{"token": MASK}]}
     document = parse({"id": 7, "meta": {"code": "a", "name": "a", "extra": extra}})
-    assert holds_mask(dict(unmask_document(document, there).sections["meta"]))
+    assert holds_mask(dict(unmask_document(document, stored).sections["meta"]))
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters=f"\0{MASK}"), max_size=8)

@@ -177,12 +177,12 @@ def test_the_key_overrides_the_value():
 
 
 def test_a_database_is_enabled_by_default():
-    said: list[tuple[JSON, bool]] = [
+    cases: list[tuple[JSON, bool]] = [
         ({}, True),
         ({"enabled": None}, True),
         ({"enabled": False}, False),
     ]
-    for raw, enabled in said:
+    for raw, enabled in cases:
         database = read("database/a", raw)
         assert isinstance(database, Database)
         assert database.enabled is enabled

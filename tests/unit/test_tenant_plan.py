@@ -81,14 +81,14 @@ class Model:
         self, tenant: int, wanted: Parts, *, room: int = COMMIT_OPERATIONS, alone: bool = True
     ) -> list[list[Unit]]:
         """Publish as the committer does; return nothing if the publish is refused."""
-        there = self.stored(tenant)
-        now, former = claims(KEYS, tenant, wanted), claims(KEYS, tenant, there.parts)
-        read = {*now, *former, *unnormalized_keys(KEYS, there.parts, wanted)}
+        stored = self.stored(tenant)
+        now, former = claims(KEYS, tenant, wanted), claims(KEYS, tenant, stored.parts)
+        read = {*now, *former, *unnormalized_keys(KEYS, stored.parts, wanted)}
         index = {name: entry for name, entry in self.index().items() if name in read}
         for claim, _, other in conflicting_claims(tenant, now, KEYS, index):
             if self.stored(other).may_claim(KEYS, other, claim):
                 return []
-        made = batches(tenant, plan_units(KEYS, tenant, there, wanted, index), room=room)
+        made = batches(tenant, plan_units(KEYS, tenant, stored, wanted, index), room=room)
         for part in made:
             self.commit(
                 [write for unit in part for write in unit.writes],
@@ -104,11 +104,11 @@ class Model:
             for claim in claims(KEYS, tenant, self.stored(tenant).parts).values():
                 assert claim.key not in wanted
                 wanted[claim.key] = (tenant, claim.value)
-        there = {name: (holder(e.value), e.value) for name, e in self.index().items()}
+        indexed = {name: (holder(e.value), e.value) for name, e in self.index().items()}
         if exactly:
-            assert there == wanted
+            assert indexed == wanted
         # Between two commits of a publish, fields of an index may be older, but not its target.
-        assert {k: v[0] for k, v in there.items()} == {k: v[0] for k, v in wanted.items()}
+        assert {k: v[0] for k, v in indexed.items()} == {k: v[0] for k, v in wanted.items()}
 
 
 hosts = st.sampled_from(["a.example", "B.example", "b.example", "c.example", "d.example"])
@@ -349,19 +349,19 @@ def test_steps_that_would_exceed_a_commit_are_refused_at_the_start():
     def hosts(count: int, size: int = 240) -> list[JSON]:
         return [f"{'a' * size}.h{n}" for n in range(count)]
 
-    there: Parts = {"domain/aliases": ["keep.example"]}
+    stored: Parts = {"domain/aliases": ["keep.example"]}
     for count, large in ((1_000, False), (2_500, True)):
         wanted: Parts = {"domain/aliases": hosts(count)}
-        assert next_stage(there, wanted) is not wanted
+        assert next_stage(stored, wanted) is not wanted
         limit, room = MAX_STAGE_ALIASES, COMMIT_OPERATIONS
         if large:
             with pytest.raises(TooLarge, match="domain/aliases"):
                 check_stages(
-                    KEYS, 1, there, wanted, limit=MAX_STAGE_ALIASES, room=COMMIT_OPERATIONS
+                    KEYS, 1, stored, wanted, limit=MAX_STAGE_ALIASES, room=COMMIT_OPERATIONS
                 )
         else:
-            check_stages(KEYS, 1, there, wanted, limit=limit, room=room)
-            check_stages(KEYS, 1, wanted, there, limit=limit, room=room)
+            check_stages(KEYS, 1, stored, wanted, limit=limit, room=room)
+            check_stages(KEYS, 1, wanted, stored, limit=limit, room=room)
 
 
 def test_true_is_not_one():
@@ -381,10 +381,10 @@ def test_differences_name_both_sides_and_hide_secrets():
         PartDiff("database/x", None, {"password": "hunter2"}),
         PartDiff("storage", UnreadablePart(b"hunter2"), None),
     ]
-    there = stored_parts(
+    stored = stored_parts(
         KEYS, 1, [Entry(KEYS.part(1, "database/x"), b'{"password":"hunter2"}', 1, 1, 1)]
     )
-    for shown in (diffs, there, plan_units(KEYS, 1, there, after, {})):
+    for shown in (diffs, stored, plan_units(KEYS, 1, stored, after, {})):
         assert "hunter2" not in repr(shown)
 
 

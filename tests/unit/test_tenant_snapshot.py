@@ -134,10 +134,10 @@ def test_exactly_the_differences_are_reported(history: list[dict[bytes, bytes | 
 
 @given(revisions)
 def test_indexes_and_problems_depend_only_on_the_data(history: list[dict[bytes, bytes | None]]):
-    there: dict[bytes, bytes] = {}
+    current: dict[bytes, bytes] = {}
     for changes in history:
-        there.update({key: value for key, value in changes.items() if value is not None})
-    snapshot = built(there)
+        current.update({key: value for key, value in changes.items() if value is not None})
+    snapshot = built(current)
     tenants = snapshot.tenants
     assert {*snapshot.enabled} == {id for id, tenant_ in tenants.items() if tenant_.active}
     assert all(not tenant.empty for tenant in tenants.values())
@@ -157,7 +157,7 @@ def test_indexes_and_problems_depend_only_on_the_data(history: list[dict[bytes, 
         assert {name: set(ids) for name, ids in claims.contested.items()} == several
     users = snapshot.ftp_users.holders.items()
     assert dict(snapshot.ftp) == {user: tenants[id].ftp[user] for user, id in users}
-    assert {key.encode() for key in snapshot.problems} <= there.keys()
+    assert {key.encode() for key in snapshot.problems} <= current.keys()
 
 
 claims_of = st.dictionaries(st.integers(1, 6), st.sets(st.sampled_from("abc"), max_size=3))
@@ -340,14 +340,14 @@ def test_a_reload_leads_to_the_same_snapshot_as_the_missed_changes(
         note(changes)
     for changes in missed:
         note(changes)
-    anew = run_now(READING.rebuild(shown, current))
+    rebuilt = run_now(READING.rebuild(shown, current))
     net = dict.fromkeys(KNOWN) | current
     direct = READING.apply(shown, net.items())
-    assert anew.snapshot == direct.snapshot
-    assert anew.changes == direct.changes
-    assert anew.problems == direct.problems
-    again = run_now(READING.rebuild(anew.snapshot, current))
-    assert again.snapshot == anew.snapshot
+    assert rebuilt.snapshot == direct.snapshot
+    assert rebuilt.changes == direct.changes
+    assert rebuilt.problems == direct.problems
+    again = run_now(READING.rebuild(rebuilt.snapshot, current))
+    assert again.snapshot == rebuilt.snapshot
     assert not again.changes
     assert not again.problems
     assert not again.conflicts, "it was reported before"
@@ -374,7 +374,7 @@ def test_active_users_exclude_inactive_ones():
 
 
 def test_many_changes_are_applied_in_slices():
-    there = {
+    current = {
         b"jxt/tenants/%d/%s" % (n, path): value
         for n in range(1, 1001)
         for path, value in (
@@ -384,7 +384,7 @@ def test_many_changes_are_applied_in_slices():
             (b"storage", b"{" if n % 7 == 0 else b"{}"),
         )
     }
-    changes = [(key, entry(key, value)) for key, value in there.items()]
+    changes = [(key, entry(key, value)) for key, value in current.items()]
     work, pauses = READING.apply_in_slices(TenantSnapshot(), slices(changes)), 0
     while True:
         try:
@@ -442,11 +442,11 @@ def test_an_unreadable_setting_never_becomes_the_default(
     assert getattr(applied(never, {key: None}).snapshot, field) == default
 
     good = applied(never, {key: value}).snapshot
-    meant = getattr(good, field)
-    assert meant not in (None, default)
+    expected = getattr(good, field)
+    assert expected not in (None, default)
     for broken in (b"{", b"[]", b'{"httpType": "odd", "directory": []}'):
         kept = applied(good, {key: broken}).snapshot
-        assert getattr(kept, field) == meant
+        assert getattr(kept, field) == expected
         assert key.decode() in kept.problems
         gone = applied(kept, {key: None}).snapshot
         assert getattr(gone, field) == default

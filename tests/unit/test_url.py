@@ -147,13 +147,13 @@ def test_the_unusable_part_of_a_redis_url_is_named(text: str, message: str):
 async def test_an_unusable_tls_file_is_named(scheme: str, tmp_path: Path):
     (tmp_path / "junk").write_text("junk")
     place = {"redis+sentinel": "h/main?tls=on", "redis+cluster": "h?tls=on"}.get(scheme, "h?")
-    for option, says in (
+    for option, message in (
         ("ca=/does/not/exist.pem", "ca=/does/not/exist.pem cannot be read"),
         (f"ca={tmp_path}/junk", "no certificate"),
         (f"cert={tmp_path}/junk&key={tmp_path}/junk", "not a certificate with its key"),
     ):
         url = f"{scheme}://{place}&{option}".replace("?&", "?")
-        with pytest.raises(InvalidURL, match=says):
+        with pytest.raises(InvalidURL, match=message):
             async with connect(url) as hub:
                 await hub.registry.services()
 

@@ -47,8 +47,8 @@ def _address(endpoint: Any) -> str:
 
 
 def addresses(instances: Sequence[Instance], client: XdsClient, name: str = "echo") -> list[str]:
-    there = localities(instances, client, name)
-    return sorted(address for *_, endpoints in there for address, _ in endpoints)
+    assigned = localities(instances, client, name)
+    return sorted(address for *_, endpoints in assigned for address, _ in endpoints)
 
 
 def test_grpc_gets_a_locality_for_every_weight():
@@ -171,8 +171,8 @@ def test_envoy_gets_other_zones_at_the_second_priority():
 
 
 def test_an_unhealthy_zone_leaves_no_gap_in_the_priorities():
-    there = [unhealthy(1, zone="a"), instance(2, zone="b"), instance(3, zone="b")]
-    assert [priority for priority, *_ in localities(there, XdsClient("grpc", "a"))] == [0]
+    instances = [unhealthy(1, zone="a"), instance(2, zone="b"), instance(3, zone="b")]
+    assert [priority for priority, *_ in localities(instances, XdsClient("grpc", "a"))] == [0]
 
 
 def test_of_two_instances_at_one_address_the_healthy_one_is_sent():
@@ -184,11 +184,11 @@ def test_of_two_instances_at_one_address_the_healthy_one_is_sent():
 
 
 def test_http_and_grpc_go_to_their_own_ports():
-    there = [instance(1, ports={"http": 8080}), instance(2)]
-    assert resources.has_separate_http(there)
+    instances = [instance(1, ports={"http": 8080}), instance(2)]
+    assert resources.has_separate_http(instances)
     assert not resources.has_separate_http([instance(2)])
-    assert addresses(there, ENVOY) == ["10.0.0.1:80", "10.0.0.2:80"]
-    assert addresses(there, ENVOY, "echo" + HTTP_SUFFIX) == ["10.0.0.1:8080", "10.0.0.2:80"]
+    assert addresses(instances, ENVOY) == ["10.0.0.1:80", "10.0.0.2:80"]
+    assert addresses(instances, ENVOY, "echo" + HTTP_SUFFIX) == ["10.0.0.1:8080", "10.0.0.2:80"]
     (host,) = read(resources.route_table({"echo": True}), "RouteConfiguration").virtual_hosts
     assert [(route.match.HasField("grpc"), route.route.cluster) for route in host.routes] == [
         (True, "echo"),

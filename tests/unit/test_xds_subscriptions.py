@@ -340,8 +340,8 @@ class Following(RuleBasedStateMachine):
             self.send()
         assert self.under_way is None
         wants = NAMES if self.wildcard else self.wants
-        there = {name: v for name, v in self.world.versions.items() if name in wants}
-        assert self.has == there
+        existing = {name: v for name, v in self.world.versions.items() if name in wants}
+        assert self.has == existing
 
     subscription: Any
 

@@ -121,8 +121,8 @@ async def test_the_page_shows_an_instance_expire_and_return_live(visitor: Visito
 
     async def beat() -> None:
         while True:
-            said = {"incarnation": made["incarnation"]}
-            answer = await admin.put(f"{entry}/10.0.0.7:9000/beat", said, as_="service")
+            heartbeat = {"incarnation": made["incarnation"]}
+            answer = await admin.put(f"{entry}/10.0.0.7:9000/beat", heartbeat, as_="service")
             assert answer.status_code == 200
             await asyncio.sleep(0.3)
 

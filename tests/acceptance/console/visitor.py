@@ -37,7 +37,9 @@ class Visitor:
         self.page = await self._context.new_page()
         self.page.on(
             "console",
-            lambda said: self._on_message(said.type, f"{said.text} {said.location.get('url', '')}"),
+            lambda message: self._on_message(
+                message.type, f"{message.text} {message.location.get('url', '')}"
+            ),
         )
         self.page.on("pageerror", lambda error: self._on_message("error", str(error)))
         self.page.on(

@@ -186,7 +186,7 @@ async def test_keep_holds_after_a_drain(hub: Hub, other: Hub):
 @pytest.mark.parametrize("how", ["it closes", "it leaves", "an operator deregisters it"])
 async def test_a_deregistration_leaves_no_doubt(hub: Hub, other: Hub, layout: str, how: str):
     registration = hub.register(at(1))
-    there = await entered(hub, 1) if how == "it leaves" else at(1)
+    registered = await entered(hub, 1) if how == "it leaves" else at(1)
     async with other.discover("echo", hold=0.3) as view:
         if how != "it leaves":
             await registration.__aenter__()
@@ -194,7 +194,7 @@ async def test_a_deregistration_leaves_no_doubt(hub: Hub, other: Hub, layout: st
         if how == "it closes":
             await registration.aclose()
         elif how == "it leaves":
-            assert await hub.registry.leave("echo", there.id, there.incarnation)
+            assert await hub.registry.leave("echo", registered.id, registered.incarnation)
         else:
             assert await hub.registry.deregister("echo", registration.instance.id)
         if not has_states(layout) and how != "an operator deregisters it":

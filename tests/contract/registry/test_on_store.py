@@ -312,8 +312,8 @@ async def test_registering_while_a_large_service_is_forgotten_keeps_all_of_it(
 
     monkeypatch.setattr(hub.store, "commit", late)
     assert not await registry.forget("echo")
-    there = {entry.key for entry in (await hub.store.read(everything())).entries}
-    assert configured <= there
+    kept = {entry.key for entry in (await hub.store.read(everything())).entries}
+    assert configured <= kept
     assert await registry.config("echo", "10.0.0.1:1") == {"enabled": False}
 
 

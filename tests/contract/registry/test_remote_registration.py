@@ -140,8 +140,8 @@ async def test_an_instance_that_returns_keeps_its_metrics(hub: Hub, other: Hub):
     assert instance.status.metrics == metrics
     assert instance.status.registered_at == before.status.registered_at
     await hub.registry.enter(at(1, id=entered.instance.id))
-    (anew,) = (await hub.registry.instances("echo")).instances
-    assert anew.status.metrics == {}
+    (restarted,) = (await hub.registry.instances("echo")).instances
+    assert restarted.status.metrics == {}
 
 
 async def test_a_process_supersedes_a_remote_registration(hub: Hub, other: Hub):

@@ -24,7 +24,7 @@ class Echo(pb2_grpc.EchoServicer):  # type: ignore[misc, name-defined]
 
     def __init__(self, by: str) -> None:
         self.by = by
-        self.said: list[str] = []
+        self.received: list[str] = []
         self.metadata: list[dict[str, Any]] = []
         self.fails = False
         """Whether it answers everything with UNAVAILABLE."""
@@ -33,7 +33,7 @@ class Echo(pb2_grpc.EchoServicer):  # type: ignore[misc, name-defined]
         self.waiting = 0
 
     async def Say(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        self.said.append(request.text)
+        self.received.append(request.text)
         self.metadata.append(dict(context.invocation_metadata()))
         if self.fails:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{self.by} is not available")
@@ -46,7 +46,7 @@ class Echo(pb2_grpc.EchoServicer):  # type: ignore[misc, name-defined]
         return Word(text=request.text, by=self.by)
 
     async def Count(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        self.said.append(request.text)
+        self.received.append(request.text)
         if request.text.startswith("fail "):
             code = grpc.StatusCode[request.text.removeprefix("fail ")]
             await context.abort(code, f"as {self.by} was told")
@@ -72,13 +72,13 @@ class BlockingEcho(pb2_grpc.EchoServicer):  # type: ignore[misc, name-defined]
 
     def __init__(self, by: str, slow: float = 10.0) -> None:
         self.by, self.slow = by, slow
-        self.said: list[str] = []
+        self.received: list[str] = []
         self.metadata: list[dict[str, Any]] = []
         self.go = threading.Event()
         self.waiting = 0
 
     def Say(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self.said.append(request.text)
+        self.received.append(request.text)
         self.metadata.append(dict(context.invocation_metadata()))
         if request.text == "slow":
             self.waiting += 1

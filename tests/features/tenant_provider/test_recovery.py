@@ -131,8 +131,8 @@ class TestRecovery:
     async def test_changes_before_the_repair_are_not_lost(self, store: Store, stumbling: Stumbling):
         await store.commit(*WHOLE)
         async with provider(store) as t:
-            known, heard = dict(t.snapshot.tenants), list[Changed]()
-            t.subscribe(heard.append)
+            known, changes = dict(t.snapshot.tenants), list[Changed]()
+            t.subscribe(changes.append)
             stumbling.updates = stumbling.waits = True
             await store.commit(part(1, "meta", {"code": "one"}))
             await eventually(lambda: t.stale)
@@ -146,7 +146,7 @@ class TestRecovery:
             await eventually(lambda: how(t) == "path" and t.revision >= last.revision)
             async with provider(store) as fresh:
                 assert content(t) == content(fresh)
-            for change in heard:
+            for change in changes:
                 assert known.pop(change.tenant, None) == change.before
                 if change.after is not None:
                     known[change.tenant] = change.after

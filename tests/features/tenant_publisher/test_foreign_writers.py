@@ -111,11 +111,11 @@ async def test_foreign_records_mean_the_same_after_an_export_and_a_publish(store
     here, elsewhere = (
         Publisher(store, TenantKeys(name), ring=NO_KEY) for name in ("jxt", "elsewhere")
     )
-    meant = await meaning(here)
+    expected = await meaning(here)
     await elsewhere.apply(parse(to_document(1, await here.read(1), secrets=True)))
-    assert await meaning(elsewhere) == meant
+    assert await meaning(elsewhere) == expected
     changed = await here.apply(parse(to_document(1, await here.read(1), secrets=True)))
-    assert await meaning(here) == meant
+    assert await meaning(here) == expected
     assert {change.path for change in changed.changes} == {
         "meta",
         "domain/internal",
