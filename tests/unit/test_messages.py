@@ -42,6 +42,7 @@ MESSAGES_ONLY = (
     "discovery/rotation.py",
     "discovery/view.py",
     "durations.py",
+    "file_lock.py",
     "hub.py",
     "locks/held.py",
     "locks/lease_pool.py",
