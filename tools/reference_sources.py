@@ -83,7 +83,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "mooring.tenants.document.read_all",
         "mooring.tenants.history.HistoryEntry",
         "mooring.tenants.parts.PartDiff",
-        "mooring.tenants.publish.publish_state.PublishResult",
+        "mooring.tenants.publish.result.PublishResult",
         "mooring.tenants.publish.encryption.RekeyResult",
     ),
     "Store": ("mooring.Store", "mooring.Watch", "mooring.store"),

@@ -13,13 +13,13 @@ import pytest
 
 from mooring.backends import open_store
 from mooring.errors import OutOfSpace
-from mooring.server.auth import credential_store as sharing
+from mooring.server.auth import record_store as sharing
 from mooring.server.auth import tokens
 from mooring.store import Delete, Put, key, prefix
 from mooring.testing.etcd import EtcdServer
 from tests.admin import Admin
 from tests.contract.test_server_records import Right, reading, rights
-from tests.features.test_admin_credential_store import becomes, given_key, status
+from tests.features.test_admin_record_store import becomes, given_key, status
 from tests.features.test_admin_webhook import SettableProblems, alerting, problem, receiving, sent
 from tests.waiting import eventually
 

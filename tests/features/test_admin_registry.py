@@ -16,7 +16,7 @@ from mooring import Instance
 from mooring.hub import Hub
 from mooring.registry.registration import Registration
 from mooring.server.api.registry import STALE
-from mooring.server.auth import credential_store as sharing
+from mooring.server.auth import record_store as sharing
 from mooring.settings import parse
 from mooring.testing.etcd import EtcdServer
 from mooring.testing.proxy import FaultProxy

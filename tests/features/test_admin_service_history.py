@@ -18,7 +18,7 @@ from mooring.server.live import service_history
 from mooring.server.live.service_history import ServiceHistory
 from mooring.testing.redis import RedisServer
 from tests.admin import Admin
-from tests.features.test_admin_credential_store import given_key
+from tests.features.test_admin_record_store import given_key
 from tests.waiting import eventually
 
 CART = "shop/cart"

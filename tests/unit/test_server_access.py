@@ -18,8 +18,8 @@ from starlette.requests import Request
 
 from mooring.backends import open_store
 from mooring.errors import AccessDenied, InvalidRequest, OutcomeUnknown, OutOfSpace, Unavailable
-from mooring.server.auth import credential_store as sharing_module
 from mooring.server.auth import data_dir as folder_module
+from mooring.server.auth import record_store as sharing_module
 from mooring.server.auth import sessions as sessions_module
 from mooring.server.auth import tokens as tokens_module
 from mooring.server.auth.authorization import (

@@ -12,10 +12,10 @@ from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub
 from mooring.registry.contract import Registry
 from mooring.server.auth.audit import Audit
-from mooring.server.auth.credential_store import CredentialStore
 from mooring.server.auth.csrf import Origins
 from mooring.server.auth.data_dir import DataDir
 from mooring.server.auth.rate_limits import RateLimits
+from mooring.server.auth.record_store import RecordStore
 from mooring.server.auth.sessions import Sessions
 from mooring.server.auth.tokens import Tokens
 from mooring.server.event_stream import EventStream
@@ -121,7 +121,7 @@ class ServerContext:
     origins: Origins
     limits: RateLimits
     audit: Audit
-    shared: CredentialStore | None = None
+    shared: RecordStore | None = None
     opened: OpenServer | None = None
 
     @property
@@ -158,9 +158,9 @@ class ServerContext:
         """None if the server has no store, only Redis."""
         return self._open.alarms
 
-    def sharing(self, store: Store | None) -> CredentialStore:
+    def sharing(self, store: Store | None) -> RecordStore:
         """The credentials and the audit in the store, shared with other servers while entered."""
-        self.shared = CredentialStore(self.data_dir, self.tokens, self.sessions, self.audit, store)
+        self.shared = RecordStore(self.data_dir, self.tokens, self.sessions, self.audit, store)
         return self.shared
 
     def close(self) -> None:

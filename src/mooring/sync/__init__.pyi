@@ -29,6 +29,7 @@ import mooring.tenants.parts
 import mooring.tenants.publish.commit_loop
 import mooring.tenants.publish.encryption
 import mooring.tenants.publish.publish_state
+import mooring.tenants.publish.result
 import mooring.tenants.read.tenants
 import mooring.tenants.secrets
 from mooring.sync.portal import timeout as timeout
@@ -327,13 +328,11 @@ class Publisher:
         *,
         note: str = "",
         require: mooring.tenants.publish.publish_state.Require | None = None,
-    ) -> mooring.tenants.publish.publish_state.PublishResult: ...
+    ) -> mooring.tenants.publish.result.PublishResult: ...
     def put(
         self, tenant: int, path: str, value: mooring.model.JSON
-    ) -> mooring.tenants.publish.publish_state.PublishResult: ...
-    def remove(
-        self, tenant: int, path: str
-    ) -> mooring.tenants.publish.publish_state.PublishResult: ...
+    ) -> mooring.tenants.publish.result.PublishResult: ...
+    def remove(self, tenant: int, path: str) -> mooring.tenants.publish.result.PublishResult: ...
     def change(
         self,
         tenant: mooring.tenants.keys.Owner,
@@ -344,14 +343,14 @@ class Publisher:
         also: mooring.tenants.publish.publish_state.ExtraWrites | None = None,
         require: mooring.tenants.publish.publish_state.Require | None = None,
         resent: mooring.tenants.parts.Resent = ...,
-    ) -> mooring.tenants.publish.publish_state.PublishResult: ...
+    ) -> mooring.tenants.publish.result.PublishResult: ...
     def delete(
         self,
         tenant: int,
         *,
         note: str = "",
         require: mooring.tenants.publish.publish_state.Require | None = None,
-    ) -> mooring.tenants.publish.publish_state.PublishResult: ...
+    ) -> mooring.tenants.publish.result.PublishResult: ...
     def purge(self, tenant: int) -> int: ...
     def put_common(
         self,
@@ -361,7 +360,7 @@ class Publisher:
         note: str = "",
         require: mooring.tenants.publish.publish_state.Require | None = None,
         resent: mooring.tenants.parts.Resent = ...,
-    ) -> mooring.tenants.publish.publish_state.PublishResult: ...
+    ) -> mooring.tenants.publish.result.PublishResult: ...
     def diff_common(
         self,
         path: str,
@@ -376,7 +375,7 @@ class Publisher:
         *,
         note: str = "",
         require: mooring.tenants.publish.publish_state.Require | None = None,
-    ) -> mooring.tenants.publish.publish_state.PublishResult: ...
+    ) -> mooring.tenants.publish.result.PublishResult: ...
     def health(self) -> mooring.model.JSON: ...
     def beat(self) -> None: ...
     def history(
@@ -389,7 +388,7 @@ class Publisher:
         *,
         note: str = "",
         require: mooring.tenants.publish.publish_state.Require | None = None,
-    ) -> mooring.tenants.publish.publish_state.PublishResult: ...
+    ) -> mooring.tenants.publish.result.PublishResult: ...
     def diff_rollback(
         self, tenant: mooring.tenants.keys.Owner, number: int
     ) -> list[mooring.tenants.parts.PartDiff]: ...

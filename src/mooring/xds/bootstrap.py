@@ -38,6 +38,10 @@ class Identity:
     cert: str = ""
     key: str = ""
 
+    def __post_init__(self) -> None:
+        if bool(self.cert) != bool(self.key):
+            raise InvalidRequest("a client certificate and its key go together: give both")
+
     def described(self) -> dict[str, Any]:
         # gRPC for Node rejects a file without a locality, though it may be empty.
         locality = {"zone": self.zone} if self.zone else {}

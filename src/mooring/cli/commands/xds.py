@@ -61,8 +61,6 @@ def bootstrap(
     """Print the bootstrap file of a client of `mooring serve --xds`."""
     if grpc == envoy:
         raise typer.BadParameter("give either --grpc or --envoy", param_hint="--grpc")
-    if bool(cert) != bool(key):
-        raise typer.BadParameter("--cert and --key go together", param_hint="--cert")
     if grpc and (service or admin):
         raise typer.BadParameter("only valid with --envoy", param_hint="--service and --admin")
     try:

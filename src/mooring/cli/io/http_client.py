@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import ssl
 import urllib.parse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mooring import addresses
 from mooring.errors import AccessDenied, InvalidRequest, MooringError, StoreError, Unavailable
-from mooring.formatting import describe
+from mooring.formatting import describe, quoted
+from mooring.server.auth.data_dir import DataDir, data_folder
 from mooring.settings.connections import TLS
 
 _TIMEOUT = 20.0
@@ -136,3 +139,72 @@ class AdminClient:
         text = error.get("message") if isinstance(error, dict) else None
         message = f"{self._url} answers {status}: {text or http.client.responses.get(status, '')}"
         raise _ERRORS.get(status, StoreError)(message)
+
+
+def connect(server: str, tls: TLS, *, data: Path | None, insecure: bool) -> AdminClient:
+    """A client of a server, by default of the local one with this data folder. A token is sent to
+    another machine only over TLS, unless `insecure` is set. Raises `InvalidRequest`, and
+    `Unavailable` if no local server runs."""
+    folder = DataDir(data.absolute() if data else data_folder())
+    token = _token_from_environment()
+    url, address = (_checked(server), "") if server else _local_server(folder)
+    location = urllib.parse.urlsplit(f"//{address}" if address else url)
+    if not addresses.is_loopback(location.hostname or ""):
+        if url.startswith("http://") and not insecure:
+            raise InvalidRequest(
+                f"{url} would send the token unencrypted: use https://, or add --insecure"
+            )
+        if not token:
+            raise InvalidRequest(
+                f"{url} is another machine, and the local admin token is not valid there: set "
+                "MOORING_TOKEN"
+            )
+    return AdminClient(url, token or _admin_token(folder), tls, address)
+
+
+def _token_from_environment() -> str:
+    token = os.environ.get("MOORING_TOKEN", "").strip()
+    if not token.isascii() or not token.isprintable():
+        raise InvalidRequest("MOORING_TOKEN is not a token")
+    return token
+
+
+def _admin_token(folder: DataDir) -> str:
+    try:
+        return folder.read_admin_token()
+    except FileNotFoundError:
+        raise Unavailable(f"{folder.admin_token} not found: {START_ONE}") from None
+
+
+def _local_server(folder: DataDir) -> tuple[str, str]:
+    """The URL of the server of a data folder, and its address on this machine if that differs."""
+    running = folder.running()
+    if running is None:
+        raise Unavailable(f"no server runs with the folder {folder.path}: {START_ONE}")
+    # Its port may be used by another program by now, which must not get the token.
+    if not _is_alive(running.pid):
+        raise Unavailable(f"the server of {folder.path} has ended: {START_ONE}")
+    return running.url, running.at
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _checked(server: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(server)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.path not in ("", "/") or parts.query or parts.username is not None:
+        raise InvalidRequest(
+            f"--server {quoted(server)} is not a server: write it like https://HOST:7480"
+        )
+    return f"{parts.scheme}://{parts.netloc}"

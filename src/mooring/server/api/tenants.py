@@ -37,8 +37,8 @@ from mooring.tenants.keys import (
 )
 from mooring.tenants.model import UnreadableValue, decode
 from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, stored_parts
-from mooring.tenants.publish.publish_state import PublishResult
 from mooring.tenants.publish.publisher import Publisher
+from mooring.tenants.publish.result import PublishResult
 from mooring.tenants.redirect_guard import redirect_in_document
 from mooring.tenants.secrets import Keyring
 

@@ -2,6 +2,6 @@
 
 `tokens` and `sessions` authenticate callers, `authorization` decides what they may do, `csrf`
 rejects requests of other sites, `rate_limits` limits requests, and `audit` records writes.
-`credential_store` decides where credentials are kept, `signed_records` authenticates them, and
+`record_store` decides where credentials are kept, `signed_records` authenticates them, and
 `data_dir` holds the server's own files.
 """

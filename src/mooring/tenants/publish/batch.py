@@ -15,8 +15,8 @@ from mooring.errors import (
     TooLarge,
 )
 from mooring.tenants.document import Document
-from mooring.tenants.publish.publish_state import PublishResult
 from mooring.tenants.publish.publisher import Publisher, Require
+from mooring.tenants.publish.result import PublishResult
 
 _CONCURRENCY = 16  # tenants that are published at the same time
 

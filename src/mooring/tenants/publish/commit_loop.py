@@ -40,7 +40,8 @@ from mooring.tenants.publish.plan import (
     check_stages,
     next_stage,
 )
-from mooring.tenants.publish.publish_state import PublishResult, PublishState
+from mooring.tenants.publish.publish_state import PublishState
+from mooring.tenants.publish.result import PublishResult, result_of
 from mooring.tenants.publish.retention import Sweeper
 from mooring.tenants.secrets import Keyring
 
@@ -167,10 +168,11 @@ class CommitLoop:
                 error.add_note(str(state.progress))
                 log.warning("%s: %s", named(state.tenant), state.progress)
             raise
-        for remark in state.remarks():
+        result = result_of(state)
+        for remark in result.remarks:
             log.warning("%s: %s", named(state.tenant), remark)
         await self._sweeper.beside_a_publish()
-        return state.published()
+        return result
 
     async def _retry(
         self, state: PublishState, attempt: Callable[[StoredTenant], Awaitable[None]]

@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from secrets import token_hex
 
 import msgspec
 
 from mooring.errors import OutcomeUnknown, StoreError
-from mooring.masking import cleartext_secrets_of, is_hidden
 from mooring.messages import Message, message
 from mooring.store.contract import Check, Write
-from mooring.tenants.keys import Owner, field_of, kind_of, named
+from mooring.tenants.keys import Owner, named
 from mooring.tenants.parts import (
     NOTHING_RESENT,
     PartDiff,
     Parts,
     Resent,
     StoredParts,
-    UnreadablePart,
 )
 from mooring.tenants.publish.encryption import PasswordPlan
 from mooring.tenants.publish.plan import Unit
-from mooring.tenants.secrets import CURRENT
-from mooring.tenants.validation import FIELDS
 
 Require = Callable[[StoredParts], None]
 """Raises unless the stored parts are what the caller expects."""
 ExtraWrites = Callable[[Parts], tuple[Sequence[Write], Sequence[Check]]]
-
-
-class PublishResult(msgspec.Struct, frozen=True):
-    """The effects of a publish."""
-
-    tenant: Owner
-    changes: tuple[PartDiff, ...]
-    """Empty if nothing had to change."""
-    number: int = 0
-    """The number of its history entry."""
-    transactions: int = 0
-    """The commits that it took: more than one if it was too large for one."""
-    lost: tuple[str, ...] = ()
-    """What a rollback could not restore: the history was written without a key."""
-    remarks: tuple[Message, ...] = ()
-    """For operators, for example about passwords in clear text."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -137,42 +117,3 @@ class PublishState:
         return OutcomeUnknown(
             message("publish_interrupted", owner=owner, progress=progress, error=error)
         )
-
-    def remarks(self) -> Iterator[Message]:
-        """What operators should know about a finished publish."""
-        if self.transactions > 1:
-            yield message("publish_split", count=self.transactions)
-        if self.lost and self.changes:
-            yield message("publish_lost", paths=list(self.lost))
-        changed = {change.path for change in self.changes}
-        if clear := [path for path in self.passwords.clear if path in changed]:
-            yield message("publish_no_key", paths=clear, variable=CURRENT[0])
-        for change in self.changes if self.action != "rekey" else ():
-            if secrets := _cleartext_fields(change):
-                fields = list(secrets) if any(secrets) else []
-                yield message("publish_clear_text", path=change.path, fields=fields)
-
-    def published(self) -> PublishResult:
-        return PublishResult(
-            self.tenant,
-            tuple(self.changes),
-            self.number,
-            self.transactions,
-            self.lost if self.changes else (),
-            tuple(self.remarks()),
-        )
-
-
-def _cleartext_fields(change: PartDiff) -> tuple[str, ...]:
-    """The fields of a part that hold secrets which Mooring never encrypts."""
-    value = change.after
-    if isinstance(value, UnreadablePart):
-        return ()
-    if isinstance(value, dict):
-        known = FIELDS.get(kind_of(change.path), {})  # a password that is encrypted, or a hash
-        value = {
-            field: inner
-            for field, inner in value.items()
-            if field not in known or not is_hidden(field)
-        }
-    return cleartext_secrets_of(field_of(change.path), value)

@@ -47,8 +47,9 @@ from mooring.tenants.publish.committer import Committer, sentinel_write
 from mooring.tenants.publish.encryption import Progress, rekey
 from mooring.tenants.publish.encryption import RekeyResult as RekeyResult
 from mooring.tenants.publish.merge import merged, merged_common, resealed
-from mooring.tenants.publish.publish_state import ExtraWrites, PublishResult, PublishState
+from mooring.tenants.publish.publish_state import ExtraWrites, PublishState
 from mooring.tenants.publish.publish_state import Require as Require
+from mooring.tenants.publish.result import PublishResult
 from mooring.tenants.publish.retention import Sweeper
 from mooring.tenants.secrets import Keyring
 

@@ -15,7 +15,7 @@ from mooring.tenants.diff import Action, FieldChange, action_of, changed_fields,
 from mooring.tenants.history import UNREADABLE, is_sealed
 from mooring.tenants.keys import Owner, field_of, kind_of, named
 from mooring.tenants.parts import PartDiff, UnreadablePart
-from mooring.tenants.publish.publish_state import PublishResult
+from mooring.tenants.publish.result import PublishResult
 from mooring.tenants.validation import IDENTITY
 
 _SIGNS: dict[Action, tuple[str, str]] = {

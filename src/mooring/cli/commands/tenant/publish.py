@@ -27,8 +27,8 @@ from mooring.tenants.history import loses_secrets, versions
 from mooring.tenants.keys import default_namespace, joined
 from mooring.tenants.parts import PartDiff, Parts
 from mooring.tenants.publish.batch import PublishBatch
-from mooring.tenants.publish.publish_state import PublishResult
 from mooring.tenants.publish.publisher import Publisher
+from mooring.tenants.publish.result import PublishResult
 from mooring.tenants.secrets import CURRENT, Keyring
 
 FilesArgument = Annotated[

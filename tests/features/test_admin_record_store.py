@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from mooring.errors import OutOfSpace
-from mooring.server.auth import credential_store as sharing
+from mooring.server.auth import record_store as sharing
 from mooring.store import Put, key
 from tests.admin import Admin
 from tests.waiting import eventually

@@ -44,7 +44,7 @@ LOCAL = "records"
 """The file for records that are not shared."""
 
 
-class CredentialStore:
+class RecordStore:
     """Entering waits a few seconds until the records are read. If the store is unavailable for
     longer, only the admin token is accepted until they are."""
 
