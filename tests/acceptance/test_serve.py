@@ -251,7 +251,7 @@ def test_a_second_server_on_a_data_folder_names_the_first_and_changes_nothing(
         (["--http=0.0.0.0:0"], "--insecure"),
         (["--etcd=nonsense"], "expected an address"),
         (["--store=etcd://127.0.0.1:1", "--etcd=127.0.0.1:0"], "--etcd"),
-        (["--store=foo://x"], "foo://"),
+        (["--store=foo://x"], "unknown URL scheme 'foo'"),
         (["--config=/does/not/exist"], "cannot be read"),
         (["--store=memory://?namespace=/a"], "whole store"),
         ([f"--http={'ü' * 70}:0", "--insecure"], "invalid host name"),

@@ -187,4 +187,4 @@ async def test_a_token_can_be_revoked_if_the_store_is_full(tmp_path: Path):
         assert (answer.status_code, answer.json()["state"]) == (200, "revoked")
         assert await status(admin, made["token"]) == 401
         written = (tmp_path / "data" / "audit.jsonl").read_text().splitlines()[-1]
-        assert "out of space" in written
+        assert '"deleted":"out_of_space"' in written

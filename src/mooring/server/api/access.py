@@ -143,7 +143,7 @@ async def revoke_token(call: ApiCall) -> Response:
         raise HTTPError(404, "not_found", "token_not_found", id=id)
     call.notes.update(name=revoked.name, role=revoked.role)
     if _token(call.server.tokens, id) is None:
-        call.notes["deleted"] = True  # a store without space deletes instead of revoking
+        call.notes["deleted"] = "out_of_space"  # deleted, because it could not be marked as revoked
     return Response(_info(call.server.tokens, revoked))
 
 
