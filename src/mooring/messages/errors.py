@@ -155,7 +155,7 @@ TEXTS: Mapping[str, str] = {
     "incarnation_missing": (
         "{service} {id}: the incarnation is missing: use the one that registering returned"
     ),
-    "registration_closed": "the registration of {service} {id} is closed",
+    "registration_closed": "the registration of {service} {id} is closed: create a new one",
     "registration_closed_meanwhile": "the registration of {service} {id} was closed meanwhile",
     "registry_closed_before_write": "the registry was closed before this was written",
     "lease_released": "the lease was released before it was granted",

@@ -218,7 +218,7 @@ export default {
   instance_removed: "{service} {id} 已被运维人员注销：进程重启之前不能再次注册",
   instance_registered_here: "{service} {id} 已在这里注册：请先关闭那次注册",
   incarnation_missing: "{service} {id}：缺少 incarnation：请使用注册时返回的值",
-  registration_closed: "{service} {id} 的注册已关闭",
+  registration_closed: "{service} {id} 的注册已关闭：请新建一个",
   registration_closed_meanwhile: "{service} {id} 的注册在此期间已关闭",
   registry_closed_before_write: "注册中心在写入之前已关闭",
   lease_released: "租约在获得之前已释放",
