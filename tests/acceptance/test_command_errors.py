@@ -58,7 +58,7 @@ config set {s} a enabled=true --layout nix            unknown layout 'nix'
 info get {s}                                          give either SERVICE or --group
 info set {s} a nix=1                                  unknown description field 'nix'
 register {s} a 127.0.0.1:99999 -- true                between 1 and 65535
-register {s} a 127.0.0.1:1 --weight -1 -- true        0 or more
+register {s} a 127.0.0.1:1 --weight -1 -- true        at least 0
 register {s} a 127.0.0.1:1 --ttl x -- true            write it like 10s
 register {s} a 127.0.0.1:1 --ttl 0s -- true           TTL
 groups --store nix                                    write it like
@@ -78,7 +78,7 @@ brake release {s} a --config {f}                      cannot be read
 serve --config {f}/none                               cannot be read
 serve --config {f}/text                               is not valid YAML
 serve --data {f}/text                                 name another folder with --data
-serve --data {f}/data --store sqlite://{f}/text/x     name a file in a folder
+serve --data {f}/data --http 127.0.0.1:0 --store sqlite://{f}/text/x    name a file in a folder
 serve --data {f}/data --http 127.0.0.1:99999          expected an address like
 demo --for x                                          write it like 10s
 doctor nix                                            write it like

@@ -262,7 +262,7 @@ class TestManyTenants:
         done = acme.try_out("export", str(acme.folder / "all.yaml"))
         assert done.code == 1
         assert done.stderr.startswith("1 tenant\n")
-        assert "storage cannot be understood and is left out" in done.stderr
+        assert "storage cannot be parsed and is omitted" in done.stderr
 
     def test_of_many_tenants_in_a_file_one_failure_stops_no_other(self, acme: Terminal):
         documents = [
@@ -500,7 +500,7 @@ class TestShow:
                 assert letter not in done.stdout + done.stderr, arguments
             if arguments == ["list"]:
                 assert len(done.stdout.splitlines()) == 1
-                assert "database/broken cannot be understood: not JSON" in done.stderr
+                assert "database/broken cannot be parsed: not JSON" in done.stderr
 
     def test_a_tenant_is_found_by_any_of_its_names(self, acme: Terminal):
         for arguments in (

@@ -538,7 +538,7 @@ async def test_an_unreadable_part_is_reported_and_hides_nothing_else(admin: Admi
     assert shown["document"]["meta"]["code"] == "acme"
     (problem,) = shown["problems"]
     assert (problem["kind"], problem["params"]) == ("part_unreadable", {"path": "storage"})
-    assert problem["text"].startswith("storage cannot be understood and is left out")
+    assert problem["text"].startswith("storage cannot be parsed and is omitted")
 
 
 @on_stores

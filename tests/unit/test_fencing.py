@@ -16,7 +16,7 @@ def test_a_token_older_than_the_newest_is_refused():
     keeper.admit("file", 5)
     keeper.admit("file", 5)
     keeper.admit("file", 9)
-    with pytest.raises(StaleToken, match="5: 9 was recorded"):
+    with pytest.raises(StaleToken, match="5, whose holder lost the lock: 9 was recorded"):
         keeper.admit("file", 5)
     keeper.admit("other", 1)
 

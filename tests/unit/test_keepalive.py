@@ -23,7 +23,7 @@ async def test_a_late_response_does_not_count_for_a_later_renewal():
         send=sent.append, heard=time.monotonic() + 60, endpoint=SimpleNamespace(address="h:2379")
     )
     renewals.stream = stream
-    with pytest.raises(Unavailable, match="no answer"):
+    with pytest.raises(Unavailable, match="no response"):
         await renewals.renew(7, 0.01)
     second = asyncio.get_running_loop().create_task(renewals.renew(7, 5))
     await asyncio.sleep(0)

@@ -234,7 +234,7 @@ class TestTree:
             (b"", "is not valid JSON"),
             (b"[]", "not a JSON object"),
             (b'{"tags":{"a":1}}', "must be text, not a whole number"),
-            (b'{"weight":-1}', "0 or more"),
+            (b'{"weight":-1}', "at least 0"),
             (b'{"ports":{"a":0}}', "between 1 and 65535"),
             (b"\xff", "is not valid JSON"),
         ],

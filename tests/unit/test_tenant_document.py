@@ -114,8 +114,8 @@ def test_meta_cannot_be_removed():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "a tenant's file is a map"),
-        ("[1, 2]", "a tenant's file is a map"),
+        ("", "a tenant's file must be a map"),
+        ("[1, 2]", "a tenant's file must be a map"),
         ("meta: {code: a, name: b}", "id is missing"),
         ("id: '1'", "positive integer"),
         ("id: 0", "positive integer"),

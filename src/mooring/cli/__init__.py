@@ -61,7 +61,7 @@ _PANELS: Mapping[str, Mapping[str, str]] = {
         "instances": "List the instances of a service.",
         "watch": "Follow a service and print its changes.",
     },
-    "Calls": {
+    "Discovery": {
         "resolve": "Pick an instance to call and print its HOST:PORT.",
         "wait": "Wait until a service has callable instances.",
         "explain": "Show why each instance is or is not in rotation.",

@@ -59,7 +59,7 @@ TEXTS: Mapping[str, str] = {
     "name_has_slash": "contains a slash",
     "name_has_control": "contains a control character",
     "name_has_space_around": "starts or ends with a space",
-    "name_is_folder": "means a folder",
+    "name_is_folder": "is reserved: it refers to a folder",
     "name_has_colon_or_space": "contains a colon or a space",
     "service_not_text": "the name of a service must be text, not {name!q}",
     "service_too_long": "the service {name!q} is too long: {limit} characters is the limit",
@@ -109,14 +109,16 @@ TEXTS: Mapping[str, str] = {
         "and receives no heartbeats: the last list is kept until it accepts them"
     ),
     "weight_not_a_number": "weight {weight!q} of {service} is not a number",
-    "weight_out_of_range": "weight {weight!q} of {service} is not 0 or more",
+    "weight_out_of_range": "weight {weight!q} of {service} must be at least 0",
     "ports_not_a_map": "ports must be a map of names to numbers, not {ports!q}",
     "port_without_name": "the port {port!q} of {service} needs a name",
     "id_invalid": "the id {id!q} contains a space or a control character",
     "field_not_text": "{field} must be text, not {value!q}",
     "field_not_utf8": "{field} {value!q} is not valid UTF-8",
-    "metadata_not_a_map": "metadata maps text to text, not {value!q}",
-    "metadata_not_text": "metadata maps text to text, not {key!q}: {value!q}: write it as text",
+    "metadata_not_a_map": "metadata must be a map of text to text, not {value!q}",
+    "metadata_not_text": (
+        "metadata maps text to text, but {key!q} maps to {value!q}: write both as text"
+    ),
     "metadata_too_large": (
         "the metadata of {service} has {size} bytes, more than the limit of {limit}: store large "
         "values elsewhere, and a reference here"
@@ -126,7 +128,7 @@ TEXTS: Mapping[str, str] = {
     "what_metrics": "the metrics of {service}",
     "json_name_not_text": "the name {name!q} is not text",
     "json_not_finite": "{value} is not finite",
-    "json_has_no": "JSON has no {value!q}",
+    "json_has_no": "JSON cannot represent {value!q}",
     "healthy_not_boolean": "healthy must be true or false, not {value!q}",
     "metrics_not_a_map": "metrics must be a mapping, not {value!q}",
     "record_malformed": "{place} {problem}",
@@ -153,10 +155,12 @@ TEXTS: Mapping[str, str] = {
         "{service} {id} is registered here already: close that registration first"
     ),
     "incarnation_missing": (
-        "{service} {id}: the incarnation is missing: use the one that registering returned"
+        "{service} {id}: the incarnation is missing: send the one that the registration returned"
     ),
     "registration_closed": "the registration of {service} {id} is closed: create a new one",
-    "registration_closed_meanwhile": "the registration of {service} {id} was closed meanwhile",
+    "registration_closed_meanwhile": (
+        "the registration of {service} {id} was closed in the meantime"
+    ),
     "registry_closed_before_write": "the registry was closed before this was written",
     "lease_released": "the lease was released before it was granted",
     "record_too_large": (
@@ -196,19 +200,20 @@ TEXTS: Mapping[str, str] = {
     "layout_lacks": "the layout {name!q} has no {feature}: use tree, or Redis",
     "what_configuration": "configuration",
     "session_lost": (
-        "the session of lease {lease} is {state}: its keys are gone or about to be; open another"
+        "the session of lease {lease} is {state}: its keys are deleted or will be soon; open a new "
+        "session"
     ),
     "mirror_closed": "the mirror of {name} is closed: create a new one",
     "not_followed": "{name} cannot be followed: {problem}",
     "hub_not_open": "{url} is not open: use `async with mooring.connect(…) as hub`",
-    "hub_forked": "{url} was opened before a fork: open it after, in each process",
+    "hub_forked": "{url} was opened before a fork: open it after the fork, in each process",
     "registry_only": (
         "{url} contains only a registry: locks, tenants and your own keys need a store. Name both: "
         'connect("etcd://…", registry="{scheme}://…"), or --store and --registry'
     ),
     "view_closed": "the view of {service} is closed",
     "too_few_instances": (
-        "{service} has {available} of {count} instances that may be called after {seconds} s"
+        "after {seconds} s, {available} of {count} required instances of {service} can be called"
     ),
     "instances_unreadable": "the instances of {service} cannot be read: {reason}",
     "no_reply_in_time": "no response in time",
@@ -255,15 +260,15 @@ TEXTS: Mapping[str, str] = {
     "key_deleted": "its key was deleted",
     "key_gone_at_release": "its key was gone when it was released",
     "hub_closed": "the hub was closed",
-    "queue_entry_deleted": "the queue entry {key} was deleted meanwhile",
+    "queue_entry_deleted": "the queue entry {key} was deleted in the meantime",
     "queue_entry_gone": "the queue entry {key} is gone: {reason}",
     "lock_of_another_kind": (
         "{name!q} is used as another kind of lock, by {by!q}: choose another name"
     ),
     "lock_of_another_size": "{name!q} has size {size} for {by}, not {wanted}: use the same size",
     "token_stale": (
-        "{resource!q} rejects the fencing token {token}: {newest} was recorded; its holder lost "
-        "the lock"
+        "{resource!q} rejects the fencing token {token}, whose holder lost the lock: {newest} was "
+        "recorded"
     ),
     "a_newer_one": "a newer one",
     # Redis.
@@ -285,7 +290,7 @@ TEXTS: Mapping[str, str] = {
     "op_election": "election of a leader",
     "op_search": "search for keys",
     "op_cluster_discovery": "discovery of the cluster",
-    "op_changes": "changes on {channel}",
+    "op_changes": "subscription to {channel}",
     "not_sendable": "{operation}: {text!q} is not valid UTF-8 and cannot be sent",
     "calls_failed": "{store}: the calls failed unexpectedly: {problem}",
     "channel_silent": "no message on {channel} within {seconds} s",
@@ -305,7 +310,10 @@ TEXTS: Mapping[str, str] = {
         "redis+cluster://"
     ),
     "redis_answered": "{operation}: {store} answered: {reason}",
-    "redis_reply_lost": "{operation}: no answer from {store} ({reason}): it may have been done",
+    "redis_reply_lost": (
+        "{operation}: no response from {store} ({reason}); it may have taken effect: check before "
+        "you retry"
+    ),
     "redis_no_node": "no node of the cluster answers: {problem}",
     "redis_no_reply": "no answer within {seconds} s",
     "redis_connection_lost": "the connection was lost: {problem}",
@@ -345,40 +353,40 @@ TEXTS: Mapping[str, str] = {
     "op_compaction": "compaction at {revision}",
     "op_login": "login of user {user!q}",
     "store_closed": "{store} is closed",
-    "store_closed_meanwhile": "{store} was closed meanwhile",
+    "store_closed_meanwhile": "{store} was closed in the meantime",
     "store_closed_before_reply": (
         "{store} was closed before the reply came: the write may have happened"
     ),
     "connection_closed": "the connection to {endpoint} is closed",
     "watch_closed": "the watch of {key} was closed",
     "watch_reader_slow": (
-        "{operation}: stopped, {bytes} bytes wait for its reader; watch again after the last "
-        "revision that was read"
+        "{operation}: the reader is too slow ({bytes} bytes are buffered), so the watch ended; "
+        "resume it after the last revision that was read"
     ),
     "store_unavailable": "{operation}: {store} is not available: {reason}",
     "no_endpoint_available": "{operation}: no endpoint is available; {problem}",
-    "every_endpoint": "every endpoint tried, last {endpoint},",
+    "every_endpoint": "the store (last endpoint tried: {endpoint})",
     "store_reply_lost": (
-        "{operation}: the reply of {store} was lost ({reason}); it may have happened: read before "
-        "you try again"
+        "{operation}: the response of {store} was lost ({reason}); the write may have taken "
+        "effect: read before you retry"
     ),
     "store_reply_too_large": (
-        "{operation}: the reply of {store} is over the client's limit ({reason}); it may have "
-        "happened: ask for less in the commit's own reads"
+        "{operation}: the response of {store} is over the client's limit ({reason}); the write may "
+        "have taken effect: reduce the reads in the commit"
     ),
     "store_rejects_token": "{operation}: {store} rejects our token repeatedly ({reason})",
     "store_answered": "{operation}: {store} answered {code}: {reason}",
     "no_reason_given": "no reason given",
-    "no_answer_in_time": "{operation}: no answer of {endpoint} in time",
-    "no_answer_within": "{operation}: no answer of {endpoint} within {seconds} s",
+    "no_answer_in_time": "{operation}: no response from {endpoint} in time",
+    "no_answer_within": "{operation}: no response from {endpoint} within {seconds} s",
     "check_failed": "{operation}: a check failed",
     "read_outrun": "{operation}: the store compacts faster than it can be read",
-    "answer_too_large": "{operation}: an answer of more than {limit} bytes",
+    "answer_too_large": "{operation}: the response is larger than {limit} bytes",
     "tls_needs_cert_and_key": "a client certificate needs both: cert=FILE and key=FILE",
     # Stores: etcd.
     "etcd_permission_denied": (
         "{operation}: permission denied by {store}: grant the user's role read and write on these "
-        "keys (docs/etcd.md has the least that suffices)"
+        'keys (see "The minimal role" in docs/etcd.md)'
     ),
     "etcd_requires_user": (
         "{operation}: {store} requires a user: add ?user=NAME&password=… to the URL, or set "
@@ -405,8 +413,8 @@ TEXTS: Mapping[str, str] = {
         "paused"
     ),
     "endpoint_untrusted": (
-        "the certificate of {address} is not trusted: {reason}. Name its authority with ?ca=FILE, "
-        "or its name with ?server_name="
+        "the certificate of {address} is not trusted: {reason}. Set its certificate authority "
+        "with ?ca=FILE, or the name in the certificate with ?server_name="
     ),
     "endpoint_wants_certificate": (
         "{address} asks for a client certificate that it accepts: give ?cert=FILE&key=FILE"
@@ -439,8 +447,8 @@ TEXTS: Mapping[str, str] = {
     "endpoint_unavailable": "{address} is not available: {reason}",
     # Stores: embedded.
     "file_in_use": (
-        "{path} is in use by {holder}: one process owns a store; stop it, or reach the store "
-        "through it (mooring serve)"
+        "{path} is in use by {holder}: only one process can open a store. Stop that process, or "
+        "access the store through it (mooring serve)"
     ),
     "another_process": "another process",
     "file_is_folder": "{path} is a folder: name a file in it",
@@ -465,7 +473,7 @@ TEXTS: Mapping[str, str] = {
     ),
     "value_missing": "{name!q} is missing",
     "file_read_only": "it is read-only",
-    "file_written_by_another": "another process wrote to it meanwhile: restart this one",
+    "file_written_by_another": "another process has written to it: restart this one",
     "file_not_written": "{path} cannot be written: {problem}",
     "file_refuses_writes": "{problem}: writes are refused, reads continue",
     "file_commit_unknown": (
@@ -526,7 +534,7 @@ TEXTS: Mapping[str, str] = {
         "domain/internal, database/SERVICE, ftp/USER or storage"
     ),
     "part_of_other": "{path!q} is not a part of {owner}",
-    "part_unreadable": "{path} cannot be understood and is left out: publishing may remove it",
+    "part_unreadable": "{path} cannot be parsed and is omitted: publishing may remove it",
     "meta_required": "meta cannot be removed alone: delete the tenant",
     "argument_not_allowed": "{name} must be one of {allowed}, not {value!q}",
     "argument_is_text": "give a collection of statuses or paths, not one text",
@@ -534,7 +542,7 @@ TEXTS: Mapping[str, str] = {
     "keep_too_small": "keep must be at least 1",
     # Documents of tenants.
     "document_unreadable": "cannot be read: {reason}",
-    "document_not_map": "a tenant's file is a map with {names}",
+    "document_not_map": "a tenant's file must be a map with {names}",
     "document_without_id": "id is missing: the number of the tenant",
     "several_documents": "it contains {count} documents: one is expected",
     "not_yaml": "not YAML: {problem}",
@@ -570,8 +578,8 @@ TEXTS: Mapping[str, str] = {
     "value_masked": "contains a masked secret: write the secret itself",
     "value_is_null": "must have a value: to remove it, unset it",
     "field_masked": "is masked: leave it out to keep what is stored",
-    "field_known": "is a known field: write it outside",
-    "field_misplaced": "is {value!q}, but its place says {expected!q}",
+    "field_known": "is a known field: write it outside `extra`",
+    "field_misplaced": "is {value!q}, but must be {expected!q} here",
     # Passwords of tenants.
     "set_key": "set {variable}[ ({ignored} is set, but does not hold a key of 32 bytes)]",
     "key_size": "an encryption key has {count} bytes: it must have {size}",
@@ -590,7 +598,9 @@ TEXTS: Mapping[str, str] = {
         "needed (see {variable})"
     ),
     "password_damaged": "an encrypted password is too short or not base64: it was damaged",
-    "password_downgraded": "is encrypted in the store and would be plain text now: {remedy}",
+    "password_downgraded": (
+        "is encrypted in the store, and would now be stored in clear text: {remedy}"
+    ),
     "password_in_clear": (
         "{path}.password would be stored in clear text, but {namespace} has or had passwords that "
         "are encrypted[ with the key {key}]: {remedy}, or delete {marker} if none is left"
@@ -614,22 +624,23 @@ TEXTS: Mapping[str, str] = {
     "claim_host": "the host {name!q}",
     "claim_taken": "{claim} belongs to {holder} already",
     "claim_not_found": "no tenant has {claim}",
-    "changed_meanwhile": "{owner} was changed meanwhile",
+    "changed_meanwhile": "{owner} was changed in the meantime",
     "too_many_conflicts": (
-        "{owner} was not written: others changed it {tries} times meanwhile; try again"
+        "{owner} was not written: others changed it {tries} times in the meantime; retry"
     ),
     "an_index": "an index",
     "unit_too_large": (
-        "{what} is larger than a store takes in one commit ({size} bytes, {operations} operations)"
+        "{what} is larger than a store accepts in one commit ({size} bytes, {operations} "
+        "operations)"
     ),
-    "publish_partial": "written in part (transactions: {count}): do it again",
+    "publish_partial": "only partly written (transactions: {count}): repeat it",
     "publish_unconfirmed": (
-        "it may have been written, because a reply was lost: check, or do it again"
+        "a response was lost, so it may or may not have been written: check, or repeat it"
     ),
     "publish_interrupted": "{owner}: {progress} ({error})",
     "publish_trimmed": (
-        "{owner}: the reply was lost, and entry {version} of the history is trimmed already: it "
-        "may have been written or not"
+        "{owner}: the response was lost, and version {version} of the history is trimmed already: "
+        "it may or may not have been written"
     ),
     "version_not_found": "no version {version} in its history[ (there are {first} to {last})]",
     "version_in_publish": (
@@ -644,7 +655,7 @@ TEXTS: Mapping[str, str] = {
     "tenants_of": "tenants of {namespace!q} in {store}",
     "tenants_unreadable": "the {what} cannot be read: {problem}",
     "no_answer": "no response in time",
-    "tenants_not_loaded": "the tenants are not loaded yet: try again",
+    "tenants_not_loaded": "the tenants are not loaded yet: retry",
     "resolver_unreadable": (
         "the setting common/resolver, which says how a request names its tenant, is unreadable"
         "[: {problem}]"
@@ -725,7 +736,7 @@ TEXTS: Mapping[str, str] = {
     "token_not_valid": "this token is unknown, revoked or expired",
     "token_just_revoked": "the token has just been revoked",
     "token_unconfirmed": (
-        "the store is unreachable, so this token could not be confirmed recently: retry later"
+        "the store is unreachable, so this token has not been confirmed recently: retry later"
     ),
     "tokens_unreadable": (
         "the store is unreachable, so the server cannot read its tokens: retry later"
@@ -733,7 +744,7 @@ TEXTS: Mapping[str, str] = {
     "tokens_not_open": "the server has not opened its tokens yet: try again in a second",
     "tokens_too_many": "there are {limit} tokens: revoke unused ones",
     "token_not_found": "token {id!q} not found: see `mooring token list`",
-    "token_name_invalid": "the name of a token must be printable and not be blank",
+    "token_name_invalid": "the name of a token must be printable and not blank",
     "token_lifetime_not_positive": "the lifetime of a token must be positive",
     "token_lifetime_too_long": "the lifetime is too long: create a token without one",
     "admin_token_is_a_file": (
@@ -748,19 +759,19 @@ TEXTS: Mapping[str, str] = {
         "the commands with a token"
     ),
     "console_file_not_found": "the console has no such file",
-    "audit_unreadable": "the audit cannot be read: {reason}",
+    "audit_unreadable": "the audit log cannot be read: {reason}",
     # The state of the server.
     "server_starting": "the server is starting: its store is not open; retry in a second",
-    "server_stopping": "the server is stopping: its store is not open; retry in a second",
+    "server_stopping": "the server is stopping: its store is closed; retry in a second",
     "registry_not_read": "the registry has not been read yet: {error}",
     "registry_unanswered": "{url} has not answered yet",
-    "registry_silent": "{url} has not been heard for too long",
+    "registry_silent": "{url} has not responded for too long",
     # Requests about services, instances and locks.
     "registration_gone": (
         "{service} {id} is no longer registered: register again with the same incarnation"
     ),
     "registration_of_another": "{service} {id} is not registered with this incarnation",
-    "ttl_invalid": "invalid ttl {ttl}: the maximum is one hour",
+    "ttl_invalid": "invalid ttl {ttl}: it must be more than 0 and at most one hour",
     "instance_gone": "{service} no longer has the instance {id!q}",
     "service_not_empty": (
         "{service} has instances ({count}): deregister them or stop their processes first"
@@ -798,12 +809,12 @@ TEXTS: Mapping[str, str] = {
     "claim_held": "{claim} is already taken",
     "a_name": "a name",
     "no_history": "{owner} not found, and its history is empty",
-    "area_not_found": "shared area {area} not found: use {known}",
+    "area_not_found": "shared area {area} not found: use one of {known}",
     "common_setting_not_found": "common setting {key} not found: use one of {known}",
     "key_has_empty_segment": "a key must not start or end with a slash, nor contain `//`",
     # Health checks. The failures are about an instance.
     "probe_failed": "its check failed",
-    "checker_broken": "the checker of {protocol} is broken",
+    "checker_broken": "the checker of {protocol} raised an error",
     "probe_unanswered": "no answer within {duration}",
     "probe_refused": "it refused the connection",
     "probe_closed": "it closed the connection",
@@ -837,7 +848,7 @@ TEXTS: Mapping[str, str] = {
     "target_reserved": "is broadcast or reserved",
     "target_link_local": "is link-local",
     "target_cloud_metadata": "is the metadata service of a cloud",
-    "target_translated": "is a local translation to IPv4",
+    "target_translated": "is a local-use NAT64 address",
     "target_is_this_server": "is this server itself",
     "target_loopback": "is loopback, which must be listed in checks.networks",
     "target_not_in_networks": "is in none of checks.networks",

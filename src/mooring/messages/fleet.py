@@ -69,7 +69,7 @@ TEXTS: Mapping[str, str] = {
     "retained": "kept from the last known list: {detail}",
     # Warnings after a publish.
     "publish_split": (
-        "too large for one transaction, written in {count}; readers may have seen it in between"
+        "too large for one transaction, written in {count}; readers may have seen a partial state"
     ),
     "publish_lost": (
         "not restored, because the history was written without an encryption key: {paths}"
@@ -111,16 +111,16 @@ TEXTS: Mapping[str, str] = {
         "but new instances, configuration and tokens may be refused."
     ),
     "hint_no_instances": (
-        "Start an instance: callers fail now. If the service is retired, press Forget on its page, "
-        "or delete it through the API."
+        "Start an instance: until then, all calls fail. If the service is retired, press Forget on "
+        "its page, or delete it through the API."
     ),
     "hint_absent": (
         "Its instances were gone when this server started. Start an instance. If the service is "
         "retired, press Forget on its page, or delete it through the API."
     ),
     "hint_emptied": (
-        "Callers fail now. If you intended that, do nothing: this note disappears after an hour, "
-        "or at once if you press Forget on the page of the service."
+        "Calls to it fail now. If you intended that, do nothing: this note disappears after an "
+        "hour, or at once if you press Forget on the page of the service."
     ),
     "hint_none_callable": (
         "See what is wrong with each instance: `mooring explain {service}`. Meanwhile callers try "

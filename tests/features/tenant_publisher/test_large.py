@@ -195,7 +195,7 @@ class TestSeveralTransactions:
 
         interrupted = hooked(store, hook)
         renamed = parse(huge(code="other"))
-        with pytest.raises(OutcomeUnknown, match=r"tenant 1: written in part.*server is down"):
+        with pytest.raises(OutcomeUnknown, match=r"tenant 1: only partly written.*server is down"):
             await (interrupted.delete(1) if action == "delete" else interrupted.apply(renamed))
         await (publisher.delete(1) if action == "delete" else publisher.apply(parse(huge())))
         await assert_consistent(store)
@@ -211,8 +211,8 @@ class TestSeveralTransactions:
 
         with pytest.raises(Taken, match="'user61' belongs to tenant 2") as error:
             await hooked(store, hook).apply(parse(huge()))
-        assert "written in part" in error.value.__notes__[0]
-        assert "written in part" in caplog.text
+        assert "only partly written" in error.value.__notes__[0]
+        assert "only partly written" in caplog.text
 
     @in_memory
     async def test_a_deletion_reports_the_number_of_transactions(

@@ -30,7 +30,10 @@ async def elect(
         str, typer.Option("--value", metavar="TEXT", help="value that the leader publishes")
     ] = "",
     listen: Annotated[
-        bool, typer.Option("--listen", help="print the leader and every change until stopped")
+        bool,
+        typer.Option(
+            "--listen", help="print the leader and every change until stopped; do not compete"
+        ),
     ] = False,
     ttl: TTLOption = "10s",
     timeout: TimeoutOption = "",

@@ -38,7 +38,11 @@ TTLOption = Annotated[
     str, typer.Option(metavar="DURATION", help="expire after this time without a lease renewal")
 ]
 TimeoutOption = Annotated[
-    str, typer.Option(metavar="DURATION", help="give up waiting after this time; 0s does not wait")
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="give up waiting after this time; 0s does not wait (default: wait without limit)",
+    ),
 ]
 
 

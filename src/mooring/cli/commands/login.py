@@ -21,7 +21,8 @@ from mooring.settings.connections import TLS
 def login(target: ServerTarget) -> None:
     """Print a one-time login link for the console.
 
-    The link is valid for ten minutes. With --server and MOORING_TOKEN, it logs in as that token.
+    The link is valid for ten minutes. With --server and MOORING_TOKEN, it logs in with that
+    token.
     """
     link = target.connect().request("POST", "/admin/login-codes")
     typer.echo(printable(link["url"]))

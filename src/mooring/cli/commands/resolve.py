@@ -20,6 +20,7 @@ from mooring.cli.io.options import (
     pairs,
 )
 from mooring.cli.io.output import note, show_json
+from mooring.discovery.balance import NAMES
 from mooring.discovery.rotation import Rotation
 from mooring.discovery.selector import Selector
 from mooring.model import Instance
@@ -32,7 +33,9 @@ ProtocolOption = Annotated[
 async def resolve(
     service: ServiceArgument,
     target: RegistryTarget,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="balancing policy")] = "p2c",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help=f"balancing policy: {', '.join(NAMES)}")
+    ] = "p2c",
     key: Annotated[str, typer.Option(metavar="TEXT", help="hash key for consistent_hash")] = "",
     zone: ZoneOption = "",
     version: VersionOption = "",

@@ -28,7 +28,7 @@ def serve(
             envvar="MOORING_REGISTRY",
             metavar="URL",
             help="URL of a Redis registry, if the registry is not in the store; the server "
-            "also evicts its dead instances",
+            "also evicts its expired instances",
         ),
     ] = "",
     http: Annotated[
@@ -45,7 +45,8 @@ def serve(
     xds: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="address of the xDS control plane for Envoy and gRPC"
+            metavar="HOST:PORT",
+            help="address of the xDS control plane for Envoy and gRPC (default: off)",
         ),
     ] = "",
     data: Annotated[
@@ -53,7 +54,8 @@ def serve(
         typer.Option(
             envvar="MOORING_DATA",
             metavar="FOLDER",
-            help="folder for tokens and the audit log (default: the user's data folder)",
+            help="folder for tokens, the audit log and the embedded store (default: the user's "
+            "data folder)",
         ),
     ] = None,
     quota: Annotated[
@@ -82,7 +84,7 @@ def serve(
     """Run the server: console, admin API, and etcd's API for an embedded store.
 
     Prints a one-time login link for the console; `mooring login` prints another one. With
-    --registry it also evicts dead instances from the Redis registry. With --xds it serves
+    --registry it also evicts expired instances from the Redis registry. With --xds it serves
     Envoy and gRPC clients.
     """
     try:

@@ -36,7 +36,7 @@ async def watch(
 ) -> None:
     """Follow a service and print its changes.
 
-    Starts with the present instances. `+ ID` was added, `- ID` was removed, `~ ID` changed.
+    Starts with the present instances. Lines begin with + (added), - (removed) or ~ (changed).
     Changes of metrics are not printed.
     """
     log_to_stderr("mooring.registry.kv.feeds", "mooring.registry.redis.service_feed")

@@ -78,7 +78,10 @@ ByOption = Annotated[
     ),
 ]
 InstanceOption = Annotated[
-    str, typer.Option("--instance", metavar="ID", help="use this instance instead of the service")
+    str,
+    typer.Option(
+        "--instance", metavar="ID", help="use the configuration of this instance of the service"
+    ),
 ]
 ZoneOption = Annotated[
     str, typer.Option(help="zone of the caller; instances there are preferred", metavar="ZONE")

@@ -53,7 +53,7 @@ class CreatedToken(TokenInfo, frozen=True, kw_only=True, rename="camel"):
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
-    """What the token is for; it appears in the audit."""
+    """What the token is for; it appears in the audit log."""
     role: Role
     groups: Annotated[
         list[Annotated[str, msgspec.Meta(max_length=255)]], msgspec.Meta(max_length=1000)

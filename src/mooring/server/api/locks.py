@@ -64,7 +64,7 @@ class ReleaseQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     holder: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,16}$")]
     """The lease of the holder; if another client holds the lock by now, nothing is released."""
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
-    """For the audit."""
+    """For the audit log."""
     token: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     """The fencing token of the holder; 0: release whatever token the lease holds."""
 

@@ -27,7 +27,7 @@ OPERATE_SERVICE = need("operator", "group")
 
 class ReasonQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
-    """For the audit."""
+    """For the audit log."""
 
 
 class InstanceOverride(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -211,8 +211,8 @@ async def forget(call: ApiCall) -> Response:
 
 
 class BrakeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A service whose brake is engaged, so that its eviction is paused: so many of its instances
-    are silent at once that the cause is probably elsewhere."""
+    """A service whose brake is engaged. Many of its instances are silent at once, so the cause is
+    probably elsewhere, and none is evicted."""
 
     service: str
     silent: int

@@ -41,11 +41,12 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Incarnation = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 _INCARNATION = (
-    "Empty when the process starts: the server assigns one and supersedes the registration with "
-    "this id. A service that registers again after a 404 to its heartbeat sends its incarnation: "
-    "409 if another incarnation is registered, even one of its own earlier starts that has not "
-    "expired yet, and 410 if an operator removed the instance. A client may choose its own "
-    "incarnation if it is different at each start."
+    "Leave it empty when the process starts: the server assigns one, and the registration "
+    "supersedes an earlier one with the same instance id. After a 404 to a heartbeat, register "
+    "again with the same incarnation. The response is then 409 if another incarnation is "
+    "registered (even one of an earlier start that has not expired yet), and 410 if an operator "
+    "removed the instance. A client may choose its own incarnation if it is different at each "
+    "start."
 )
 
 
@@ -231,7 +232,7 @@ def _override(call: ApiCall, service: str, incarnation: str) -> OperatorOverride
     answers={204: None},
 )
 async def deregister(call: ApiCall) -> Response:
-    """Deregister an instance by its own incarnation."""
+    """Deregister an instance; `incarnation` must be the one that it registered with."""
     registry, fleet = call.server.registry, call.server.fleet
     service, id = registry.canonical(call.service), call.path["id"]
     fleet.expect_departure(service, id, "left")

@@ -151,7 +151,8 @@ async def get_version(call: ApiCall) -> Response:
     body=RollbackRequest,
     answers={200: PublishReport},
     fails=(412,),
-    summary="Roll a tenant back to a version of its history. 409, 412: see PUT",
+    summary="Roll a tenant back to a version of its history. 409: it changed since `base`. 412: "
+    "`If-Match` does not match",
 )
 @endpoints.add(
     "POST",
@@ -160,7 +161,8 @@ async def get_version(call: ApiCall) -> Response:
     body=RollbackRequest,
     answers={200: PublishReport},
     fails=(412,),
-    summary="Roll an area back to a version of its history. 409, 412: see PUT",
+    summary="Roll an area back to a version of its history. 409: it changed since `base`. 412: "
+    "`If-Match` does not match",
 )
 async def rollback(call: ApiCall) -> Response:
     request: RollbackRequest = call.body

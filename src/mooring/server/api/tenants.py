@@ -133,7 +133,7 @@ class PublishReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Note = ""
-    """For the history and the audit."""
+    """For the history and the audit log."""
     base: Base = ""
     """The `revision` that the caller read: 409 if the tenant has changed since."""
 

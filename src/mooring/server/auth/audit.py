@@ -49,7 +49,7 @@ _BLOCK = 64 * 1024
 class AuditEntry(
     msgspec.Struct, frozen=True, kw_only=True, rename={"client": "from", "left_out": "leftOut"}
 ):
-    """A write, or the attempt of one."""
+    """A recorded request, whether it succeeded or was rejected."""
 
     id: str
     """Increases with time."""

@@ -214,6 +214,6 @@ class HealthChecks:
         except Exception as error:
             if instance.protocol not in self._broken:  # logged once
                 self._broken.add(instance.protocol)
-                log.exception("the checker of %s is broken", instance.protocol)
+                log.exception("the checker of %s raised an error", instance.protocol)
             raise CheckSkipped(message("checker_broken", protocol=instance.protocol)) from error
         return outcome

@@ -144,7 +144,7 @@ class SnapshotParser:
         except UnreadableValue as error:
             return error
         except Exception:  # noqa: BLE001 - one bad value must not hide the good ones
-            return UnreadableValue("it cannot be understood")
+            return UnreadableValue("it cannot be parsed")
 
 
 class _Problems:

@@ -193,7 +193,8 @@ async def cutover(
 async def delete(target: JxtTarget, file: FileOption = None, as_json: JSONOption = False) -> None:
     """Delete the verified old keys, after the cut-over.
 
-    Can be stopped and run again. Exits with 1 if a key stays because it was written since.
+    Can be stopped and run again. Exits with 1 if a key stays because it was written after
+    `verify`.
     """
     from mooring.migrate.jxt.migration import FORMAT, JxtHeader, VerifiedKey
 

@@ -35,7 +35,7 @@ HEALTH = "health"
 """The name of the health sentinel among the common settings."""
 
 KeyArgument = Annotated[
-    str, typer.Argument(metavar="KEY", help="name of the setting, as listed by `get`")
+    str, typer.Argument(metavar="KEY", help="name of the setting; `get` lists those that are set")
 ]
 
 

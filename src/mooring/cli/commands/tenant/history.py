@@ -43,8 +43,8 @@ def history(
     """Show the history of a tenant, oldest entry first.
 
     The history of a deleted tenant is kept. --purge deletes all entries of a deleted tenant, and
-    all but the newest of any other tenant. Without an ID, it deletes the entries of all tenants
-    that are older than 90 days.
+    all but the newest of any other tenant. Without an ID, it deletes the entries older than 90
+    days, of all tenants.
     """
     if purge:
         return _purge(target, tenant or 0, number, yes, as_json)

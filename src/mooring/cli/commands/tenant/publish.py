@@ -73,8 +73,9 @@ def publish(
 ) -> None:
     """Publish tenants from files and print the changes.
 
-    If one of the files is invalid, nothing is written. Each tenant is published completely or not
-    at all. If one cannot be published, the others still are, and the exit code is 1.
+    If one of the files is invalid, nothing is written. Each tenant is published in one transaction,
+    unless it is too large for one. If one cannot be published, the others still are, and the exit
+    code is 1.
     """
     documents = _read_documents(files)
     if write.base and len(documents) > 1:

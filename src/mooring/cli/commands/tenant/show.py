@@ -49,7 +49,7 @@ async def list_tenants(
     ] = "",
     as_json: JSONOption = False,
 ) -> None:
-    """List tenants by id."""
+    """List tenants, ordered by id."""
     if status not in ("", *_STATUSES):
         raise typer.BadParameter(
             f"unknown status {quoted(status)}: use {', '.join(_STATUSES)}", param_hint="--status"
@@ -88,7 +88,7 @@ def _parse(place: PartOf, entry: Entry) -> Part | None:
         value = decode(place.path, entry.value)
         return parse_part(place.tenant, place.path, value, Keyring([]))
     except UnreadableValue as error:
-        warn(f"tenant {place.tenant}: {place.path} cannot be understood: {error}")
+        warn(f"tenant {place.tenant}: {place.path} cannot be parsed: {error}")
         return None
 
 
@@ -167,7 +167,7 @@ def _warn_of_foreign_keys(stored: StoredParts, consequence: str = "") -> None:
 def _warn_of_unreadable(parts: Parts) -> None:
     for path, value in parts.items():
         if isinstance(value, UnreadablePart):
-            warn(f"{path} cannot be understood and is left out: publishing this may remove it")
+            warn(f"{path} cannot be parsed and is omitted: publishing this may remove it")
 
 
 def _masked_parts(parts: Parts) -> dict[str, JSON]:

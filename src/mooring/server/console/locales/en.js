@@ -256,7 +256,7 @@ export default {
 
   "shared.title": "Shared settings",
   "shared.lead": "Settings that apply to all tenants.",
-  "shared.last": "Last publish:",
+  "shared.last": "Publisher last active:",
   "shared.common": "Common",
   "shared.platform": "Platform",
   "shared.none": "No settings.",
@@ -325,7 +325,7 @@ export default {
   "search.found": { one: "1 result", other: "{n} results" },
 
   "audit.title": "Audit log",
-  "audit.lead": "Changes and denied attempts, newest first.",
+  "audit.lead": "Changes and rejected requests, newest first.",
   "audit.none": "No changes yet.",
   "tokens.title": "Tokens",
   "tokens.lead": "Tokens grant access to this server. A token is shown once, when you create it.",
