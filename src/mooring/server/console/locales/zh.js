@@ -284,7 +284,7 @@ export default {
   "tenant.action.rollback": "回滚",
   "tenant.action.rekey": "更换密钥",
   "tenant.action.migrate": "迁移",
-  "tenant.broken": "第 {line} 行：{why}",
+  "tenant.broken": "第 {line} 行不是有效的 JSON",
   "diff.hidden": "还有未显示的变更：{names}",
 
   "locks.title": "锁",
