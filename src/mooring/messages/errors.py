@@ -130,12 +130,12 @@ TEXTS: Mapping[str, str] = {
     "json_not_finite": "{value} is not finite",
     "json_has_no": "JSON cannot represent {value!q}",
     "healthy_not_boolean": "healthy must be true or false, not {value!q}",
-    "metrics_not_a_map": "metrics must be a mapping, not {value!q}",
+    "metrics_not_a_map": "metrics must be a map, not {value!q}",
     "record_malformed": "{place} {problem}",
     "not_a_json_object": "is not a JSON object but {value!q}",
     "has_invalid_value": "has an invalid value: {problem}",
     "has_invalid_field": "has an invalid value for {field}: {problem}",
-    "has_negative_weight": "has an invalid value for weight: {weight} must be 0 or more",
+    "has_negative_weight": "has an invalid value for weight: {weight} must be at least 0",
     "has_wrong_field": "has a wrong {field!q}: {problem}",
     "has_malformed_field": "has a {field!q} that {problem}",
     "neither_true_nor_false": "{text!q} is neither true nor false",
@@ -258,7 +258,7 @@ TEXTS: Mapping[str, str] = {
     "lease_late": "its lease was not renewed in time",
     "lease_lost": "its lease was not renewed in time, or was revoked",
     "key_deleted": "its key was deleted",
-    "key_gone_at_release": "its key was gone when it was released",
+    "key_gone_at_release": "its key was gone before the release",
     "hub_closed": "the hub was closed",
     "queue_entry_deleted": "the queue entry {key} was deleted in the meantime",
     "queue_entry_gone": "the queue entry {key} is gone: {reason}",
@@ -297,7 +297,7 @@ TEXTS: Mapping[str, str] = {
     "redis_login_failed": "{operation}: the login at {store} failed: {reason}",
     "redis_not_allowed": "{operation}: {store} does not allow it: {reason}",
     "redis_out_of_memory": (
-        "{operation}: {store} is out of memory and refuses writes: raise its maxmemory or free some"
+        "{operation}: {store} is out of memory and refuses writes: raise its maxmemory or free memory"
     ),
     "redis_wrong_type": (
         "{operation}: a key of the registry at {store} has the wrong type (WRONGTYPE): {which}; "
@@ -543,7 +543,7 @@ TEXTS: Mapping[str, str] = {
     # Documents of tenants.
     "document_unreadable": "cannot be read: {reason}",
     "document_not_map": "a tenant's file must be a map with {names}",
-    "document_without_id": "id is missing: the number of the tenant",
+    "document_without_id": "id is missing: the id of the tenant",
     "several_documents": "it contains {count} documents: one is expected",
     "not_yaml": "not YAML: {problem}",
     "not_json": "not JSON: {problem}",
