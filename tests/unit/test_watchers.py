@@ -17,9 +17,7 @@ ranges = st.one_of(
 
 
 def live(range: Range) -> Watcher:
-    watcher = Watcher(range, 1, lambda: None)
-    watcher.lagging = False
-    return watcher
+    return Watcher(range, 1, lambda: None, lagging=False)
 
 
 @given(

@@ -314,8 +314,7 @@ class Engine:
         position = self.confirmed if after is None else max(after, 1)
         if position < self.compacted:
             raise Compacted(position, revision=self.compacted)
-        watcher = Watcher(range, position, wake)
-        watcher.lagging = position < self.confirmed
+        watcher = Watcher(range, position, wake, lagging=position < self.confirmed)
         self._watchers.add(watcher)
         return watcher
 

@@ -6,21 +6,20 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from mooring.errors import LeaseNotFound
 
 Undo = Callable[[], None]
 
 
+@dataclass(slots=True)
 class ActiveLease:
     """A lease with its time-to-live, its deadline and the keys attached to it."""
 
-    __slots__ = ("deadline", "keys", "ttl")
-
-    def __init__(self, ttl: int, deadline: float) -> None:
-        self.ttl = ttl
-        self.deadline = deadline
-        self.keys: set[bytes] = set()
+    ttl: int
+    deadline: float
+    keys: set[bytes] = field(default_factory=set)
 
 
 class LeaseTable:

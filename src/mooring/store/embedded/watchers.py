@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import islice
 
 from sortedcontainers import SortedDict
@@ -17,19 +18,18 @@ PENDING_BYTES = 64 * 1024 * 1024
 """…and the maximum bytes of their values."""
 
 
+@dataclass(slots=True, eq=False)
 class Watcher:
     """One watch, which holds at most `PENDING` batches and never slows others down. While live, it
     receives each batch; while lagging, it reads the history."""
 
-    __slots__ = ("lagging", "pending", "position", "range", "size", "wake")
-
-    def __init__(self, range: Range, position: int, wake: Callable[[], None]) -> None:
-        self.range = range
-        self.position = position
-        self.wake = wake
-        self.pending: deque[Batch] = deque()
-        self.size = 0  # bytes of the pending values
-        self.lagging = True
+    range: Range
+    position: int
+    wake: Callable[[], None]
+    lagging: bool
+    pending: deque[Batch] = field(default_factory=deque)
+    size: int = 0
+    """Bytes of the pending values."""
 
     def deliver(self, batch: Batch, size: int) -> None:
         """Add a batch, with the bytes of its values."""
