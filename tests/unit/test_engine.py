@@ -177,16 +177,16 @@ def test_leases_expire_in_order_in_separate_revisions():
     long, short = engine.grant(20, 0.0), engine.grant(10, 0.0)
     put(engine, b"/long", lease=long)
     put(engine, b"/short", lease=short)
-    assert engine.next_deadline() == 10.0
+    assert engine.leases.next_deadline() == 10.0
     engine.renew(short, 5.0)
     engine.advance(14.9)
     assert engine.read(Query(key(b"/short"))).first is not None
     engine.advance(15.0)
     engine.confirm()
     assert engine.read(Query(key(b"/short"))).first is None
-    assert engine.next_deadline() == 20.0
+    assert engine.leases.next_deadline() == 20.0
     engine.advance(30.0)
-    assert engine.next_deadline() is None
+    assert engine.leases.next_deadline() is None
     with pytest.raises(LeaseNotFound):
         engine.renew(long, 31.0)
 
@@ -229,7 +229,7 @@ def test_unconfirmed_writes_can_be_rolled_back_completely():
     engine.revoke(kept, 1.0)
     engine.undo()
     assert state(engine) == before
-    assert engine.next_deadline() == 50.0
+    assert engine.leases.next_deadline() == 50.0
     assert put(engine, b"/d") == before[0] + 1
 
 

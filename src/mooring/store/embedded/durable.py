@@ -154,7 +154,7 @@ class DurableRunner(EngineRunner):
         with self.lock:
             if self._dropped or self._engine.forgetting:
                 return 0.0
-            deadline = self._engine.next_deadline()
+            deadline = self._engine.leases.next_deadline()
         return 1.0 if deadline is None else max(0.0, min(deadline - self.now(), 1.0))
 
     def _collect(self, pause: float) -> list[_PendingWrite]:

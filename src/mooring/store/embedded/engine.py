@@ -1,7 +1,7 @@
 """The MVCC engine: revisions, transactions, history, leases and watchers in one state machine.
 
 It does no I/O, starts no tasks and has no clock. Its runner passes `now`, the seconds of a
-monotonic clock, and calls `advance` at `next_deadline`. It is not thread-safe.
+monotonic clock, and calls `advance` at `leases.next_deadline`. It is not thread-safe.
 
 Writes are *unconfirmed* at first: transactions see them, but reads and watches do not until
 `confirm` is called. A runner with a journal confirms writes once the journal is on disk, or rolls
@@ -335,9 +335,6 @@ class Engine:
 
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.remove(watcher)
-
-    def next_deadline(self) -> float | None:
-        return self.leases.next_deadline()
 
     def advance(self, now: float) -> None:
         """Expire the leases that are due, and compact the history that is too old."""

@@ -150,7 +150,7 @@ class MemoryRunner(EngineRunner):
             self._engine.forget()
             if self._engine.forgetting:
                 return 0.0
-            deadline = self._engine.next_deadline()
+            deadline = self._engine.leases.next_deadline()
         # A lease that is granted meanwhile lives for at least a second, so a second is enough.
         return 1.0 if deadline is None else min(deadline - now, 1.0)
 
