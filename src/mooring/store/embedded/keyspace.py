@@ -70,18 +70,15 @@ class VersionedKeyspace:
         return any(True for _ in self.past(Range(name, name + b"\0"), revision))
 
     def put(self, name: bytes, value: bytes, lease: int, revision: int) -> Entry:
-        versions = self._versions.get(name)
-        if versions is None:
-            entry = Entry(name, value, revision, revision, 1, lease)
-            self._versions[name] = [entry]
+        versions = self._versions.setdefault(name, [])
+        if not versions:
             self._order.add(name)
-            self.size += size(entry)
-            return entry
-        last = versions[-1]
-        if not last.version:
+        elif not versions[-1].version:
             self._dead.remove(name)
-        created = last.created if last.version else revision
-        entry = Entry(name, value, created, revision, last.version + 1, lease)
+        if versions and (last := versions[-1]).version:
+            entry = Entry(name, value, last.created, revision, last.version + 1, lease)
+        else:
+            entry = Entry(name, value, revision, revision, 1, lease)
         versions.append(entry)
         self.size += size(entry)
         return entry
@@ -123,16 +120,12 @@ class VersionedKeyspace:
 
     def load(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Entry | None]]:
         """Load versions by revision. Yields each with the one it replaced. Readable at the end."""
-        versions = self._versions
         for entry in entries:
+            versions = self._versions.setdefault(entry.key, [])
+            replaced = versions[-1] if versions else None
+            versions.append(entry)
             self.size += size(entry)
-            if (before := versions.get(entry.key)) is None:
-                versions[entry.key] = [entry]
-                yield entry, None
-            else:
-                replaced = before[-1]
-                before.append(entry)
-                yield entry, replaced
+            yield entry, replaced
         self._order = SortedList(self._versions)
         self._dead = SortedList(name for name, v in self._versions.items() if not v[-1].version)
 
@@ -142,9 +135,7 @@ class VersionedKeyspace:
         self._dead.discard(name)
 
     def _names(self, range: Range) -> Iterator[bytes]:
-        if not range.end:
-            return iter(self._order.irange(range.start))
-        return iter(self._order.irange(range.start, range.end, (True, False)))
+        return iter(self._order.irange(range.start, range.end or None, (True, False)))
 
 
 def _within(names: SortedList[bytes], range: Range) -> int:

@@ -108,9 +108,7 @@ class Watchers:
         for bound in (range.start, range.end):
             if bound and bound not in self._cuts:
                 self._cuts[bound] = set(self._covering(bound))
-        if not range.end:
-            return list(self._cuts.irange(range.start))
-        return list(self._cuts.irange(range.start, range.end, (True, False)))
+        return list(self._cuts.irange(range.start, range.end or None, (True, False)))
 
     def _join(self, bound: bytes) -> None:
         """Remove a cut that no longer separates anything."""
