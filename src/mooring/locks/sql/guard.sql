@@ -1,5 +1,10 @@
 -- The newest fencing token that each resource has seen. The same for SQLite (3.24 and later) and
 -- PostgreSQL (9.5 and later).
+--
+-- The parameters of `admit` are the resource and the token. It changes one row where the token is as
+-- new as the newest that was seen, and none where it is older. In PostgreSQL the row stays locked
+-- until the transaction ends, so that of two writers at the same time the later one sees the token
+-- of the other.
 
 -- table
 CREATE TABLE IF NOT EXISTS mooring_fencing (
@@ -8,9 +13,6 @@ CREATE TABLE IF NOT EXISTS mooring_fencing (
 );
 
 -- admit
--- Parameters: the resource, the token. Changes one row where the token is as new as the newest that
--- was seen, and none where it is older. In PostgreSQL the row stays locked until the transaction
--- ends, so that of two writers at the same time the later one sees the token of the other.
 INSERT INTO mooring_fencing (resource, token) VALUES (?, ?)
 ON CONFLICT (resource) DO UPDATE SET token = excluded.token
 WHERE excluded.token >= mooring_fencing.token;
