@@ -14,7 +14,6 @@ copy that lags may contain keys that are gone, but never lacks one that exists.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import socket
@@ -75,8 +74,10 @@ class Queue:
         the lease.
         """
         name = start + b"%x" % lease
-        limit = 0 if certain and rule.head > 1 else rule.head
-        reads = _head(start, limit) if certain or not self._crowded(start) else ()
+        reads: list[Query] = []
+        if certain or not self._crowded(start):
+            limit = 0 if certain and rule.head > 1 else rule.head
+            reads.append(Query(prefix(start), limit=limit, order="created"))
         head: Snapshot | None = None
         self._joining[start] += 1
         try:
@@ -112,13 +113,10 @@ class Queue:
             order = await self._whole_order(start)  # only keys of nested names were read
         if waiter.position in order and rule.admits(order, waiter.position):
             waiter.admit()
-        await self._leave_if_misfit(waiter, order.first)
-
-    async def _leave_if_misfit(self, waiter: Waiter, first: Entry | None) -> None:
-        """Raise `InvalidRequest` if a newcomer does not fit behind the first contender."""
-        if first is None and (view := self._views.get(waiter.start)) is not None:
+        first = order.first
+        if first is None and (view := self._views.get(start)) is not None:
             first = view.order.first
-        if first is not None and (problem := misfit(waiter.start, first, waiter.key, waiter.rule)):
+        if first is not None and (problem := misfit(start, first, waiter.key, rule)):
             await self.leave(waiter)
             raise InvalidRequest(problem)
 
@@ -236,9 +234,3 @@ class Queue:
         await asyncio.gather(*(view.mirror.aclose() for view in self._views.values()))
         self._views.clear()
         await self._tasks.aclose()
-
-
-@functools.lru_cache(maxsize=1024)
-def _head(start: bytes, limit: int) -> tuple[Query]:
-    """A query for the first contenders, to be read with a commit."""
-    return (Query(prefix(start), limit=limit, order="created"),)
