@@ -32,7 +32,8 @@ class Held:
         self.key: bytes = waiter.key
         self.token: int = waiter.token
         """The fencing token: higher than that of every earlier holder."""
-        self._lost: asyncio.Event | None = None
+        self.lost: asyncio.Event = asyncio.Event()
+        """Set when the lock is lost without having been released."""
         self._queue, self._waiter, self._lease, self._by = queue, waiter, lease, by
         self._guarded = False
         """Whether its owner is recorded, so that it cannot deadlock by entering the lock again."""
@@ -50,15 +51,6 @@ class Held:
     @property
     def name(self) -> str:
         return self._waiter.start[:-1].decode()
-
-    @property
-    def lost(self) -> asyncio.Event:
-        """Set when the lock is lost without having been released."""
-        if self._lost is None:  # created on demand: most locks are held briefly
-            self._lost = asyncio.Event()
-            if self._reason:
-                self._lost.set()
-        return self._lost
 
     @property
     def check(self) -> Check:
