@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mooring.durations import format_duration
 from mooring.errors import Closed, InvalidRequest, LeaseNotFound, MooringError, StoreError
@@ -42,22 +43,21 @@ async def wait_up_to(task: asyncio.Task[object], *, within: float) -> None:
         raise
 
 
+@dataclass(slots=True, eq=False)
 class PooledLease:
     """A session, with the callback for its loss."""
 
-    __slots__ = ("asked", "end", "idle_since", "lost", "session", "taken", "used", "watch")
-
-    def __init__(self, session: Session, asked: float) -> None:
-        self.session, self.asked = session, asked
-        self.idle_since = 0.0
-        self.used = False
-        """Whether another contender used it before."""
-        self.taken = False
-        """Whether a key may be attached to it: set before writing one."""
-        self.lost: Callable[[Message], None] | None = None
-        self.watch: asyncio.Task[object] | None = None
-        self.end: asyncio.Task[object] | None = None
-        """Revokes the lease; None until that has begun."""
+    session: Session
+    asked: float
+    idle_since: float = 0.0
+    used: bool = False
+    """Whether another contender used it before."""
+    taken: bool = False
+    """Whether a key may be attached to it: set before writing one."""
+    lost: Callable[[Message], None] | None = None
+    watch: asyncio.Task[object] | None = None
+    end: asyncio.Task[object] | None = None
+    """Revokes the lease; None until that has begun."""
 
     @property
     def id(self) -> int:
@@ -215,10 +215,9 @@ class LeasePool:
         for lease in tuple(self._all):
             if lease.lost is not None:
                 lease.lost(message("hub_closed"))
+            self.discard_soon(lease)
         if self._sweeping is not None:
             self._sweeping.cancel()
-        for lease in tuple(self._all):
-            self.discard_soon(lease)
         await self._tasks.aclose()  # a session that is cancelled during its grant is revoked
         if ends := [lease.end for lease in self._all if lease.end is not None]:
             await asyncio.wait(ends)
