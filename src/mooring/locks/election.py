@@ -10,11 +10,9 @@ import msgspec
 
 from mooring.errors import Conflict, InvalidRequest
 from mooring.locks.held import Held
-from mooring.locks.lease_pool import PooledLease
 from mooring.locks.lock import Lock, check_name, check_times
 from mooring.locks.ordering import ELECTION_RULE
 from mooring.locks.queue import Queue
-from mooring.locks.watched_queue import Waiter
 from mooring.messages import message
 from mooring.store.contract import Entry, Put
 
@@ -54,6 +52,8 @@ class Leadership(Held):
 class Campaign(Lock):
     """A candidate: entering waits until it leads, leaving resigns."""
 
+    _held_type = Leadership
+
     def __init__(
         self, queue: Queue, name: str, value: str | bytes, *, ttl: float, timeout: float | None
     ) -> None:
@@ -64,9 +64,6 @@ class Campaign(Lock):
         held = await super().__aenter__()
         assert isinstance(held, Leadership)
         return held
-
-    def _hold(self, waiter: Waiter, lease: PooledLease, by: object) -> Leadership:
-        return Leadership(self._queue, waiter, lease, by)
 
 
 class Election:

@@ -57,7 +57,10 @@ def _info(name: bytes, entries: list[Entry]) -> LockInfo:
     for entry in order:
         value = _decode(entry)
         admitted = rule_of(value).admits(order, (entry.created, entry.key))
-        (holders if admitted else waiting).append(_contender(entry, value))
+        candidate = b"" if value.kind else entry.value
+        (holders if admitted else waiting).append(
+            Contender(entry.key, entry.created, entry.lease, value.kind, value.by, candidate)
+        )
     return LockInfo(name.decode(errors="backslashreplace"), tuple(holders), tuple(waiting))
 
 
@@ -65,11 +68,6 @@ def _decode(entry: Entry) -> ContenderValue:
     """A value that Mooring would encode differently is a candidate's, whatever it looks like."""
     value = decode_value(entry.value)
     return value if value.by and encode_value(value) == entry.value else FOREIGN
-
-
-def _contender(entry: Entry, value: ContenderValue) -> Contender:
-    candidate = b"" if value.kind else entry.value
-    return Contender(entry.key, entry.created, entry.lease, value.kind, value.by, candidate)
 
 
 async def find_lock(store: Store, name: str) -> LockInfo | None:

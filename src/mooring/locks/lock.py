@@ -70,12 +70,9 @@ def check_times(ttl: float, timeout: float | None) -> None:
         raise InvalidRequest(
             message("ttl_too_short", ttl=format_duration(ttl), store=None, least="1s")
         )
-    if timeout is not None and not _is_timeout(timeout):
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout >= 0):
         raise InvalidRequest(message("timeout_invalid", timeout=timeout))
-
-
-def _is_timeout(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 class Lock:
@@ -94,6 +91,8 @@ class Lock:
     cancelled, and leaving raises `LockLost`.
     """
 
+    _held_type = Held
+
     def __init__(
         self,
         queue: Queue,
@@ -111,18 +110,16 @@ class Lock:
         self._queue, self._rule, self._value = queue, rule_of(contender), encode_value(contender)
         self._ttl, self._timeout = ttl, timeout
         self._reentrant = size > 0
-        self._entered: list[tuple[object, Held]] = []
+        self._entered: list[Held] = []
         self._backoff = Backoff()
 
     async def acquire(self) -> Held:
         """Acquire the lock until it is released: for code that cannot use a `with` block."""
-        used: list[PooledLease] = []
-        if self._timeout is None:
-            return cast("Held", await self._acquire(wait=True, used=used))
         if self._timeout == 0:
             if (held := await self.try_acquire()) is None:
                 raise self._timed_out()
             return held
+        used: list[PooledLease] = []
         timer = asyncio.timeout(self._timeout)
         try:
             async with timer:
@@ -225,7 +222,7 @@ class Lock:
                 await self._wait_for_turn(waiter, lease)
             if lease.certain and not waiter.gone and not self._queue.closed:
                 backoff.reset()
-                return self._hold(waiter, lease, by)
+                return self._held_type(self._queue, waiter, lease, by)
             self._queue.forget(waiter)
             await self._queue.leases.discard(lease)
             if waiter.gone:
@@ -273,9 +270,6 @@ class Lock:
             else:
                 return lease, waiter
 
-    def _hold(self, waiter: Waiter, lease: PooledLease, by: object) -> Held:
-        return Held(self._queue, waiter, lease, by)
-
     async def _withdraw(self, waiter: Waiter, lease: PooledLease) -> None:
         """Leave the queue. If that takes long, it continues in the background."""
         lease.lost = None
@@ -288,7 +282,7 @@ class Lock:
 
     async def __aenter__(self) -> Held:
         held = await self.acquire()
-        self._entered.append((held._by, held))
+        self._entered.append(held)
         held._enter()
         return held
 
@@ -302,15 +296,15 @@ class Lock:
             return
         if not self._entered:
             raise NotHeld(message("lock_not_entered", name=self.name))
-        _, held = self._entered.pop(self._leaving() if len(self._entered) > 1 else 0)
+        held = self._entered.pop(self._leaving() if len(self._entered) > 1 else 0)
         await held.__aexit__(kind, error, trace)
 
     def _leaving(self) -> int:
         """The index of the caller, or of the only one that has ended and so passed the lock on."""
         by = caller()
-        if own := [n for n, (entered_by, _) in enumerate(self._entered) if entered_by is by]:
+        if own := [n for n, held in enumerate(self._entered) if held._by is by]:
             return own[-1]
-        ended = [n for n, (entered_by, _) in enumerate(self._entered) if has_ended(entered_by)]
+        ended = [n for n, held in enumerate(self._entered) if has_ended(held._by)]
         if len(ended) != 1:
             raise NotHeld(message("lock_left_unclearly", name=self.name))
         return ended[0]
