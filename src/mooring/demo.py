@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
 from mooring.errors import InvalidRequest, LockLost, MissingExtra, MooringError, StoreError
-from mooring.heartbeat.collectors import Cost
 from mooring.hub import Hub
 from mooring.model import JSON, Instance
 from mooring.names import split_service
@@ -116,10 +115,7 @@ class RandomWalk:
 
 
 class DemoMetrics:
-    """A collector of invented metrics. The same seed gives the same metrics."""
-
-    type = "demo"
-    cost = Cost.LOW
+    """Invented metrics. The same seed gives the same metrics."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -128,9 +124,6 @@ class DemoMetrics:
         self._requests = RandomWalk(self._chance.uniform(40, 400), 25.0)
         self._latency = RandomWalk(self._chance.uniform(8, 40), 4.0, least=1.0)
         self.failing = False
-
-    def available(self) -> bool:
-        return True
 
     def collect(self) -> Mapping[str, JSON]:
         load = 1.7 if self.failing else 1.0
