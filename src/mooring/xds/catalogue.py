@@ -153,7 +153,6 @@ class Catalogue:
     def __init__(self, discovery: Discovery, *, interval: float = INTERVAL) -> None:
         self._discovery, self._interval = discovery, interval
         self._hosts = HostResolver()
-        self._services: dict[str, str] = {}
         self._entries: dict[str, CatalogueEntry] = {}
         self._list_listeners: set[CatalogueListener] = set()
         self._listed: dict[str, float] | None = None
@@ -168,16 +167,10 @@ class Catalogue:
 
     def service_of(self, name: str) -> str:
         """The service of a resource; empty if the name is invalid."""
-        service = self._services.get(name)
-        if service is None:
-            try:
-                service = self._discovery.canonical(name.removesuffix(HTTP_SUFFIX))
-            except InvalidRequest:
-                service = ""
-            if len(self._services) > 10 * _CACHED:
-                self._services.clear()
-            self._services[name] = service
-        return service
+        try:
+            return self._discovery.canonical(name.removesuffix(HTTP_SUFFIX))
+        except InvalidRequest:
+            return ""
 
     def follow(self, service: str, listener: CatalogueListener) -> None:
         self._entry(service).listeners.add(listener)
