@@ -226,13 +226,6 @@ class _CallEnd:
             self._failure = error
             raise
 
-    @contextmanager
-    def _closing(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._end(self._failure)
-
 
 class AsyncResponseBody(_CallEnd, httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -243,8 +236,10 @@ class AsyncResponseBody(_CallEnd, httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         assert isinstance(self._stream, httpx.AsyncByteStream)
-        with self._closing():
+        try:
             await self._stream.aclose()
+        finally:
+            self._end(self._failure)
 
 
 class ResponseBody(_CallEnd, httpx.SyncByteStream):
@@ -255,8 +250,10 @@ class ResponseBody(_CallEnd, httpx.SyncByteStream):
 
     def close(self) -> None:
         assert isinstance(self._stream, httpx.SyncByteStream)
-        with self._closing():
+        try:
             self._stream.close()
+        finally:
+            self._end(self._failure)
 
 
 class StatusFailure(Exception):
