@@ -252,8 +252,9 @@ class TenantMiddleware:
             return await self._app(scope, receive, send)
         decided = self._admission.decide(self._source(scope), _ScopeRequest(scope))
         if isinstance(decided, TenantRejection):
-            refuse = _refuse_websocket if scope["type"] == "websocket" else _refuse
-            return await refuse(decided, scope, receive, send)
+            if scope["type"] == "websocket":
+                return await _refuse_websocket(decided, scope, receive, send)
+            return await _answer(decided, "http", send, body=scope.get("method") != "HEAD")
         # Each request has its own state: the server copies the lifespan state.
         scope.setdefault("state", {})["tenant"] = decided
         with acting_for(decided):
@@ -298,10 +299,6 @@ class _ScopeRequest:
             for key, value in self._scope["headers"]
             if key == encoded
         ]
-
-
-async def _refuse(refusal: TenantRejection, scope: Scope, receive: Receive, send: Send) -> None:
-    await _answer(refusal, "http", send, body=scope.get("method") != "HEAD")
 
 
 async def _refuse_websocket(
