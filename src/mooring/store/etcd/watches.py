@@ -201,7 +201,7 @@ class EtcdWatch(Watch):
         self._fragments: list[Any] = []
         self._error: StoreError | None = None
         self._created = False
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
 
     @property
     def operation(self) -> Message:
@@ -291,7 +291,7 @@ class EtcdWatch(Watch):
             patience = min(max(sent, shared.stream.heard) + attempt, deadline)
             try:
                 async with asyncio.timeout(max(patience - time.monotonic(), 0)):
-                    await self._wait()
+                    await self._change()
             except TimeoutError:
                 if time.monotonic() < min(shared.stream.heard + attempt, deadline):
                     continue
@@ -308,24 +308,14 @@ class EtcdWatch(Watch):
         while not self._pending:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            await self._change()
         batch, size = self._pending.popleft()
         self._pending_bytes -= size
         return batch
 
-    async def _wait(self) -> None:
-        # A future per reader: sharing one requires a shield, which costs an iteration of the loop.
-        wakeup: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(wakeup)
-        try:
-            await wakeup
-        finally:
-            self._waiting.discard(wakeup)
-
-    def _wake(self) -> None:
-        for wakeup in self._waiting:
-            if not wakeup.done():
-                wakeup.set_result(None)
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     def receive(self, message: Any, source: WatchStream) -> None:
         if source is not self._shared and not self._completes_move(message, source):
@@ -351,7 +341,7 @@ class EtcdWatch(Watch):
                 if self._pending_bytes > PENDING_BYTES:
                     self._stop()
                     break
-        self._wake()
+        self._changed.set()
 
     def _put(self, batch: Batch) -> None:
         size = sum(map(_size, batch.events))
@@ -376,7 +366,7 @@ class EtcdWatch(Watch):
             shared, watch_id = self._next
             self._next = None
             shared.cancel(watch_id)
-        self._wake()
+        self._changed.set()
 
     async def __aexit__(self, *_: object) -> None:
         if self._shared is not None:
