@@ -742,7 +742,7 @@ async def test_a_waiting_call_uses_an_instance_that_is_enabled_again(
         await hub.registry.configure("echo", id, set={"enabled": False})
         await ready(opened, 0)
         waiting = asyncio.ensure_future(by(stub, wait_for_ready=True, timeout=20))
-        await eventually(lambda: opened._subchannels._waiting == 1)
+        await eventually(lambda: "waiters:1" in repr(opened._subchannels._changed))
         await hub.registry.configure("echo", id, set={"enabled": True})
         assert await waiting == "a"
 

@@ -113,10 +113,7 @@ KEY = "mooring-key"
 
 def key_in(metadata: Any) -> str | None:
     """The key that a call is hashed by; None if it has none."""
-    for name, value in metadata or ():
-        if name == KEY:
-            return str(value)
-    return None
+    return next((str(value) for name, value in metadata or () if name == KEY), None)
 
 
 M = TypeVar("M", bound=Method)

@@ -68,10 +68,6 @@ class Subchannel:
     def connecting(self) -> bool:
         return not self.ready and not self.failing
 
-    def connects_to(self, instance: Instance, target: str) -> bool:
-        """Whether it connects to this process at this target."""
-        return self.target == target and self.incarnation == instance.incarnation
-
     def still_ready(self) -> bool:
         """Check the state again, and reconnect if necessary."""
         self._set_state(self.state(try_to_connect=True))
@@ -143,7 +139,7 @@ class Subchannels:
         """Why instances have no connection, by id, as far as it was checked."""
         self._finding_reasons: asyncio.Task[object] | None = None
         self._reasons_found_at = 0.0
-        self._changed, self._waiting = asyncio.Event(), 0
+        self._changed = asyncio.Event()
         self._resources = AsyncExitStack()
         self.tasks = Tasks()
         self.tasks.start(self._resolve(), name=f"instances of {service} for gRPC")
@@ -200,7 +196,8 @@ class Subchannels:
             self._subchannels[id] = None
             return
         target = target_of(member.instance)
-        if subchannel is None or not subchannel.connects_to(member.instance, target):
+        process = (target, member.instance.incarnation)
+        if subchannel is None or (subchannel.target, subchannel.incarnation) != process:
             if subchannel is not None:
                 self._retire(subchannel)
             subchannel = self._subchannels[id] = self._connected(member.instance, target)
@@ -258,17 +255,12 @@ class Subchannels:
         self._notify()
 
     def _notify(self) -> None:
-        if self._waiting:
-            self._changed.set()
-            self._changed = asyncio.Event()
+        self._changed.set()
+        self._changed.clear()
 
     async def change(self) -> None:
         """Wait until an instance or its connection changes."""
-        self._waiting += 1
-        try:
-            await self._changed.wait()
-        finally:
-            self._waiting -= 1
+        await self._changed.wait()
 
     @property
     def state(self) -> grpc.ChannelConnectivity:
@@ -306,7 +298,8 @@ class Subchannels:
             subchannel = self._subchannels.get(node.id)
             if subchannel is not None and subchannel.state() is READY:
                 return node, subchannel
-            self._recheck(node.id, subchannel)
+            # gRPC may not have reported a broken connection yet.
+            rotation.set_reachable(node.id, subchannel is not None and subchannel.still_ready())
 
     def unavailable_reason(self) -> str:
         """Why no instance is worth waiting for; empty if one is, or may be."""
@@ -356,11 +349,6 @@ class Subchannels:
         began = time.monotonic() if method.kind == "unary_unary" else None
         call.add_done_callback(partial(self._ended, node, subchannel, began))
         return call
-
-    def _recheck(self, id: str, subchannel: Subchannel | None) -> None:
-        """Check the state again: gRPC may not have reported a broken connection yet."""
-        assert self._rotation is not None
-        self._rotation.set_reachable(id, subchannel is not None and subchannel.still_ready())
 
     def _ended(self, node: Node, subchannel: Subchannel, began: float | None, call: Any) -> None:
         subchannel.in_flight -= 1
