@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import time
@@ -104,7 +105,7 @@ class CatalogueEntry:
         self.separate_http = False
         self.listeners: set[CatalogueListener] = set()
         self.listed = False
-        self._endpoints: dict[tuple[str, XdsClient], Resource] = {}
+        self.endpoints = functools.lru_cache(_CACHED)(self._endpoints)
         self._inputs: list[tuple[object, ...]] = []
         self._hosts, self._notify = hosts, notify
         self._updated = asyncio.Event()
@@ -132,17 +133,11 @@ class CatalogueEntry:
         before = None if self.instances is None else self.separate_http
         self._inputs, self.instances = inputs, instances
         self.separate_http = resources.has_separate_http(instances)
-        self._endpoints.clear()
+        self.endpoints.cache_clear()
         self._notify(self, self.separate_http != before)
 
-    def endpoints(self, name: str, client: XdsClient) -> Resource:
-        key = (name, client)
-        if (cached := self._endpoints.get(key)) is None:
-            if len(self._endpoints) > _CACHED:
-                self._endpoints.clear()
-            cached = resources.endpoints(name, self.instances or (), client)
-            self._endpoints[key] = cached
-        return cached
+    def _endpoints(self, name: str, client: XdsClient) -> Resource:
+        return resources.endpoints(name, self.instances or (), client)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
