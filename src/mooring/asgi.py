@@ -137,6 +137,7 @@ class ServerRegistration:
             return hub
 
     async def __aexit__(self, *_: object) -> None:
+        """Idempotent, also if it was not entered."""
         await self._stack.aclose()
 
     @asynccontextmanager
@@ -182,7 +183,7 @@ class _LifespanProtocol:
 
     def __init__(self, app: Application, registration: ServerRegistration) -> None:
         self._app, self._registration = app, registration
-        self._started = self._entered = False
+        self._started = False
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def to_server(message: Message) -> None:
@@ -195,7 +196,7 @@ class _LifespanProtocol:
             self._started = True
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                await self._leave()
+                await self._registration.__aexit__()
             return message
 
         try:
@@ -205,7 +206,7 @@ class _LifespanProtocol:
                 raise
             log.debug("the application does not support the lifespan protocol: %s", describe(error))
         finally:
-            await self._leave()
+            await self._registration.__aexit__()
         if not self._started:
             await self._without_application(scope, receive, send)
 
@@ -215,19 +216,13 @@ class _LifespanProtocol:
         await send({"type": "lifespan.startup.complete"})
         while (await receive())["type"] != "lifespan.shutdown":
             pass
-        await self._leave()
+        await self._registration.__aexit__()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _enter(self, scope: Scope) -> None:
         hub = await self._registration.__aenter__()
-        self._entered = True
         if "state" in scope:
             scope["state"]["mooring"] = hub
-
-    async def _leave(self) -> None:
-        if self._entered:
-            self._entered = False
-            await self._registration.__aexit__()
 
 
 POLICY_VIOLATION = 1008
