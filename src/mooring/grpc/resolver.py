@@ -90,7 +90,9 @@ class TargetResolver:
             if now != before:
                 self._on_target(*now)
                 before = now
-            await self._wait_for_change(view)
+            has_names = any(not is_ip(member.instance.host) for member in view.rotation)
+            if await wait_for(self._changed, within=_LOOKUP_INTERVAL if has_names else None):
+                await asyncio.sleep(_MERGE_WINDOW)
 
     async def _resolve(self, view: View) -> tuple[str, str]:
         """The target, and why it is empty."""
@@ -123,11 +125,6 @@ class TargetResolver:
             log.warning("%s:%d %s: %s", host, port, effect, str(error) or "the lookup timed out")
             return before
         return [(str(address[0]), port) for *_, address in results]
-
-    async def _wait_for_change(self, view: View) -> None:
-        has_names = any(not is_ip(member.instance.host) for member in view.rotation)
-        if await wait_for(self._changed, within=_LOOKUP_INTERVAL if has_names else None):
-            await asyncio.sleep(_MERGE_WINDOW)
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
