@@ -85,7 +85,7 @@ class DurableRunner(EngineRunner):
         self._in_doubt: Exception | None = None  # why COMMIT, or the recovery after it, failed
         self._recover_at = 0.0
         if not self._journal.writable:
-            self._failed(NotWritable(message("file_read_only")))
+            self._failure(NotWritable(message("file_read_only")))
         self._thread = threading.Thread(target=self._run, name=f"journal of {path}", daemon=True)
         self._thread.start()
 
@@ -311,10 +311,10 @@ class DurableRunner(EngineRunner):
             log.info("%s: writes work again", self._journal.path)
 
     def _failure(self, error: Exception) -> StoreError:
-        return self._failed(error) if _is_disk_error(error) else self._rejected(error)
-
-    def _failed(self, error: Exception) -> StoreError:
-        """While the journal cannot be written, no lease can be renewed, so the clock stops."""
+        """The error for the writers of a round that failed. While the journal cannot be written, no
+        lease can be renewed, so the clock stops."""
+        if not _is_disk_error(error):
+            return self._rejected(error)
         if self._stopped_at is None:
             self._stopped_at = self.now()
             self.problem = message("file_refuses_writes", problem=self._cannot(error))
