@@ -204,14 +204,11 @@ class RevisionHistory:
                 break
             taken += batch.events
             count += 1
-        self._drop(count)
-        return self.floor, taken
-
-    def _drop(self, count: int) -> None:
         self._obsolete_before = self._obsolete[count - 1]
         del self._batches[:count], self._obsolete[:count]
         self.floor += count
         self._done = 0
+        return self.floor, taken
 
 
 class Transaction:
