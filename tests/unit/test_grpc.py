@@ -17,7 +17,7 @@ from mooring.discovery.selector import Selector
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.grpc import aio
 from mooring.grpc.health import Health, ServingStatus, _blocking_handlers, decoded, encoded
-from mooring.grpc.methods import Repeatable, check_tries, verdict, was_not_sent
+from mooring.grpc.methods import Repeatable, verdict, was_not_sent
 from mooring.grpc.options import (
     SERVER_OPTIONS,
     authority,
@@ -87,7 +87,7 @@ def test_the_error_for_an_unknown_policy_names_the_nearest():
 
 
 def test_methods_are_named_one_by_one_or_by_service():
-    repeatable = Repeatable(["/echo.Echo/Say", "mail.Mail"])
+    repeatable = Repeatable(["/echo.Echo/Say", "mail.Mail"], 3)
     assert "/echo.Echo/Say" in repeatable
     assert "/echo.Echo/Count" not in repeatable
     assert "/mail.Mail/Read" in repeatable
@@ -97,18 +97,18 @@ def test_methods_are_named_one_by_one_or_by_service():
 @pytest.mark.parametrize("wrong", ["", "/", "echo.Echo/", "a/b/c", " echo.Echo/Say", 3, "//Say"])
 def test_only_methods_can_be_repeatable(wrong):
     with pytest.raises(InvalidRequest, match=r"package\.Service/Method"):
-        Repeatable([wrong])
+        Repeatable([wrong], 3)
 
 
 def test_one_method_alone_is_still_a_list():
     with pytest.raises(InvalidRequest, match=r"retry=\['echo\.Echo/Say'\]"):
-        Repeatable("echo.Echo/Say")
+        Repeatable("echo.Echo/Say", 3)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3"])
 def test_tries_are_counted_from_one(wrong):
     with pytest.raises(InvalidRequest, match="1 or more"):
-        check_tries(wrong)
+        Repeatable([], wrong)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_retries_keep_what_the_caller_set_for_the_method():
         {"name": [{}], "timeout": "1s"},
         {"name": [{"service": "a.A"}, {"service": "b.B", "method": "Get"}], "timeout": "2s"},
     ]
-    repeatable = Repeatable(["a.A/Get", "b.B", "c.C/Get"])
-    config = config_of({"methodConfig": theirs}, False, repeatable, 2)
+    repeatable = Repeatable(["a.A/Get", "b.B", "c.C/Get"], 2)
+    config = config_of({"methodConfig": theirs}, False, repeatable)
     assert config["retryThrottling"]["maxTokens"] == 100
     methods = {
         (name.get("service", ""), name.get("method", "")): (
@@ -188,10 +188,10 @@ def test_retries_keep_what_the_caller_set_for_the_method():
         ({"healthCheckConfig": {}}, ["echo"], "has a healthCheckConfig"),
         ([], [True], "must be a JSON object"),
         ({"methodConfig": {}}, [True], "a list of objects"),
-        ({"methodConfig": [{"name": ["a"]}]}, [True, Repeatable(["a.A"]), 2], "is an object"),
+        ({"methodConfig": [{"name": ["a"]}]}, [True, Repeatable(["a.A"], 2)], "is an object"),
         (
             {"methodConfig": [{"name": [{"service": "a.A"}], "retryPolicy": {}}]},
-            [True, Repeatable(["a.A"]), 2],
+            [True, Repeatable(["a.A"], 2)],
             "has a retryPolicy",
         ),
         ({}, [3], "True, False or the name of a service"),

@@ -17,7 +17,7 @@ from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import InvalidRequest
 from mooring.fork_safety import open_channel
 from mooring.formatting import quoted
-from mooring.grpc.methods import ConnectionMethod, Repeatable, check_tries, method_maker
+from mooring.grpc.methods import ConnectionMethod, Repeatable, method_maker
 from mooring.grpc.options import (
     RESILIENCE,
     HealthCheck,
@@ -144,8 +144,7 @@ def channel(
     """
     service = service_of(target)
     balance.make(policy)  # raises `InvalidRequest` for an unknown policy
-    check_tries(tries)
-    repeatable = Repeatable(retry)
+    repeatable = Repeatable(retry, tries)
     all_options = subchannel_options(options, health)
     try:
         asyncio.get_running_loop()
@@ -174,7 +173,6 @@ def channel(
             owns_hub=owns_hub,
         ),
         repeatable,
-        tries,
         keyed=policy == "consistent_hash",
     )
 
@@ -182,11 +180,8 @@ def channel(
 class Channel(grpc.aio.Channel):  # type: ignore[misc]
     """Created by `channel`. Generated stubs accept it like a `grpc.aio.Channel`."""
 
-    def __init__(
-        self, subchannels: Subchannels, repeatable: Repeatable, tries: int, *, keyed: bool
-    ) -> None:
-        self._subchannels, self._repeatable = subchannels, repeatable
-        self._tries, self._keyed = tries, keyed
+    def __init__(self, subchannels: Subchannels, repeatable: Repeatable, *, keyed: bool) -> None:
+        self._subchannels, self._repeatable, self._keyed = subchannels, repeatable, keyed
 
     async def __aenter__(self) -> Self:
         return self
@@ -223,7 +218,7 @@ class Channel(grpc.aio.Channel):  # type: ignore[misc]
         return [] if self._subchannels.view is None else self._subchannels.view.explain()
 
     def _method(self, kind: type[M], name: str, *coders: Any) -> M:
-        tries = self._tries if name in self._repeatable else 1
+        tries = self._repeatable.tries if name in self._repeatable else 1
         if kind.streams_requests:
             self._repeatable.check_unary(name)
             tries = 1

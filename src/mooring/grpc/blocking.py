@@ -22,7 +22,6 @@ from mooring.grpc.methods import (
     NOTICED_WITHIN,
     ConnectionMethod,
     Repeatable,
-    check_tries,
     method_maker,
     was_not_sent,
 )
@@ -210,9 +209,8 @@ def channel(
             f"a blocking channel supports only the policy round_robin, not {quoted(policy)}: the "
             "others are for mooring.grpc.aio.channel"
         )
-    check_tries(tries)
-    repeatable = Repeatable(retry)
-    all_options = route_options(options, health, repeatable, tries)
+    repeatable = Repeatable(retry, tries)
+    all_options = route_options(options, health, repeatable)
     if credentials is None:
         all_options = (*all_options, *authority(service))
     elif not any(name in _NAME_OPTIONS for name, _ in options):

@@ -58,11 +58,16 @@ def method_maker(kind: type[M]) -> Callable[..., M]:
 
 class Repeatable:
     """The methods that may be retried, by name: `package.Service/Method`, or `package.Service` for
-    all methods of a service."""
+    all methods of a service. `tries` includes the first attempt."""
 
-    def __init__(self, methods: Iterable[str]) -> None:
+    def __init__(self, methods: Iterable[str], tries: int) -> None:
+        if type(tries) is not int or tries < 1:
+            raise InvalidRequest(
+                f"tries includes the first attempt: 1 or more, not {quoted(tries)}"
+            )
         if isinstance(methods, str):
             raise InvalidRequest(f"retry is a list of methods: write retry=[{quoted(methods)}]")
+        self.tries = tries
         self._names = frozenset(_checked(name) for name in methods)
 
     def __contains__(self, method: str) -> bool:
@@ -93,11 +98,6 @@ def _checked(name: object) -> str:
             f"'package.Service', not {quoted(name)}"
         )
     return f"{service}{slash}{method}"
-
-
-def check_tries(tries: object) -> None:
-    if not isinstance(tries, int) or isinstance(tries, bool) or tries < 1:
-        raise InvalidRequest(f"tries includes the first attempt: 1 or more, not {quoted(tries)}")
 
 
 BLAMED: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})

@@ -65,12 +65,9 @@ def subchannel_options(options: Options, health: HealthCheck) -> Options:
     )
 
 
-def route_options(
-    options: Options, health: HealthCheck, repeatable: Repeatable, tries: int
-) -> Options:
+def route_options(options: Options, health: HealthCheck, repeatable: Repeatable) -> Options:
     """For a channel to all instances: gRPC itself does the round robin and the retries."""
-    config = merged(options, health, repeatable, tries)
-    return ((CONFIG_KEY, config), *options, *_CONNECTION_OPTIONS)
+    return ((CONFIG_KEY, merged(options, health, repeatable)), *options, *_CONNECTION_OPTIONS)
 
 
 def authority(service: str) -> Options:
@@ -128,9 +125,7 @@ _THROTTLING = {"maxTokens": 100, "tokenRatio": 0.2}
 """Fifty retries, and one more for every five successes, like the retry budget on asyncio."""
 
 
-def merged(
-    options: Options, health: HealthCheck, repeatable: Repeatable | None = None, tries: int = 1
-) -> str:
+def merged(options: Options, health: HealthCheck, repeatable: Repeatable | None = None) -> str:
     """The JSON of the config: round robin, health checks unless `health` is False, and retries of
     the `repeatable` methods. Raises `InvalidRequest` for an invalid or contradictory config."""
     if not isinstance(health, bool | str):
@@ -149,8 +144,8 @@ def merged(
     if health is not False:
         name = "" if health is True else health
         config.setdefault("healthCheckConfig", {"serviceName": name})
-    if repeatable is not None and repeatable.names and tries > 1:
-        config["methodConfig"] = _with_retries(config.get("methodConfig", []), repeatable, tries)
+    if repeatable is not None and repeatable.names and repeatable.tries > 1:
+        config["methodConfig"] = _with_retries(config.get("methodConfig", []), repeatable)
         config.setdefault("retryThrottling", _THROTTLING)
     return json.dumps(config)
 
@@ -176,12 +171,12 @@ Name: TypeAlias = tuple[str, str]
 """Service and method. An empty method stands for all methods, an empty service for all services."""
 
 
-def _with_retries(methods: Sequence[Config], repeatable: Repeatable, tries: int) -> list[Config]:
+def _with_retries(methods: Sequence[Config], repeatable: Repeatable) -> list[Config]:
     """Add a retry policy for each repeatable method. gRPC applies only the most specific entry to
     a call, so a new entry repeats what the caller set for the method, and an entry of the caller's
     that is more specific than a new one gets the policy too."""
     policy = {
-        "maxAttempts": tries,  # gRPC makes at most five
+        "maxAttempts": repeatable.tries,  # gRPC makes at most five
         "initialBackoff": "0.01s",
         "maxBackoff": "0.1s",
         "backoffMultiplier": 2,
