@@ -130,7 +130,7 @@ class EtcdStore(Store):
             if not answer.more or len(entries) == query.limit:
                 return Snapshot(tuple(entries), revision, answer.more)
             request.key = answer.kvs[-1].key + b"\0"
-            size = _next_page(len(answer.kvs), answer.ByteSize())
+            size = max(1, min(10_000, _PAGE_BYTES * len(answer.kvs) // answer.ByteSize()))
 
     async def _range(self, request: Any, at: int | None) -> Any:
         return await self._call(
@@ -147,11 +147,10 @@ class EtcdStore(Store):
         def what() -> Message:
             return _committing(writes, require)
 
-        lease = _first_lease(writes)
+        lease = next((write.lease for write in writes if isinstance(write, Put) and write.lease), 0)
         if len(writes) == 1 and not require and not read:
             # If etcd is out of space, it rejects all transactions, but not a deletion.
-            method, single = _single_request(writes[0])
-            answer = await self._call(method, single, what, lease=lease)
+            answer = await self._call(*_single_request(writes[0]), what, lease=lease)
             return Committed(answer.header.revision)
         request = _txn_request(writes, require, read)
         answer = await self._call("txn", request, what, writes=bool(writes), lease=lease)
@@ -318,11 +317,6 @@ def _smaller_page_may_help(error: Exception) -> bool:
     return slow or isinstance(error, TooLarge)
 
 
-def _next_page(count: int, size: int) -> int:
-    """The number of entries of the next page, after one of `count` entries and `size` bytes."""
-    return max(1, min(10_000, _PAGE_BYTES * count // max(size, 1)))
-
-
 def _txn_request(writes: Sequence[Write], checks: Sequence[Check], reads: Sequence[Query]) -> Any:
     """A read-only transaction ends when its caller disconnects, and etcd before 3.5.5 panics then.
     An empty nested transaction makes etcd execute it to the end."""
@@ -333,18 +327,15 @@ def _txn_request(writes: Sequence[Write], checks: Sequence[Check], reads: Sequen
 
 def _single_request(write: Write) -> tuple[str, Any]:
     """A write without a transaction: the method and its request."""
-    operation = _operation(write)
     if isinstance(write, Put):
-        return "put", operation.request_put
-    return "delete_range", operation.request_delete_range
+        return "put", proto.PutRequest(key=write.key, value=write.value, lease=write.lease)
+    start, end = write.range.start, range_end(write.range)
+    return "delete_range", proto.DeleteRangeRequest(key=start, range_end=end)
 
 
 def _operation(write: Write) -> Any:
-    if isinstance(write, Put):
-        put = proto.PutRequest(key=write.key, value=write.value, lease=write.lease)
-        return proto.RequestOp(request_put=put)
-    request = proto.DeleteRangeRequest(key=write.range.start, range_end=range_end(write.range))
-    return proto.RequestOp(request_delete_range=request)
+    method, request = _single_request(write)
+    return proto.RequestOp(**{f"request_{method}": request})
 
 
 _TARGETS = {
@@ -371,10 +362,6 @@ def _committing(writes: Sequence[Write], checks: Sequence[Check]) -> Message:
     keys = keys or [check.key for check in checks]
     more = len(keys) - 1 if len(keys) > 1 else None
     return message("op_commit", key=named(keys[0]) if keys else None, more=more)
-
-
-def _first_lease(writes: Sequence[Write]) -> int:
-    return next((write.lease for write in writes if isinstance(write, Put) and write.lease), 0)
 
 
 def _alarms(answers: Sequence[Any]) -> Iterable[Message]:
