@@ -170,10 +170,8 @@ class AdsStream(ABC, Generic[S]):
         )
 
     def close(self) -> None:
-        for service in self._names:
-            self._catalogue.unfollow(service, self)
-        if self._follows_list:
-            self._catalogue.unfollow_list(self)
+        self._subscriptions.clear()
+        self._follow()
 
 
 class StateOfTheWorldStream(AdsStream[StateOfTheWorld]):
