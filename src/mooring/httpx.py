@@ -113,12 +113,12 @@ class AsyncTransport(httpx.AsyncBaseTransport):
             try:
                 response = await self._transport.handle_async_request(attempts.to(call.instance))
             except BaseException as error:
-                if (other := self._balancer.retry(call, attempts, error)) is None:
+                if (other := await self._balancer.retry(call, attempts, error)) is None:
                     call.end(error)
                     raise
             else:
                 failure = status_failure(response)
-                if (other := self._balancer.retry(call, attempts, failure)) is None:
+                if (other := await self._balancer.retry(call, attempts, failure)) is None:
                     call.responded(response)
                     response.stream = AsyncResponseBody(response.stream, call.end, failure)
                     return attempts.with_redirect_to_service(response)
@@ -176,10 +176,9 @@ class Transport(httpx.BaseTransport):
     def _retry(
         self, call: InstanceCall, attempts: Attempts, failure: BaseException | None
     ) -> InstanceCall | None:
-        async def on_loop() -> InstanceCall | None:
-            return self._balancer.retry(call, attempts, failure)
-
-        return None if failure is None else self._portal.call(on_loop)
+        if failure is None:
+            return None
+        return self._portal.call(lambda: self._balancer.retry(call, attempts, failure))
 
     def _end(self, call: InstanceCall, error: BaseException | None) -> None:
         self._portal.post(lambda: call.end(error))
@@ -430,7 +429,7 @@ class Balancer:
             self._unknown[name] = (time.monotonic() + _UNKNOWN_FOR, str(error))
             raise
 
-    def retry(
+    async def retry(
         self, call: InstanceCall, attempts: Attempts, failure: BaseException | None
     ) -> InstanceCall | None:
         """End a failed call and begin one to another instance. Returns None, and ends nothing, if
