@@ -31,7 +31,7 @@ class Client:
     """Members as one client knows them: it sees failures only of the member that it uses."""
 
     def __init__(self, count: int) -> None:
-        self.members = [Member() for _ in range(count)]
+        self.members: list[Any] = [Member() for _ in range(count)]
         self.preference = Preference(self.members)
 
     @property
@@ -48,7 +48,8 @@ class Client:
         for member in self.preference.better:
             if self.members.index(member) in up:
                 member.down_since = 0.0
-                return self.preference.use(member)
+                self.preference.current = member
+                return
 
 
 @pytest.fixture

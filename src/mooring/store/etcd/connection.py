@@ -55,7 +55,6 @@ class EtcdConnection:
             EtcdEndpoint(address, credentials, name) for address in settings.endpoints
         ]
         self._preference = Preference(self.endpoints)
-        self.endpoint = self._preference.current
         self.moved: list[Callable[[], None]] = []
         """Callbacks after a return to a preferred endpoint: streams should follow."""
         self._returning: asyncio.Task[object] | None = None
@@ -68,6 +67,11 @@ class EtcdConnection:
         # Calls that may be repeated do not wait for a silent connection until the deadline: another
         # endpoint, or a new connection to the same one, may answer.
         self.attempt = min(max(1.0, settings.timeout / 3), settings.timeout)
+
+    @property
+    def endpoint(self) -> EtcdEndpoint:
+        """The endpoint in use."""
+        return self._preference.current
 
     async def call(
         self,
@@ -180,7 +184,6 @@ class EtcdConnection:
         if not failed.down_since:
             log.warning("etcd: %s does not serve", failed.address)
         self._preference.failed(failed, time.monotonic())
-        self.endpoint = self._preference.current
         if len(self.endpoints) > 1 and self._returning is None and not self.closed:
             self._returning = self._tasks.start(self._return(), name="return to an etcd member")
 
@@ -193,8 +196,7 @@ class EtcdConnection:
                 for endpoint in self._preference.better:
                     if await self.has_quorum(endpoint, b"\0", within=self.attempt):
                         log.info("etcd: returned to %s", endpoint.address)
-                        self._preference.use(endpoint)
-                        self.endpoint = endpoint
+                        self._preference.current = endpoint
                         break
                 for moved in self.moved:
                     moved()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -92,30 +92,20 @@ class _Released:
         raise Closed(message("connection_closed", endpoint=self._address))
 
 
-class EndpointHealth(Protocol):
-    down_since: float
-
-
-M = TypeVar("M", bound=EndpointHealth)
-
-
-class Preference(Generic[M]):
+class Preference:
     """The order of preference of one client, and the member in use."""
 
-    def __init__(self, members: Sequence[M]) -> None:
+    def __init__(self, members: Sequence[EtcdEndpoint]) -> None:
         self._order = random.sample(members, len(members))
         self.current = self._order[0]
 
     @property
-    def better(self) -> Sequence[M]:
+    def better(self) -> Sequence[EtcdEndpoint]:
         """The members to return to once they serve again, the best one first."""
         return self._order[: self._order.index(self.current)]
 
-    def failed(self, member: M, now: float) -> None:
+    def failed(self, member: EtcdEndpoint, now: float) -> None:
         """Use another member: the first that serves, or the one that failed longest ago."""
         member.down_since = now
         if member is self.current:
             self.current = min(self._order, key=lambda candidate: candidate.down_since)
-
-    def use(self, member: M) -> None:
-        self.current = member
