@@ -18,9 +18,12 @@ async def test_a_late_response_does_not_count_for_a_later_renewal():
     """Counted from when the later renewal was sent, the lease would seem to live longer."""
     sent: list[Any] = []
     renewals = _KeepAliveStream.__new__(_KeepAliveStream)
-    renewals._waiting, renewals._retired = deque(), False
+    renewals._waiting = deque()
     stream: Any = SimpleNamespace(
-        send=sent.append, heard=time.monotonic() + 60, endpoint=SimpleNamespace(address="h:2379")
+        send=sent.append,
+        heard=time.monotonic() + 60,
+        endpoint=SimpleNamespace(address="h:2379"),
+        end_if_unused=lambda: None,
     )
     renewals.stream = stream
     with pytest.raises(Unavailable, match="no response"):

@@ -32,7 +32,7 @@ class KeepAlives:
         renewals = self._renewals
         if renewals is not None and renewals.stream.endpoint is not self._cluster.endpoint:
             self._renewals = None
-            renewals.retire()
+            renewals.stream.retire()
 
     async def renew(self, lease: int) -> int:
         """Renew a lease and return its time-to-live. Retries until the deadline."""
@@ -70,9 +70,10 @@ class KeepAlives:
 class _KeepAliveStream:
     def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
         self._cluster = cluster
-        self._retired = False
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
-        self.stream = SharedStream(cluster, tasks, "keepalive", self._received, self._ended)
+        self.stream = SharedStream(
+            cluster, tasks, "keepalive", self._received, self._ended, lambda: not self._waiting
+        )
 
     async def renew(self, lease: int, timeout: float) -> int:
         request = LeaseKeepAliveRequest(ID=lease)
@@ -107,17 +108,8 @@ class _KeepAliveStream:
             self.stream.end()
         else:
             settle(answer, message.TTL)
-        self._end_if_done()
+        self.stream.end_if_unused()
         return False
-
-    def retire(self) -> None:
-        """Accept no more renewals. The stream ends with the last pending response."""
-        self._retired = True
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if self._retired and not self._waiting:
-            self.stream.end()
 
     def _ended(self, reason: Message) -> None:
         while self._waiting:

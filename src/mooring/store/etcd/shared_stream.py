@@ -24,7 +24,7 @@ from mooring.tasks import Tasks
 
 class SharedStream:
     """One stream to the endpoint in use. When it ends, `ended` is called once with the reason.
-    `received` returns whether a message woke one of the users."""
+    `received` returns whether a message woke one of the users, `unused` whether it has none."""
 
     def __init__(
         self,
@@ -33,14 +33,16 @@ class SharedStream:
         method: str,
         received: Callable[[Any], bool],
         ended: Callable[[Message], None],
+        unused: Callable[[], bool],
     ) -> None:
         self.endpoint: EtcdEndpoint = cluster.endpoint
         self.heard = time.monotonic()
         self.alive = True
+        self.retired = False
         self._cluster = cluster
         self._method = method
         self._received = received
-        self._ended = ended
+        self._ended, self._unused = ended, unused
         self._reason = message("stream_closed")
         self._outgoing: asyncio.Queue[Any] = asyncio.Queue()
         self._tasks = tasks
@@ -79,6 +81,16 @@ class SharedStream:
         """End a stream that is no longer needed."""
         self.alive = False
         self._cancel()
+
+    def retire(self) -> None:
+        """Accept no more users. The stream ends with the last of its users."""
+        self.retired = True
+        self.end_if_unused()
+
+    def end_if_unused(self) -> None:
+        """End a retired stream after its last user."""
+        if self.retired and self._unused():
+            self.end()
 
     async def _run(self) -> None:
         metadata = self._cluster.metadata

@@ -60,7 +60,7 @@ class Watches:
         """Move the watches to the endpoint in use, without interrupting them."""
         for old in self._streams:
             if old.stream.alive and old.stream.endpoint is not self.cluster.endpoint:
-                old.retire()
+                old.stream.retire()
                 self._tasks.start(self._move_from(old), name="moving watches to another member")
 
     async def _move_from(self, old: WatchStream) -> None:
@@ -75,8 +75,8 @@ class Watches:
         await self.cluster.ready()
         shared = self._shared
         if shared is not None and shared.metadata is not self.cluster.metadata:
-            shared.retire()  # its token has been replaced
-        if shared is None or shared.retired or not shared.stream.alive:
+            shared.stream.retire()  # its token has been replaced
+        if shared is None or shared.stream.retired or not shared.stream.alive:
             shared = self._shared = WatchStream(self.cluster, self._tasks)
             self._streams = [old for old in self._streams if old.stream.alive] + [shared]
         return shared
@@ -86,9 +86,10 @@ class WatchStream:
     """A stream and its watches by id. The client chooses the ids, to match responses to watches."""
 
     def __init__(self, cluster: EtcdConnection, tasks: Tasks) -> None:
-        self.stream = SharedStream(cluster, tasks, "watch", self._received, self._ended)
+        self.stream = SharedStream(
+            cluster, tasks, "watch", self._received, self._ended, lambda: not self._watches
+        )
         self.metadata = cluster.metadata
-        self.retired = False
         self._cluster = cluster
         self._watches: dict[int, EtcdWatch] = {}
         self._unconfirmed: deque[int] = deque()
@@ -115,16 +116,7 @@ class WatchStream:
     def cancel(self, watch_id: int) -> None:
         if self._watches.pop(watch_id, None) is not None and self.stream.alive:
             self.stream.send(proto.WatchRequest(cancel_request={"watch_id": watch_id}))
-        self._end_if_done()
-
-    def retire(self) -> None:
-        """Accept no more watches. The stream ends with the last of its watches."""
-        self.retired = True
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if self.retired and not self._watches:
-            self.stream.end()
+        self.stream.end_if_unused()
 
     async def _ask_for_progress(self) -> None:
         while self.stream.alive:
@@ -177,7 +169,7 @@ class WatchStream:
         watch.receive(message, self)
         if message.canceled:
             self._watches.pop(watch_id, None)
-            self._end_if_done()
+            self.stream.end_if_unused()
         return bool(message.events)
 
     def _ended(self, reason: Message) -> None:
@@ -230,7 +222,7 @@ class EtcdWatch(Watch):
                     raise
                 denied = True
                 self._watches.cluster.forget_token(shared.metadata)
-                shared.retire()
+                shared.stream.retire()
             except Unavailable as error:
                 await retries.wait(error, shared.stream.endpoint)
 
