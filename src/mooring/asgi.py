@@ -131,7 +131,7 @@ class ServerRegistration:
             # Raises at startup for an instance that can never be registered.
             shared = SharedRegistration(hub, self._instance, ttl=self._ttl)
             stack.push_async_callback(shared.aclose)
-            await stack.enter_async_context(self._drain_on_signal(shared, signal.SIGTERM))
+            await stack.enter_async_context(self._drain_on_sigterm(shared))
             shared.start()
             self._stack = stack.pop_all()
             return hub
@@ -141,11 +141,9 @@ class ServerRegistration:
         await self._stack.aclose()
 
     @asynccontextmanager
-    async def _drain_on_signal(
-        self, shared: SharedRegistration, number: signal.Signals
-    ) -> AsyncIterator[None]:
-        """On a signal, leave the registry before the server handles the signal."""
-        handler = signal.getsignal(number)
+    async def _drain_on_sigterm(self, shared: SharedRegistration) -> AsyncIterator[None]:
+        """On SIGTERM, leave the registry before the server handles the signal."""
+        handler = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
             return
@@ -153,13 +151,13 @@ class ServerRegistration:
         leaving = False
 
         async def leave() -> None:
-            log.info("%s: leaving the registry before the server stops", number.name)
+            log.info("SIGTERM: leaving the registry before the server stops")
             try:
                 async with asyncio.timeout(self._grace + 1):
                     await shared.drain(grace=self._grace, linger=self._linger)
             except TimeoutError:
                 log.warning("leaving the registry timed out")
-            handler(number, None)
+            handler(signal.SIGTERM, None)
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             nonlocal leaving
@@ -169,12 +167,12 @@ class ServerRegistration:
                 leaving = True
                 loop.call_soon_threadsafe(lambda: tasks.start(leave(), name="leaving the registry"))
 
-        signal.signal(number, on_signal)
+        signal.signal(signal.SIGTERM, on_signal)
         try:
             yield
         finally:
-            if signal.getsignal(number) is on_signal:
-                signal.signal(number, handler)
+            if signal.getsignal(signal.SIGTERM) is on_signal:
+                signal.signal(signal.SIGTERM, handler)
             await tasks.aclose()
 
 
