@@ -333,7 +333,7 @@ class TestMalformedInput:
                     keepalive = Stream(wire.keepalive())
                     await keepalive.send(proto.LeaseKeepAliveRequest(ID=5))
                     await keepalive.take(1)
-            await eventually(lambda: host.read(lambda engine: len(engine._watchers)) == 0)
+            await eventually(lambda: host.read(lambda engine: engine._watchers._groups) == {})
 
     @pytest.mark.timeout(180)
     @pytest.mark.parametrize(

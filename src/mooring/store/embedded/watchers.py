@@ -62,9 +62,6 @@ class Watchers:
         self._groups: dict[Range, dict[Watcher, None]] = {}
         self._cuts: SortedDict[bytes, set[Range]] = SortedDict({b"": set()})
 
-    def __len__(self) -> int:
-        return sum(map(len, self._groups.values()))
-
     def add(self, watcher: Watcher) -> None:
         group = self._groups.get(watcher.range)
         if group is None:
