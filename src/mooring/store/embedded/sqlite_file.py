@@ -11,7 +11,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from tempfile import mkstemp
@@ -40,14 +40,14 @@ SQL = _statements()
 
 @dataclass(slots=True)
 class JournalState:
-    revision: int = 1
-    compacted: int = 1
-    uptime: float = 0.0
-    cluster_id: int = 0
+    revision: int
+    compacted: int
+    uptime: float
+    cluster_id: int
     """0 in a backup: a store that is started from it gets a new one."""
-    leases: list[tuple[int, int, float]] = field(default_factory=list)
+    leases: list[tuple[int, int, float]]
     """(id, ttl, deadline)"""
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry]
 
 
 class CommitFailed(sqlite3.OperationalError):
@@ -70,9 +70,9 @@ class JournalWrite:
     revision: int
     compacted: int
     uptime: float
-    batches: Iterable[Batch] = ()
-    leases: Iterable[tuple[int, int, float]] = ()
-    ended: Iterable[int] = ()
+    batches: Iterable[Batch]
+    leases: Iterable[tuple[int, int, float]]
+    ended: Iterable[int]
 
 
 class Journal:
