@@ -134,6 +134,8 @@ def test_every_secret_of_a_part_must_be_restated():
         ({"token": "a", "plan": 1}, {"token": MASK, "plan": {"host": "evil"}}),
         ({"token": "a", "retries": [1]}, {"token": MASK, "retries": ["https://evil"]}),
         ({"token": "a"}, {"token": MASK, "limit": {"login": {"host": "evil"}}}),
+        ({"token": "a"}, {"token": MASK, "hostToken": "evil"}),
+        ({"token": "a", "PASSWORD": "b"}, {"token": MASK, "PASSWORD": "c"}),
     ],
 )
 def test_a_value_with_a_kept_secret_does_not_change(old: JSON, sent: JSON):

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mooring.masking import MASK, is_secret, masked, masked_field, masked_names
+from mooring.masking import MASK, masked, masked_field, masked_names
 from mooring.messages import Message, message
 from mooring.model import JSON, path_text
 from mooring.tenants.document import Document
@@ -31,6 +31,9 @@ ALLOWED = frozenset(
         *("maxOpenConns", "maxIdleConns", "passwordEncrypted", "passwordKeyId"),
         # of whatever else is configured
         *("limit", "plan", "poolSize", "priority", "retries", "timeout", "tries"),
+        # other secrets; `tokenUrl`, `dsn` and `credentials` are none: they can contain an address
+        *("password", "passwordHash", "passphrase", "secret", "clientSecret", "dbPassword"),
+        *("token", "accessToken", "apiToken", "apiKey"),
     }
 )
 """Fields that may change beside a kept secret if their new value is neither a map nor a list: no
@@ -38,10 +41,6 @@ program takes an address from them. `docs/access.md` lists them."""
 
 _FREE = "metadata"
 """The allowed field that may hold anything."""
-
-_RESTATED = ("password", "passwordhash", "passphrase", "secret", "token", "apikey")
-"""How the names of secrets end that may be restated or removed beside a kept one. Most names that
-masking hides may not: `tokenUrl`, `dsn` and `credentials` can contain an address."""
 
 
 class _Field(NamedTuple):
@@ -119,13 +118,7 @@ def _is_allowed(change: _Field, secret: tuple[str, ...]) -> bool:
         for depth, name in enumerate(path)
     ):
         return True
-    if not path or change.nested:
-        return False
-    return _is_restated(path[-1]) or (path[-1] in ALLOWED and path != secret[: len(path)])
-
-
-def _is_restated(name: str) -> bool:
-    return is_secret(name) and name.lower().endswith(_RESTATED)
+    return bool(path) and not change.nested and path[-1] in ALLOWED
 
 
 def _compare(path: tuple[str, ...], old: JSON, shown: JSON, sent: JSON) -> Iterator[_Field]:
