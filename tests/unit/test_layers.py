@@ -208,7 +208,6 @@ def test_consumers_of_a_registry_do_not_ask_which_one_it_is():
         "cli/commands/doctor.py",
         "cli/commands/migrate/redis_v1.py",
         "hub.py",
-        "server/settings.py",
     }
 
 

@@ -85,21 +85,23 @@ def test_a_namespace_is_allowed_without_the_etcd_api(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "etcd", "sweeps"),
+    ("content", "etcd", "cleanup"),
     [
-        ("store: memory://", "127.0.0.1:2379", False),
+        ("store: memory://", "127.0.0.1:2379", True),
         ("store: memory://\nregistry: redis://h", "127.0.0.1:2379", True),
         ("store: memory://\nregistry: redis://h\ncleanup: off", "127.0.0.1:2379", False),
         ("store: memory://\nregistry: redis://h\ncleanup: 'off'", "127.0.0.1:2379", False),
-        ("store: memory://\nregistry: memory://other", "127.0.0.1:2379", False),
+        ("store: memory://\nregistry: memory://other", "127.0.0.1:2379", True),
         ("store: redis+sentinel://h/main", "off", True),
         ("store: etcd://h\nregistry: redis://h", "off", True),
     ],
 )
-def test_a_registry_on_redis_is_cleaned_up(tmp_path: Path, content: str, etcd: str, sweeps: bool):
+def test_cleanup_is_on_unless_it_is_disabled(
+    tmp_path: Path, content: str, etcd: str, cleanup: bool
+):
     (tmp_path / "file").write_text(content)
     settings = load(tmp_path / "file")
-    assert (settings.etcd, settings.sweeps) == (etcd, sweeps)
+    assert (settings.etcd, settings.cleanup) == (etcd, cleanup)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_the_registry_can_be_a_section_of_its_settings(
 ):
     (tmp_path / "file").write_text(f"store: memory://\n{content}\n")
     settings = load(tmp_path / "file", registry=flag)
-    assert (settings.registry, settings.sweeps) == (url, True)
+    assert (settings.registry, settings.cleanup) == (url, True)
     assert settings.registry_settings is not None
     assert settings.registry_settings.cleanup.interval == 7
 

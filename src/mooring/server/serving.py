@@ -110,7 +110,7 @@ async def _maintenance(
             tasks.start(sweeper.run(), name="history retention")
         if settings.registry_apart:
             say(f"registry {hub.registry.url}")
-        if settings.sweeps and (evictions := hub.registry.evictions) is not None:
+        if settings.cleanup and (evictions := hub.registry.evictions) is not None:
             tasks.start(evictions.run(), name="cleanup")
             interval = format_duration(evictions.settings.interval)
             timeout = format_duration(evictions.settings.global_timeout)

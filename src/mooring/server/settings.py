@@ -29,7 +29,7 @@ from mooring.server.live.problems import GracePeriods, Severity
 from mooring.settings import RegistrySettings, loader
 from mooring.settings import parse as parse_registry
 from mooring.settings.loader import Seconds
-from mooring.store.url import REDIS, StoreURL, check_quota, parse
+from mooring.store.url import StoreURL, check_quota, parse
 from mooring.tenants.keys import TenantKeys
 
 
@@ -277,16 +277,12 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def has_store(self) -> bool:
         """Whether there is a store; otherwise there is only a registry on Redis."""
-        return self.url().scheme not in REDIS
+        return self.url().is_store
 
     @property
     def registry_apart(self) -> bool:
         """Whether the registry is not in the store."""
         return bool(self.registry) or not self.has_store
-
-    @property
-    def sweeps(self) -> bool:
-        return self.cleanup and self.registry_url().scheme in REDIS
 
 
 def load(file: Path | None, **flags: object) -> ServerSettings:
@@ -392,7 +388,7 @@ def _check_connections(connections: ConnectionSettings) -> None:
 
 def _check_store(settings: ServerSettings, *, embedded: bool) -> None:
     url = settings.url()
-    if url.scheme in REDIS and settings.registry:
+    if not url.is_store and settings.registry:
         raise no_store(url)
     if settings.quota:
         if not embedded:
@@ -403,7 +399,7 @@ def _check_store(settings: ServerSettings, *, embedded: bool) -> None:
         check_quota(settings.quota)
     if settings.etcd in (None, "", "off"):
         return
-    if url.scheme in REDIS:
+    if not url.is_store:
         raise InvalidRequest(
             f"--etcd {settings.etcd}: {url} contains only a registry and has no keys for etcd's "
             "API to serve. Omit --etcd, or name an embedded store with --store and this one with "

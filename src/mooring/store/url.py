@@ -172,6 +172,11 @@ class StoreURL:
         location = _quoted(self.location) if self.scheme == "sqlite" else self.location
         return f"{self.scheme}://{user}{location}{'?' if options else ''}{options}"
 
+    @property
+    def is_store(self) -> bool:
+        """Whether it names a store; otherwise it names only a registry."""
+        return self.scheme not in REDIS
+
     def hosts(self, port: int) -> tuple[str, ...]:
         """The hosts, each with its port."""
         location = self.location.partition("/")[0] if self.scheme in REDIS else self.location
