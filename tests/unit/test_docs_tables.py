@@ -9,8 +9,9 @@ from pathlib import Path
 import mooring
 from mooring.registry.lookup import service_not_found
 from mooring.server.api import all_endpoints
+from mooring.server.api.endpoint import http_error
 from mooring.server.auth.authorization import ROLES, Need, need
-from mooring.server.http.response import error_response, http_error
+from mooring.server.http.response import error_response
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROW = re.compile(r"^\| ([A-Z]+) \| `(/[^`]*)` \| ([a-z, ]+) \|", re.MULTILINE)

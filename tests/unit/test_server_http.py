@@ -11,14 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mooring import errors
-from mooring.server.api.endpoint import tenant_id
+from mooring.server.api.endpoint import http_error, tenant_id
 from mooring.server.http.request import MAX_DEPTH, PageQuery, depth, paginate, parse_query
 from mooring.server.http.response import (
     HTTPError,
     digest,
     error_response,
     etag_matches,
-    http_error,
     rfc3339,
 )
 

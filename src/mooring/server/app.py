@@ -18,7 +18,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mooring.errors import MooringError
-from mooring.server.api.endpoint import ANONYMOUS, ApiCall, ApiEndpoint
+from mooring.server.api.endpoint import ANONYMOUS, ApiCall, ApiEndpoint, http_error
 from mooring.server.auth.authorization import Principal, objection
 from mooring.server.context import ServerContext
 from mooring.server.http.request import parse_query, read_body
@@ -28,7 +28,6 @@ from mooring.server.http.response import (
     digest,
     error_response,
     etag_matches,
-    http_error,
 )
 from mooring.server.http.routing import SAFE, Router
 

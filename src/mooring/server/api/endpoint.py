@@ -1,4 +1,5 @@
-"""Endpoints of the API: how a module declares them, and what a handler receives.
+"""Endpoints of the API: how a module declares them, what a handler receives, and the statuses of
+errors.
 
 ```python
 endpoints = EndpointList()
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from mooring import errors
 from mooring.server.auth.authorization import Need, Principal
 from mooring.server.context import ServerContext
 from mooring.server.http.request import paginate
@@ -185,3 +187,34 @@ class EndpointList(list[ApiEndpoint]):
             return handler
 
         return declare
+
+
+_STATUS: tuple[tuple[type[errors.MooringError], int, str], ...] = (
+    (errors.NotConfigured, 404, "not_found"),
+    (errors.NoInstance, 404, "not_found"),
+    (errors.NotFound, 404, "not_found"),
+    (errors.InvalidRequest, 400, "bad_request"),
+    (errors.Superseded, 409, "superseded"),
+    (errors.Removed, 410, "removed"),
+    (errors.Taken, 409, "taken"),
+    (errors.Undecipherable, 409, "undecipherable"),
+    (errors.Conflict, 409, "conflict"),
+    (errors.InUse, 409, "in_use"),
+    (errors.TooLarge, 413, "too_large"),
+    (errors.OutOfSpace, 507, "out_of_space"),
+    (errors.OutcomeUnknown, 504, "outcome_unknown"),
+    (errors.StoreError, 503, "unavailable"),
+    (errors.MooringError, 409, "refused"),
+)
+"""The first match applies."""
+
+
+def http_error(error: Exception) -> HTTPError:
+    """The error of the response. The text of an unexpected error is not shown."""
+    if isinstance(error, HTTPError):
+        return error
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            headers = {"Retry-After": "1"} if status == 503 else None
+            return HTTPError(status, code, error.message, headers=headers)
+    return HTTPError(500, "internal", "internal_error")

@@ -10,7 +10,6 @@ from typing import Any, overload
 
 import msgspec
 
-from mooring import errors
 from mooring.messages import Message, Parameter, message
 
 
@@ -95,37 +94,6 @@ class HTTPError(Exception):
         self.message = kind if isinstance(kind, Message) else message(kind, **params)
         super().__init__(self.message.text)
         self.status, self.code, self.headers = status, code, dict(headers or {})
-
-
-_STATUS: tuple[tuple[type[errors.MooringError], int, str], ...] = (
-    (errors.NotConfigured, 404, "not_found"),
-    (errors.NoInstance, 404, "not_found"),
-    (errors.NotFound, 404, "not_found"),
-    (errors.InvalidRequest, 400, "bad_request"),
-    (errors.Superseded, 409, "superseded"),
-    (errors.Removed, 410, "removed"),
-    (errors.Taken, 409, "taken"),
-    (errors.Undecipherable, 409, "undecipherable"),
-    (errors.Conflict, 409, "conflict"),
-    (errors.InUse, 409, "in_use"),
-    (errors.TooLarge, 413, "too_large"),
-    (errors.OutOfSpace, 507, "out_of_space"),
-    (errors.OutcomeUnknown, 504, "outcome_unknown"),
-    (errors.StoreError, 503, "unavailable"),
-    (errors.MooringError, 409, "refused"),
-)
-"""The first match applies."""
-
-
-def http_error(error: Exception) -> HTTPError:
-    """The error of the response. The text of an unexpected error is not shown."""
-    if isinstance(error, HTTPError):
-        return error
-    for kind, status, code in _STATUS:
-        if isinstance(error, kind):
-            headers = {"Retry-After": "1"} if status == 503 else None
-            return HTTPError(status, code, error.message, headers=headers)
-    return HTTPError(500, "internal", "internal_error")
 
 
 def error_response(error: HTTPError) -> Response:
