@@ -46,7 +46,16 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
             "the body: labels[...] must be a whole number, not text",
         ),
         (b"[]", "the body must be an object, not a list"),
-        (b'{"port": 1', "the body is not valid JSON: it ends too early"),
+        (b'{"port": 1.5}', "the body: port must be a whole number, not a decimal number"),
+        (b'{"name": 1.5}', "the body: name must be text, not a decimal number"),
+        (
+            b'{"port": 1',
+            "the body is not valid JSON: it ends too early or contains an unpaired surrogate",
+        ),
+        (
+            b'{"name": "\\ud800"}',
+            "the body is not valid JSON: it ends too early or contains an unpaired surrogate",
+        ),
         (b'{"name": "\xff"}', "the body is not UTF-8"),
     ],
 )

@@ -13,6 +13,7 @@ _TYPES = {
     "bool": "type_boolean",
     "bytes": "type_bytes",
     "datetime": "type_time",
+    "decimal": "type_decimal",
     "float": "type_number",
     "int": "type_integer",
     "null": "type_null",
@@ -78,7 +79,11 @@ def _bound(comparison: str, limit: str) -> Message:
 _PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Message]], ...] = (
     (
         re.compile(r"Expected `([^`]+)`, got `([^`]+)`"),
-        lambda wanted, sent: message("wrong_value", wanted=_type(wanted), sent=_type(sent)),
+        lambda wanted, sent: message(
+            "wrong_value",
+            wanted=_type(wanted),
+            sent=_type("decimal" if sent == "float" else sent),
+        ),
     ),
     (
         re.compile(r"Expected `str` of length (<=|>=|==) (\d+)"),

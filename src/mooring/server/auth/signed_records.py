@@ -413,7 +413,8 @@ class SignedRecords(Generic[T]):
         except (ValueError, msgspec.DecodeError) as error:
             if id not in self._rejected and len(self._rejected) < _MAX_LOGGED:
                 self._rejected.add(id)
-                log.error("%s grants nothing: %s", entry.key.decode(errors="replace"), error)
+                name = entry.key.decode(errors="replace")
+                log.error("the server ignores the record %s: %s", name, error)
             return None
         self._rejected.discard(id)
         return _Record(content, entry.modified, entry.lease, mac)
