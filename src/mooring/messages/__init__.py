@@ -66,8 +66,12 @@ def verbatim(text: str) -> Message:
     return Message("verbatim", {}, printable(text))
 
 
-def as_message(text: str | Message) -> Message:
-    return verbatim(text) if isinstance(text, str) else text
+def as_message(value: str | Message | BaseException) -> Message:
+    """A text or an exception as a message. An exception may have one as its argument."""
+    if isinstance(value, BaseException):
+        own = getattr(value, "message", *value.args[:1]) if value.args else None
+        return own if isinstance(own, Message) else verbatim(describe(value))
+    return verbatim(value) if isinstance(value, str) else value
 
 
 def joined(messages: Iterable[Message]) -> str:
@@ -107,8 +111,7 @@ def _parameter(value: object, quoted: bool) -> Parameter:
         case bytes() | bytearray():
             return _parameter(value.decode(errors="surrogateescape"), quoted)
         case BaseException():
-            own = getattr(value, "message", *value.args[:1]) if value.args else None
-            return own if isinstance(own, Message) else verbatim(describe(value))
+            return as_message(value)
         case list() | tuple():
             return message("a_list") if quoted else [str(item) for item in value]
         case Mapping():

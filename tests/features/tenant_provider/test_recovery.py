@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from mooring.errors import Unavailable
+from mooring.errors import InvalidRequest, Unavailable
+from mooring.messages import message
 from mooring.store import Delete, Entry, Put, Store, key
 from mooring.tasks import SlicedWork
 from mooring.tenants.read.disk_cache import TenantCache
@@ -182,6 +184,19 @@ class TestRecovery:
         with pytest.raises(Unavailable, match="mistake"):
             async with provider(store, wait=0.3):
                 pass
+
+    async def test_a_failed_start_keeps_the_data_of_its_reason(
+        self, store: Store, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch
+    ):
+        def refuse(*_: object) -> NoReturn:
+            raise InvalidRequest(message("tenants_not_loaded"))
+
+        stumbling.updates = True
+        monkeypatch.setattr(SnapshotParser, "rebuild", refuse)
+        with pytest.raises(Unavailable) as caught:
+            async with provider(store, wait=0.3):
+                pass
+        assert caught.value.message.params["problem"] == message("tenants_not_loaded")
 
     async def test_the_file_contains_everything_that_was_read(
         self, store: Store, stumbling: Stumbling, tmp_path: Path

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from mooring.errors import Closed, Unavailable
-from mooring.formatting import describe
-from mooring.messages import Message, combined, message, verbatim
+from mooring.messages import Message, as_message, combined, message, verbatim
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry, Range, Store
 from mooring.tasks import Backoff, Tasks, cleanup, run_cooperatively, slices
@@ -142,7 +141,7 @@ class Provider:
         """Changes since an update could not be applied; None if all were applied."""
         self._up_to_date = asyncio.Event()
         self._up_to_date.set()
-        self._failure = ""
+        self._failure: Message | None = None
         """Why an update could not be applied, as logged."""
         self._unreachable: Message | None = None
         """Why no server of the store answered at the start."""
@@ -268,9 +267,7 @@ class Provider:
     def _reason(self) -> object:
         if error := next(filter(None, (mirror.error for mirror in self._mirrors.values())), None):
             return error
-        if self._failure:
-            return verbatim(self._failure)
-        return self._unreachable or message("no_answer")
+        return self._failure or self._unreachable or message("no_answer")
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:
         self._verify_copy()
@@ -311,8 +308,9 @@ class Provider:
             self._tasks.start(self._keep_rebuilding(), name=f"recovery of the {self._name}")
 
     def _log_failure(self, error: Exception) -> None:
-        if self._failure != describe(error):
-            self._failure = describe(error)
+        failure = as_message(error)
+        if failure != self._failure:
+            self._failure = failure
             log.error(
                 "%s: an update could not be applied; keeping the last state and rebuilding it",
                 self._name,
@@ -348,7 +346,7 @@ class Provider:
         self._up_to_date.set()
         if self._failure:
             log.warning("%s: the state was rebuilt and is complete", self._name)
-        self._failure, self._foreign = "", False
+        self._failure, self._foreign = None, False
         if missed:
             self._apply(missed.items())
         self._request_save()
