@@ -30,7 +30,7 @@ from mooring.errors import (
     Unavailable,
 )
 from mooring.formatting import describe
-from mooring.messages import message, verbatim
+from mooring.messages import Message, message, verbatim
 from mooring.store.contract import Entry, Range, Store, Watch
 from mooring.tasks import Backoff, Tasks
 
@@ -71,7 +71,7 @@ class Steps(Protocol[K, V]):
 class Feed(Protocol[K, V]):
     """A source that can be read as a whole and then followed."""
 
-    name: str
+    name: Message
 
     async def snapshot(self) -> tuple[dict[K, V], int]:
         """All items, and the mark to follow from."""
@@ -218,7 +218,7 @@ class Mirror(Generic[K, V]):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise Closed(message("mirror_closed", name=verbatim(self._feed.name)))
+            raise Closed(message("mirror_closed", name=self._feed.name))
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
@@ -302,8 +302,7 @@ class Mirror(Generic[K, V]):
         if self._last_crash != describe(error):
             self._last_crash = describe(error)
             log.exception("%s: failed; keeps the last state and reads again", self._feed.name)
-        name = verbatim(self._feed.name)
-        self.error = StoreError(message("not_followed", name=name, problem=error))
+        self.error = StoreError(message("not_followed", name=self._feed.name, problem=error))
         self._followed = self.loaded
         self._state_changed.set()
 
@@ -420,7 +419,7 @@ class RangeFeed:
     """
 
     def __init__(self, store: Store, range: Range) -> None:
-        self.name = f"{store.url} {range.start.decode(errors='replace')}"
+        self.name = verbatim(f"{store.url} {range.start.decode(errors='replace')}")
         self._store, self._range = store, range
 
     async def snapshot(self) -> tuple[dict[bytes, Entry], int]:

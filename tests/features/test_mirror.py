@@ -12,6 +12,7 @@ import pytest
 
 from mooring.backends import open_store
 from mooring.errors import Closed
+from mooring.messages import verbatim
 from mooring.mirror import Change, Mirror, RangeFeed, Step, Steps, Update, merge
 from mooring.store import Delete, Entry, Put, Store, key, prefix
 from mooring.testing.etcd import EtcdServer
@@ -233,7 +234,7 @@ async def test_the_first_snapshot_reports_the_difference_to_the_stand_in(store: 
 class Stumbling:
     """A feed of numbers that fails, against its contract, each time that it follows."""
 
-    name = "numbers"
+    name = verbatim("numbers")
 
     def __init__(self) -> None:
         self.reads = 0

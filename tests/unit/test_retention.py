@@ -10,6 +10,7 @@ import pytest
 
 from mooring.discovery.last_known_good import RetainedFeed, Retention
 from mooring.discovery.selector import Selector
+from mooring.messages import verbatim
 from mooring.mirror import Mirror, Step
 from mooring.model import Instance, Status
 from tests.waiting import eventually
@@ -178,7 +179,7 @@ def test_keep_continues_after_the_doubt():
 class SilentFeed:
     """Its only instance drains and leaves; then the feed is silent."""
 
-    name, doubt, kept = "echo", None, ()
+    name, doubt, kept = verbatim("echo"), None, ()
 
     def __init__(self) -> None:
         self.heard = 0.0

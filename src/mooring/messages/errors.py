@@ -206,6 +206,7 @@ TEXTS: Mapping[str, str] = {
     ),
     "mirror_closed": "the mirror of {name} is closed: create a new one",
     "not_followed": "{name} cannot be followed: {problem}",
+    "services_of": "the services in {registry}",
     "hub_not_open": "{url} is not open: use `async with mooring.connect(…) as hub`",
     "hub_forked": "{url} was opened before a fork: open it after the fork, in each process",
     "registry_only": (

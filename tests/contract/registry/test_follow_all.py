@@ -37,6 +37,12 @@ async def test_instances_of_all_services_are_followed(hub: Hub, other: Hub):
         await eventually(lambda: seen(mirror) == [])
 
 
+async def test_the_feed_of_all_services_is_named_by_a_message(hub: Hub):
+    name = hub.registry.follow_all().name
+    assert name.kind == "services_of"
+    assert name.text == f"the services in {hub.registry.url}"
+
+
 async def test_instances_that_are_already_registered_are_seen_at_once(hub: Hub, other: Hub):
     async with (
         hub.register(at("a", 1)),

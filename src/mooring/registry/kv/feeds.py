@@ -11,6 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from mooring.errors import StoreError
 from mooring.formatting import describe
+from mooring.messages import Message, verbatim
 from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
 from mooring.registry.contract import Problem
@@ -170,9 +171,9 @@ class InstancesFeed(Generic[K]):
         index: InstanceIndex,
         name_of: Callable[[ServiceAndId], K],
         *,
-        name: str,
+        name: Message,
     ) -> None:
-        self.name = f"{store.url} {name}"
+        self.name = name
         self._index, self._name_of = index, name_of
         self._feeds = [RangeFeed(store, range) for range in ranges]
         self._held: list[dict[bytes, Entry]] = [{} for _ in self._feeds]
@@ -224,7 +225,8 @@ class ServiceFeed(InstancesFeed[str]):
 
     def __init__(self, store: Store, layout: Layout, service: str) -> None:
         index = InstanceIndex(layout, service)
-        super().__init__(store, layout.ranges(service), index, itemgetter(1), name=service)
+        name = verbatim(f"{store.url} {service}")
+        super().__init__(store, layout.ranges(service), index, itemgetter(1), name=name)
         self._store, self._layout = store, layout
         self._tombstones = layout.tombstones(service)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 import msgspec
 
 from mooring.errors import InvalidRequest
-from mooring.messages import message
+from mooring.messages import message, verbatim
 from mooring.mirror import Feed, Mirror, RangeFeed
 from mooring.model import Instance, new_incarnation
 from mooring.names import check_name
@@ -217,7 +217,8 @@ class StoreRegistry(StoreOperations, Registry):
 
     def follow_all(self) -> Feed[tuple[str, str], Instance]:
         ranges, index = self.layout.roots(), InstanceIndex(self.layout)
-        return InstancesFeed(self.store, ranges, index, lambda name: name, name="every service")
+        name = message("services_of", registry=verbatim(self.url))
+        return InstancesFeed(self.store, ranges, index, lambda name: name, name=name)
 
     async def silence(self, service: str) -> Mapping[str, float]:
         service = self.layout.canonical(service)

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from mooring.errors import Closed, StoreError, Unavailable
+from mooring.messages import message, verbatim
 from mooring.mirror import Step, Steps
 from mooring.model import Instance
 from mooring.registry.contract import Problem
@@ -57,7 +58,7 @@ class AllServicesFeed:
         *,
         where: str,
     ) -> None:
-        self.name = f"{where} every service"
+        self.name = message("services_of", registry=verbatim(where))
         self.last_answer = LastAnswer()
         self.unreadable: dict[str, str] = {}
         """Services that cannot be read, and why."""
@@ -211,7 +212,7 @@ class _AllServicesSteps:
                 self._feed.drop(name)
 
     async def __aiter__(self) -> AsyncIterator[Step[ServiceAndId, Instance]]:
-        self._tasks.start(self._keep_discovering(), name=f"services of {self._feed.name}")
+        self._tasks.start(self._keep_discovering(), name=f"list of {self._feed.name}")
         while True:
             await self._wake.wait()
             self._wake.clear()

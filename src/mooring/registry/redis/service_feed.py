@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Set
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
-from mooring.messages import Message, message
+from mooring.messages import Message, message, verbatim
 from mooring.mirror import Step, Steps
 from mooring.model import Config, Instance
 from mooring.registry.contract import Problem
@@ -71,7 +71,7 @@ class ServiceFeed:
         grace: float,
         last_answer: LastAnswer | None = None,
     ) -> None:
-        self.name = f"{where} {service.name}"
+        self.name = verbatim(f"{where} {service.name}")
         self.service = service.name
         self.mark = 0
         self.visible: dict[str, Instance] = {}

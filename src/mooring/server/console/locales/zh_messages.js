@@ -247,6 +247,7 @@ export default {
   session_lost: "租约 {lease} 的会话已失效（{state}）：它的键已被删除或即将被删除；请打开新的会话",
   mirror_closed: "{name} 的镜像已关闭：请创建新的镜像",
   not_followed: "无法跟踪 {name}：{problem}",
+  services_of: "{registry} 中的服务",
   hub_not_open: "{url} 未打开：请使用 `async with mooring.connect(…) as hub`",
   hub_forked: "{url} 在 fork 之前打开：请在 fork 之后，在每个进程中分别打开",
   registry_only:
