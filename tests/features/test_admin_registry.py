@@ -515,3 +515,5 @@ async def test_before_the_first_answer_of_the_store_requests_are_unavailable(
             answer = await admin.get(path(*parts), as_="admin")
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "unavailable"
+        overview = (await admin.get("/admin/overview", as_="admin")).json()
+        assert overview["error"] == overview["message"]["text"] != ""

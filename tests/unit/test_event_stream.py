@@ -308,7 +308,8 @@ async def test_a_position_of_another_stream_resets_the_listener(stream: EventStr
     await listener.next()
     epoch = listener.last.rpartition("-")[0]
     frame = await Listener(stream, last=last.replace("{epoch}", epoch)).next()
-    assert "reset" in frame
+    assert frame["reset"]["reason"] == "the last event is unknown"
+    assert frame["reset"]["message"]["kind"] == "stream_event_unknown"
     assert "health" in frame
 
 
@@ -324,7 +325,7 @@ async def test_a_position_that_is_too_old_resets_the_listener(
         for number in range(20):
             fleet.change(f"service-{number}")
             stream.advance()
-        assert "reset" in await slow.next()
+        assert (await slow.next())["reset"]["message"]["kind"] == "stream_too_far_behind"
         fleet.change("orders")
         stream.advance()
         assert set(await slow.next()) == {"services"}

@@ -721,6 +721,8 @@ TEXTS: Mapping[str, str] = {
     "streams_of_token": (
         "the token of {name} has {limit} open streams: close some, or use another token"
     ),
+    "stream_too_far_behind": "too many changes since the last event",
+    "stream_event_unknown": "the last event is unknown",
     "streams_of_server": (
         "this server has too many open streams: retry later, or use another server"
     ),

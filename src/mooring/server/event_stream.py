@@ -19,6 +19,7 @@ from weakref import WeakSet
 import msgspec
 from prometheus_client import Counter
 
+from mooring.messages import Message, message
 from mooring.model import now
 from mooring.names import split_service
 from mooring.server.http.response import encode
@@ -122,6 +123,15 @@ class EventSource:
 
     def problems(self) -> list[FleetProblem]:
         return self._problems.problems()
+
+
+class ResetEvent(msgspec.Struct, frozen=True):
+    """Asks a listener to reload everything."""
+
+    reason: str
+    """In English."""
+    message: Message
+    """The reason as data."""
 
 
 @dataclass(slots=True)
@@ -310,16 +320,20 @@ class EventStream:
         return int(text) if int(text) <= self._position else None
 
     def hello(
-        self, subscription: EventSubscription, *, reset: str = "", resumed: int | None = None
+        self,
+        subscription: EventSubscription,
+        *,
+        reset: Message | None = None,
+        resumed: int | None = None,
     ) -> bytes:
         """The first frame, with health and problems unless the listener resumes. Its id is then the
         resumed position: the listener has not received the events after it yet."""
         blocks = [
             _block("hello", encode({"version": self._position, "resumed": resumed is not None}))
         ]
-        if reset:
+        if reset is not None:
             RESETS.inc()
-            blocks.append(_block("reset", encode({"reason": reset})))
+            blocks.append(_block("reset", encode(ResetEvent(reset.text, reset))))
         if resumed is None:
             blocks += self._scope_blocks(subscription, since=-1)
         event_id = self.event_id(self._position if resumed is None else resumed)
@@ -337,7 +351,7 @@ class EventStream:
         services = self._services.since(position)
         instances = self._instances.since(position) if subscription.service else []
         if services is None or instances is None:
-            return self.hello(subscription, reset="too many changes since the last event")
+            return self.hello(subscription, reset=message("stream_too_far_behind"))
         blocks = [
             *self._service_blocks(subscription, services),
             *self._instance_blocks(subscription, instances),
@@ -402,7 +416,7 @@ class EventListener:
         try:
             resumed = stream.resume_position(self._last) if self._last else None
             position = stream.position if resumed is None else resumed
-            reset = "the last event is unknown" if self._last and resumed is None else ""
+            reset = message("stream_event_unknown") if self._last and resumed is None else None
             yield stream.hello(self.subscription, reset=reset, resumed=resumed)
             sent = checked = loop.time()
             while not stream.closed:

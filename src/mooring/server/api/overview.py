@@ -64,6 +64,8 @@ class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Whether the data may be outdated."""
     error: str
     """Why the registry cannot be read, in English."""
+    message: Message | None
+    """The error as data."""
     health: HealthSummary
     problems: Sequence[FleetProblem]
     """Most severe first."""
@@ -89,6 +91,7 @@ def overview(
         version=fleet.version,
         stale=fleet.stale,
         error=str(fleet.error or ""),
+        message=fleet.error,
         health=health(counts.values(), moment),
         problems=visible_problems(problems, principal.sees_service),
         groups=[_group_counts(group, counts[group]) for group in sorted(counts)],

@@ -613,6 +613,8 @@ export default {
   wrong_tokens_from_address: "来自您的地址的错误令牌或登录码",
   writes_of: "{name} 的写入",
   streams_of_token: "{name} 的令牌已打开 {limit} 个事件流：请关闭一些，或使用其他令牌",
+  stream_too_far_behind: "自上一个事件以来变化过多",
+  stream_event_unknown: "上一个事件未知",
   streams_of_server: "本服务器打开的事件流过多：请稍后重试，或使用其他服务器",
   role_insufficient: "{name} 的角色是 {role}：此操作需要角色 {needed}",
   scope_insufficient: "{name} 的范围限于某些分组或租户：此操作需要不限范围的令牌",
