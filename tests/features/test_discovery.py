@@ -256,7 +256,7 @@ async def test_no_instance_is_an_error_in_plain_words(hub: Hub):
         with pytest.raises(NoInstance, match=r"^echo: no instance is registered"):
             async with view.pick():
                 pass
-        with pytest.raises(NoInstance, match="has 0 of 1 instances"):
+        with pytest.raises(NoInstance, match="0 of 1 required instances of echo can be called"):
             await view.wait(timeout=0.05)
 
 
