@@ -544,16 +544,19 @@ async def test_an_error_of_an_interceptor_reaches_the_caller_and_blames_no_insta
 
 async def test_a_call_can_be_cancelled_at_any_stage(hub: mooring.Hub, serve: Serve):
     async with calling(hub, retry=[SAY]) as (opened, stub):
-        waiting = stub.Say(Word(text="hello"), wait_for_ready=True)
-        over: list[Any] = []
-        waiting.add_done_callback(over.append)
-        await asyncio.sleep(0)
-        assert waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert await waiting.code() is grpc.StatusCode.CANCELLED
-        assert waiting.cancelled()
-        assert over == [waiting]
+        for started in (False, True):
+            waiting = stub.Say(Word(text="hello"), wait_for_ready=True)
+            over: list[Any] = []
+            waiting.add_done_callback(over.append)
+            if started:
+                await asyncio.sleep(0)
+            assert waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert await waiting.code() is grpc.StatusCode.CANCELLED
+            assert waiting.cancelled()
+            assert waiting.done()
+            assert over == [waiting]
         server = await serve("a")
         await opened.channel_ready()
         for call in (stub.Say(Word(text="slow")), stub.Count(Word(text="held 2"))):

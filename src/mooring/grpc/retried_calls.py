@@ -115,19 +115,25 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
         self._error: Exception | None = None
         self._locally_cancelled = False
         self._callbacks: list[Callable[[Any], None]] = []
-        self._settled = subchannels.tasks.start(self._settle(), name=f"call of {method.name}")
+        self._settled: asyncio.Future[None] = self._loop.create_future()
+        self._attempts = subchannels.tasks.start(self._attempt(), name=f"call of {method.name}")
+        # A callback, because a task that is cancelled before its first step runs no code at all.
+        self._attempts.add_done_callback(self._settle)
 
-    async def _settle(self) -> None:
+    async def _attempt(self) -> None:
         try:
             await self._run_attempts()
         except Exception as error:  # noqa: BLE001 - the caller gets it
             self._error = error
-        except asyncio.CancelledError:
+
+    def _settle(self, attempts: asyncio.Task[None]) -> None:
+        if attempts.cancelled():
             self._locally_cancelled = True
             if self._call is None:
                 self._error = failure(grpc.StatusCode.CANCELLED, _CANCELLED)
             else:
                 self._call.cancel()
+        self._settled.set_result(None)
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._add_callback(callback)
@@ -253,7 +259,7 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
         if self._settled.done():
             self._call.cancel()
         else:
-            self._settled.cancel()
+            self._attempts.cancel()
         return True
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
