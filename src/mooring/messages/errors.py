@@ -299,7 +299,8 @@ TEXTS: Mapping[str, str] = {
     "redis_login_failed": "{operation}: the login at {store} failed: {reason}",
     "redis_not_allowed": "{operation}: {store} does not allow it: {reason}",
     "redis_out_of_memory": (
-        "{operation}: {store} is out of memory and refuses writes: raise its maxmemory or free memory"
+        "{operation}: {store} is out of memory and refuses writes: raise its maxmemory or free "
+        "memory"
     ),
     "redis_wrong_type": (
         "{operation}: a key of the registry at {store} has the wrong type (WRONGTYPE): {which}; "
