@@ -23,7 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from itertools import islice
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Self, TypeAlias, TypeVar
 
 from mooring.formatting import quoted
 
@@ -63,6 +63,12 @@ class Tasks:
             for task in others:
                 task.cancel()
             _, others = await asyncio.wait(others, timeout=_CANCEL_AGAIN_AFTER)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 async def cleanup(work: Coroutine[object, object, object], *, within: float) -> bool:
@@ -143,7 +149,7 @@ async def in_parallel(
     items: Sequence[T], work: Callable[[T], Awaitable[R]], progress: Progress = no_progress
 ) -> AsyncIterator[R]:
     """Work on up to 16 items at a time, and yield the result for each item as it finishes."""
-    tasks, waiting = Tasks(), list(reversed(items))
+    waiting = list(reversed(items))
     results: asyncio.Queue[R | Exception] = asyncio.Queue()
 
     async def run() -> None:
@@ -153,7 +159,7 @@ async def in_parallel(
             except Exception as error:  # noqa: BLE001 - raised below
                 return results.put_nowait(error)
 
-    try:
+    async with Tasks() as tasks:
         for number in range(min(_PARALLEL, len(items))):
             tasks.start(run(), name=f"parallel work {number}")
         for done in range(1, len(items) + 1):
@@ -162,8 +168,6 @@ async def in_parallel(
                 raise result
             progress(done, len(items))
             yield result
-    finally:
-        await tasks.aclose()
 
 
 def settle(future: asyncio.Future[T], result: T | Exception) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import cast
 
 import pytest
@@ -306,7 +305,7 @@ async def test_deleting_one_of_many_tenants_does_not_block_the_event_loop(
             await asyncio.sleep(0)
             turns += 1
 
-    async with contextlib.aclosing(Tasks()) as tasks:
+    async with Tasks() as tasks:
         tasks.start(count(), name="turns")
         await publisher.delete(50_000)
     assert turns >= 40, "one for each 250 indexes"

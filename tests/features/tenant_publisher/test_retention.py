@@ -102,7 +102,7 @@ async def test_a_round_that_started_in_the_middle_is_followed_by_the_rest(
     async def swept() -> bool:
         return await left(store) == []
 
-    async with contextlib.aclosing(Tasks()) as tasks:
+    async with Tasks() as tasks:
         tasks.start(Publisher(store, ring=RING).sweeper.run(), name="retention")
         await eventually(swept)
 
@@ -141,7 +141,7 @@ async def test_a_round_resumes_after_an_outage_of_the_store(
     async def swept() -> bool:
         return await left(store) == []
 
-    async with contextlib.aclosing(Tasks()) as tasks:
+    async with Tasks() as tasks:
         sweeper = Publisher(cast(Store, shaky), ring=RING).sweeper
         tasks.start(sweeper.run(), name="retention")
         await eventually(swept)

@@ -54,13 +54,10 @@ async def _run(
     signals: asyncio.Queue[signal.Signals],
 ) -> None:
     """Wait for the last round, the time limit or a signal."""
-    tasks = Tasks()
-    try:
+    async with Tasks() as tasks:
         playing = tasks.start(fleet.play(rounds), name="play")
         stop = tasks.start(signals.get(), name="signals")
         await asyncio.wait([playing, stop], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await tasks.aclose()
 
 
 def _report(line: str) -> None:

@@ -82,10 +82,9 @@ async def run_while_held(
 ) -> int:
     """Wait for a lock and run a command while it is held. Returns the exit code."""
     signals = queue_signals(*_FORWARDED_SIGNALS)
-    tasks = Tasks()
-    acquiring = tasks.start(_acquire(lock), name="waiting for a lock")
-    arrival = tasks.start(signals.get(), name="signals")
-    try:
+    async with Tasks() as tasks:
+        acquiring = tasks.start(_acquire(lock), name="waiting for a lock")
+        arrival = tasks.start(signals.get(), name="signals")
         await asyncio.wait([acquiring, arrival], return_when=asyncio.FIRST_COMPLETED)
         if arrival.done():
             return 128 + arrival.result()
@@ -96,8 +95,6 @@ async def run_while_held(
             return await _run(held, command, what, arrival, signals, environment or {})
         finally:
             await held.aclose()
-    finally:
-        await tasks.aclose()
 
 
 async def _acquire(lock: Lock) -> Held | Exception:

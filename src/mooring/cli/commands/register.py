@@ -195,9 +195,8 @@ async def _run(
     registration: Registration, child: Child | None, signals: asyncio.Queue[signal.Signals]
 ) -> int:
     """Wait until the command ends, and drain on a signal. Returns the exit code."""
-    tasks = Tasks()
-    ended = tasks.start(child.end() if child else _ended(registration), name="end")
-    try:
+    async with Tasks() as tasks:
+        ended = tasks.start(child.end() if child else _ended(registration), name="end")
         number = await _next_signal(signals, ended)
         if number is not None:
             drained = tasks.start(registration.drain(), name="drain")
@@ -210,21 +209,16 @@ async def _run(
         if child is not None:
             return await child.end()
         return 1 if number is None else 0
-    finally:
-        await tasks.aclose()
 
 
 async def _next_signal(
     signals: asyncio.Queue[signal.Signals], *ends: asyncio.Task[object]
 ) -> signal.Signals | None:
     """The next signal, or None if one of these tasks ends first."""
-    tasks = Tasks()
-    arrival = tasks.start(signals.get(), name="signals")
-    try:
+    async with Tasks() as tasks:
+        arrival = tasks.start(signals.get(), name="signals")
         await asyncio.wait([arrival, *ends], return_when=asyncio.FIRST_COMPLETED)
         return arrival.result() if arrival.done() else None
-    finally:
-        await tasks.aclose()
 
 
 async def _ended(registration: Registration) -> None:

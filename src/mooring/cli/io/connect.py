@@ -109,8 +109,7 @@ async def run_until_stopped(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, reports.put_nowait, None)
     note(banner)
-    tasks = Tasks()
-    try:
+    async with Tasks() as tasks:
         running = tasks.start(start(reports.put_nowait), name="background work")
         running.add_done_callback(lambda _: reports.put_nowait(None))
         while (report := await reports.get()) is not None:
@@ -118,8 +117,6 @@ async def run_until_stopped(
                 show_json(record(report))
         if running.done():
             running.result()  # raises the error of a crash
-    finally:
-        await tasks.aclose()
     note("stopped")
 
 

@@ -54,9 +54,7 @@ class Bridge:
     async def run(self, notify: Notify = lambda _: None) -> None:
         """Run until the deletion of the old keys. `notify` gets changes and new problems."""
         keys, old_keys, ledger = self._reader.keys, self._reader.old_keys, self._reader.ledger
-        tasks = Tasks()
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(tasks.aclose)
+        async with Tasks() as tasks, AsyncExitStack() as stack:
             ranges = (keys.all, keys.common, keys.platform, keys.health, ledger.all)
             for range_ in (old_keys.all, *ranges):
                 mirror = Mirror(RangeFeed(self._migration.store, range_))

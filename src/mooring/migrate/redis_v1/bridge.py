@@ -266,9 +266,8 @@ class Bridge:
     async def _bridge_services(self, names: list[str], report: BridgePass) -> list[StoreError]:
         """Bridge services concurrently, and return the errors. A service that waits, probably for
         an unavailable node, does not delay others."""
-        tasks = Tasks()
         running: list[asyncio.Task[object]] = []
-        try:
+        async with Tasks() as tasks:
             for batch_of_names in slices(names, _BATCH):
                 batch = [
                     tasks.start(self._try_service(name, report), name=f"bridge of {name}")
@@ -281,8 +280,6 @@ class Bridge:
                 await asyncio.wait(running)
             self._idle = time.monotonic() - idle_since
             results = [task.result() for task in running]
-        finally:
-            await tasks.aclose()
         return [error for error in results if isinstance(error, StoreError)]
 
     async def _try_service(self, name: str, report: BridgePass) -> StoreError | None:
