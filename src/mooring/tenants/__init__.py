@@ -16,42 +16,26 @@ from typing import TYPE_CHECKING
 from mooring.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from mooring.tenants.document import Document
-    from mooring.tenants.model import Database, Domain, Ftp, Meta, Resolver, Storage, Tenant
-    from mooring.tenants.publish.publisher import Publisher
-    from mooring.tenants.read.parser import Changed
-    from mooring.tenants.read.tenants import (
-        DatabaseCache,
-        DomainCache,
-        FtpCache,
-        StorageCache,
-        Tenants,
-    )
-    from mooring.tenants.resolver import acting_for, current, current_or_none
-    from mooring.tenants.secrets import Keyring, Secret
-
-__all__ = [
-    "Changed",
-    "Database",
-    "DatabaseCache",
-    "Document",
-    "Domain",
-    "DomainCache",
-    "Ftp",
-    "FtpCache",
-    "Keyring",
-    "Meta",
-    "Publisher",
-    "Resolver",
-    "Secret",
-    "Storage",
-    "StorageCache",
-    "Tenant",
-    "Tenants",
-    "acting_for",
-    "current",
-    "current_or_none",
-]
+    from mooring.tenants.document import Document as Document
+    from mooring.tenants.model import Database as Database
+    from mooring.tenants.model import Domain as Domain
+    from mooring.tenants.model import Ftp as Ftp
+    from mooring.tenants.model import Meta as Meta
+    from mooring.tenants.model import Resolver as Resolver
+    from mooring.tenants.model import Storage as Storage
+    from mooring.tenants.model import Tenant as Tenant
+    from mooring.tenants.publish.publisher import Publisher as Publisher
+    from mooring.tenants.read.parser import Changed as Changed
+    from mooring.tenants.read.tenants import DatabaseCache as DatabaseCache
+    from mooring.tenants.read.tenants import DomainCache as DomainCache
+    from mooring.tenants.read.tenants import FtpCache as FtpCache
+    from mooring.tenants.read.tenants import StorageCache as StorageCache
+    from mooring.tenants.read.tenants import Tenants as Tenants
+    from mooring.tenants.resolver import acting_for as acting_for
+    from mooring.tenants.resolver import current as current
+    from mooring.tenants.resolver import current_or_none as current_or_none
+    from mooring.tenants.secrets import Keyring as Keyring
+    from mooring.tenants.secrets import Secret as Secret
 
 _MODULES = {
     "document": ("Document",),
@@ -63,6 +47,8 @@ _MODULES = {
     "secrets": ("Keyring", "Secret"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
