@@ -267,15 +267,19 @@ def _unsealing(value: dict[str, JSON], ring: Keyring) -> dict[str, Any]:
     return rest
 
 
+STORAGE_FIELDS = (
+    ("quotaBytes", "uploadQuotaGb", 2**30),
+    ("maxFileSizeBytes", "maxFileSizeMb", 2**20),
+)
+"""The fields of an older generation, their successors, and the bytes of the new unit."""
+
+
 def _newer_storage(value: dict[str, JSON]) -> dict[str, JSON]:
     """Converts the fields of an older generation, which counted bytes."""
     if "quotaBytes" not in value and "maxFileSizeBytes" not in value:
         return value
     rest = dict(value)
-    for old, new, unit in (
-        ("quotaBytes", "uploadQuotaGb", 2**30),
-        ("maxFileSizeBytes", "maxFileSizeMb", 2**20),
-    ):
+    for old, new, unit in STORAGE_FIELDS:
         count = rest.get(old)
         if isinstance(count, int | float) and not isinstance(count, bool):
             del rest[old]

@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from mooring.errors import Closed, StoreError
-from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.migration import Migration
 from mooring.migrate.jxt.plan import NameConflict
 from mooring.migrate.jxt.sync_unit import SyncResult
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry
 from mooring.tasks import Backoff, Tasks, wait_for
+from mooring.tenants.keys import SENTINEL
 
 log = logging.getLogger(__name__)
 

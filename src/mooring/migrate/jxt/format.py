@@ -28,8 +28,9 @@ from mooring.model import JSON
 from mooring.store.contract import Range, prefix
 from mooring.tenants.keys import (
     COMMON,
-    DOMAIN,
     PLATFORM,
+    SENTINEL,
+    SINGLE,
     IndexKind,
     TenantKeys,
     check_id,
@@ -40,9 +41,6 @@ from mooring.tenants.keys import (
     path_escape,
 )
 
-SENTINEL = "_health/sentinel"
-
-_SINGLE = ("meta", *DOMAIN, "storage")
 _INDEX_FOLDERS: Mapping[IndexKind, str] = {
     "by-code": "tenants/by-code/",
     "by-name": "tenants/by-name/",
@@ -110,7 +108,7 @@ class OldKeys:
     def _tenant_part(self, below: str) -> OldPart | None:
         if below.startswith("tenants/"):
             id, _, rest = below.removeprefix("tenants/").partition("/")
-            return OldPart(int(id), rest) if is_id(id) and rest in (*_SINGLE, "ftp") else None
+            return OldPart(int(id), rest) if is_id(id) and rest in (*SINGLE, "ftp") else None
         id, _, rest = below.removeprefix("jxt/config/tenants/").partition("/")
         service = rest.removeprefix("services/").removesuffix("/database")
         if below.startswith("jxt/config/tenants/") and is_id(id) and service:

@@ -8,10 +8,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from mooring.migrate.jxt.format import SENTINEL
 from mooring.migrate.jxt.state import Phase, UnitState
 from mooring.migrate.jxt.translation import TranslatedKey
-from mooring.tenants.keys import TenantKeys
+from mooring.tenants.keys import SENTINEL, TenantKeys
 from mooring.tenants.parts import Claim, UnreadablePart, claims
 from mooring.tenants.secrets import Keyring
 

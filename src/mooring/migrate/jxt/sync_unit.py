@@ -20,7 +20,7 @@ from mooring.errors import (
     Undecipherable,
 )
 from mooring.formatting import describe
-from mooring.migrate.jxt.format import SENTINEL, digest
+from mooring.migrate.jxt.format import digest
 from mooring.migrate.jxt.indexes import (
     MAX_OPERATIONS,
     IndexWrites,
@@ -34,7 +34,7 @@ from mooring.migrate.jxt.translation import translate_back, why_locked
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Put, Query, Store, Write, key, unchanged
 from mooring.tasks import Backoff, slices
-from mooring.tenants.keys import TenantKeys
+from mooring.tenants.keys import SENTINEL, TenantKeys
 from mooring.tenants.model import encode
 from mooring.tenants.parts import Parts, claims, stored_parts
 from mooring.tenants.publish.merge import resealed

@@ -12,6 +12,7 @@ from mooring.model import JSON
 from mooring.store.contract import Entry
 from mooring.tenants.keys import COMMON, DOMAIN, PLATFORM, is_path, kind_of, name_of
 from mooring.tenants.model import (
+    STORAGE_FIELDS,
     Database,
     Resolver,
     StorageDirectory,
@@ -36,12 +37,6 @@ _COMMON: Mapping[str, type[TenantRecord]] = dict(
 )
 _FRACTION = 1024
 """Storage in bytes is converted to larger units if the result is a multiple of 1/1024."""
-
-_STORAGE_FIELDS = (
-    ("quotaBytes", "uploadQuotaGb", 2**30),
-    ("maxFileSizeBytes", "maxFileSizeMb", 2**20),
-)
-"""Old field, new field, and the bytes of the new unit."""
 
 
 class TranslatedPart(msgspec.Struct, frozen=True):
@@ -218,7 +213,7 @@ def _extra_ftp_fields(unit: int, value: JSON) -> str:
 def _new_storage(unit: int, value: dict[str, JSON]) -> JSON:
     """Storage in the new units, or in bytes if they are not exact: every reader supports those."""
     fields: dict[str, JSON] = {**value, "tenantId": unit}
-    for old, new, size in _STORAGE_FIELDS:
+    for old, new, size in STORAGE_FIELDS:
         count = fields.get(old)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
             raise UnreadableValue(f"{old} is not a number")
@@ -361,7 +356,7 @@ def _in_old_form(path: str, value: JSON, before: bytes | None, ring: Keyring) ->
 
 def _old_storage(value: dict[str, JSON], old_fields: Mapping[str, JSON]) -> dict[str, JSON]:
     fields = dict(value)
-    for old, new, unit in _STORAGE_FIELDS:
+    for old, new, unit in STORAGE_FIELDS:
         size = fields.get(new)
         if old in old_fields and isinstance(size, int | float):
             del fields[new]
