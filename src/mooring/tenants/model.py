@@ -155,7 +155,12 @@ class StorageDirectory(TenantRecord, frozen=True, kw_only=True, gc=False):
 
 _SETTINGS = (Resolver, StorageDirectory)
 
-_RECORDS: Mapping[str, type[Meta | Ftp | Storage]] = {"meta": Meta, "ftp": Ftp, "storage": Storage}
+_RECORDS: Mapping[str, type[Meta | Database | Ftp | Storage]] = {
+    "meta": Meta,
+    "database": Database,
+    "ftp": Ftp,
+    "storage": Storage,
+}
 
 Part = Meta | Database | Ftp | Storage | str | tuple[str, ...]
 R = TypeVar("R", bound=TenantRecord)
@@ -223,11 +228,11 @@ def parse_part(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
     assert isinstance(value, dict)
     fields: dict[str, Any] = value | identity(tenant, path)
     if kind == "database":
-        return to_record(Database, _unsealing(fields, ring))
-    if kind == "ftp" and isinstance(hashed := fields.get("passwordHash"), str):
+        _wrap_password(fields, ring)
+    elif kind == "ftp" and isinstance(hashed := fields.get("passwordHash"), str):
         fields["passwordHash"] = Secret(hashed)
-    if kind == "storage":
-        fields = _newer_storage(fields)
+    elif kind == "storage":
+        _convert_storage(fields)
     return to_record(_RECORDS[kind], fields)
 
 
@@ -256,15 +261,13 @@ def fields_of(kind: type[TenantRecord]) -> frozenset[str]:
     return frozenset(kind.__struct_encode_fields__) - {"extra"}
 
 
-def _unsealing(value: dict[str, JSON], ring: Keyring) -> dict[str, Any]:
-    rest: dict[str, Any] = dict(value)
-    plain, sealed = rest.pop("password", None), rest.pop("passwordEncrypted", None)
-    key_id = rest.pop("passwordKeyId", None)
+def _wrap_password(fields: dict[str, Any], ring: Keyring) -> None:
+    plain, sealed = fields.pop("password", None), fields.pop("passwordEncrypted", None)
+    key_id = fields.pop("passwordKeyId", None)
     if sealed:
-        rest["password"] = Secret.sealed(str(sealed), str(key_id or ""), ring)
+        fields["password"] = Secret.sealed(str(sealed), str(key_id or ""), ring)
     elif plain is not None:
-        rest["password"] = Secret(str(plain))
-    return rest
+        fields["password"] = Secret(str(plain))
 
 
 STORAGE_FIELDS = (
@@ -274,22 +277,18 @@ STORAGE_FIELDS = (
 """The fields of an older generation, their successors, and the bytes of the new unit."""
 
 
-def _newer_storage(value: dict[str, JSON]) -> dict[str, JSON]:
+def _convert_storage(fields: dict[str, Any]) -> None:
     """Converts the fields of an older generation, which counted bytes."""
-    if "quotaBytes" not in value and "maxFileSizeBytes" not in value:
-        return value
-    rest = dict(value)
     for old, new, unit in STORAGE_FIELDS:
-        count = rest.get(old)
+        count = fields.get(old)
         if isinstance(count, int | float) and not isinstance(count, bool):
-            del rest[old]
-            if rest.get(new) is None:
+            del fields[old]
+            if fields.get(new) is None:
                 try:
                     size = count / unit
                 except OverflowError:
                     raise UnreadableValue(f"{old} is a number that is too large") from None
-                rest[new] = int(size) if size.is_integer() else size
-    return rest
+                fields[new] = int(size) if size.is_integer() else size
 
 
 def _text(raw: bytes) -> str:
