@@ -7,11 +7,10 @@ from typing import Literal, NamedTuple
 from mooring.errors import TenantError
 from mooring.formatting import quoted
 from mooring.messages import message
-from mooring.store.contract import Store, key
-from mooring.tenants.keys import IndexKind, TenantKeys, is_id
+from mooring.store.contract import Query, Store, key
+from mooring.tenants.keys import IndexKind, TenantKeys, host_of, is_id
 from mooring.tenants.model import Resolver, UnreadableValue, decode, to_record
-from mooring.tenants.parts import Parts, claims, stored_parts
-from mooring.tenants.read.tenants import find
+from mooring.tenants.parts import Parts, claims, holder, stored_parts
 from mooring.tenants.resolver import Request, TenantRejection, tenant_reference
 
 By = Literal["id", "code", "host", "name", "ftp-user"]
@@ -71,6 +70,32 @@ async def look_up(store: Store, keys: TenantKeys, by: By, name: str) -> Resoluti
         reason = f"{index.decode()} leads to tenant {tenant}, which does not have the {what}"
         return Resolution(None, by, name, f"{reason}: publish that tenant again")
     return Resolution(tenant, by, name, f"{index.decode()} leads to it", _status(parts))
+
+
+async def find(store: Store, keys: TenantKeys, kind: IndexKind, name: str) -> int | None:
+    """The tenant with a code, name, FTP user or host, read from the index. Another publisher may
+    have written names unescaped, and codes and hosts in any case. A host may be given as in a
+    request."""
+    normal = host_of(name) or name if kind == "host" else name
+    places = dict.fromkeys([keys.index(kind, normal), keys.as_written(kind, name)])
+    answer = await store.commit(read=[Query(key(place)) for place in places])
+    for place, read in zip(places, answer.reads, strict=True):
+        if read.first is None or not (tenant := holder(read.first.value)):
+            continue
+        unescaped = kind == "by-name" and place != keys.index(kind, name)
+        if not unescaped or await _has_name(store, keys, tenant, name):
+            return tenant
+    return None
+
+
+async def _has_name(store: Store, keys: TenantKeys, tenant: int, name: str) -> bool:
+    """Distinguishes an unescaped name in the index from the escaped form of another name."""
+    entry = (await store.read(key(keys.part(tenant, "meta")))).first
+    try:
+        meta = decode("meta", entry.value) if entry is not None else None
+    except UnreadableValue:
+        return False
+    return isinstance(meta, dict) and meta.get("name") == name
 
 
 async def _parts(store: Store, keys: TenantKeys, tenant: int) -> Parts:

@@ -11,8 +11,7 @@ from mooring.errors import InvalidRequest, NotConfigured
 from mooring.messages import message
 from mooring.mirror import STALE_AFTER
 from mooring.model import JSON, Time
-from mooring.store.contract import Query, Store, key
-from mooring.tenants.keys import IndexKind, TenantKeys, host_of, named
+from mooring.tenants.keys import host_of, named
 from mooring.tenants.model import (
     KINDS,
     Database,
@@ -24,10 +23,7 @@ from mooring.tenants.model import (
     Storage,
     StorageDirectory,
     Tenant,
-    UnreadableValue,
-    decode,
 )
-from mooring.tenants.parts import holder
 from mooring.tenants.read.parser import Changed
 from mooring.tenants.read.snapshot import TenantSnapshot
 
@@ -104,32 +100,6 @@ class DomainCache(_Cache):
         if tenant is None:
             raise NotConfigured(message("claim_not_found", claim=message("claim_host", name=host)))
         return tenant
-
-
-async def find(store: Store, keys: TenantKeys, kind: IndexKind, name: str) -> int | None:
-    """The tenant with a code, name, FTP user or host, read from the index. Another publisher may
-    have written names unescaped, and codes and hosts in any case. A host may be given as in a
-    request."""
-    normal = host_of(name) or name if kind == "host" else name
-    places = dict.fromkeys([keys.index(kind, normal), keys.as_written(kind, name)])
-    answer = await store.commit(read=[Query(key(place)) for place in places])
-    for place, read in zip(places, answer.reads, strict=True):
-        if read.first is None or not (tenant := holder(read.first.value)):
-            continue
-        unescaped = kind == "by-name" and place != keys.index(kind, name)
-        if not unescaped or await _has_name(store, keys, tenant, name):
-            return tenant
-    return None
-
-
-async def _has_name(store: Store, keys: TenantKeys, tenant: int, name: str) -> bool:
-    """Distinguishes an unescaped name in the index from the escaped form of another name."""
-    entry = (await store.read(key(keys.part(tenant, "meta")))).first
-    try:
-        meta = decode("meta", entry.value) if entry is not None else None
-    except UnreadableValue:
-        return False
-    return isinstance(meta, dict) and meta.get("name") == name
 
 
 log = logging.getLogger(__name__)
