@@ -11,7 +11,7 @@ import pytest
 from mooring.errors import InvalidRequest
 from mooring.model import JSON
 from mooring.store import Committed, Delete, Put, Range, Snapshot, Store, key
-from mooring.tenants.publish.encryption import EncryptionMarker, PasswordPlanner
+from mooring.tenants.publish.encryption import PasswordPlanner
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory
@@ -111,7 +111,7 @@ async def test_concurrent_publishes_share_a_search(store: Store):
     assert await asyncio.gather(*(search.key_in_use() for _ in range(10))) == [None] * 10
     assert counting.looks == 2, "the nine that came during the first search share the next"
     await store.commit(Put(KEYS.part(999, "database/query"), sealed()))
-    assert await search.key_in_use() == EncryptionMarker(RING.current)
+    assert await search.key_in_use() == RING.current
     assert counting.looks == 3, "a search that ended before does not count"
 
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -30,9 +30,8 @@ from mooring.tenants.secrets import CURRENT, Keyring
 _ENCRYPTED = re.compile(rb'"passwordEncrypted"\s*:\s*"[^"]')
 
 
-class EncryptionMarker(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    key_id: str = ""
-    """The key of the encrypted passwords; empty: unknown."""
+KeyInUse: TypeAlias = str | None
+"""The id of the key of the encrypted passwords, empty if it is unknown; None: none is encrypted."""
 
 
 class AddedPasswords(NamedTuple):
@@ -60,7 +59,7 @@ class PasswordPlanner:
         self._store, self._keys, self._ring = store, keys, ring
         self._lock = asyncio.Lock()
         self._begun = self._done = 0
-        self._marker: EncryptionMarker | None = None
+        self._key: KeyInUse = None
 
     async def plan(
         self,
@@ -83,10 +82,11 @@ class PasswordPlanner:
         entry = (await self._store.read(key(name))).first
         stored = None
         if entry is not None:
-            stored = EncryptionMarker(str(json_object(entry.value).get("keyId") or ""))
+            stored = str(json_object(entry.value).get("keyId") or "")
         marker, problem = await self._check(added, stored, refuse=refuse)
         new = marker != stored
-        writes = (Put(name, msgspec.json.encode(marker)),) if new else ()
+        fields = {"keyId": marker} if marker else {}
+        writes = (Put(name, msgspec.json.encode(fields)),) if new else ()
         revision = 0 if entry is None else entry.modified
         checks = (unchanged(name, revision),) if added.clear or new else ()
         if problem:
@@ -97,12 +97,12 @@ class PasswordPlanner:
         return PasswordPlan(tuple(added.clear), writes, checks)
 
     async def _check(
-        self, added: AddedPasswords, stored: EncryptionMarker | None, *, refuse: bool
-    ) -> tuple[EncryptionMarker | None, Message | None]:
+        self, added: AddedPasswords, stored: KeyInUse, *, refuse: bool
+    ) -> tuple[KeyInUse, Message | None]:
         """The marker to store, and the problem with the added passwords, if any."""
         marker, ring = stored, self._ring
         if added.clear and refuse:
-            marker = stored or await self.key_in_use()
+            marker = await self.key_in_use() if stored is None else stored
             problem = _clear_text_problem(added, marker, self._keys, ring)
             if problem is not None:
                 return marker, problem
@@ -112,46 +112,44 @@ class PasswordPlanner:
             if foreign is not None:
                 return foreign, message(
                     "password_key_foreign",
-                    key=foreign.key_id,
+                    key=foreign,
                     own=ring.current,
                     common=CURRENT[1],
                     variable=CURRENT[0],
                 )
         if added.sealed and (marker is None or own):
-            marker = EncryptionMarker(ring.current if own else min(added.sealed.values()))
+            marker = ring.current if own else min(added.sealed.values())
         return marker, None
 
-    async def key_in_use(self) -> EncryptionMarker | None:
-        """The key of the first encrypted password of any tenant; None if there is none. Concurrent
-        calls share a search if it began after the call."""
+    async def key_in_use(self) -> KeyInUse:
+        """The key of the first encrypted password of any tenant. Concurrent calls share a search if
+        it began after the call."""
         called = self._begun
         async with self._lock:
             if self._done <= called:
                 self._begun += 1
-                self._marker = await self._first()
+                self._key = await self._first()
                 self._done = self._begun
-            return self._marker
+            return self._key
 
-    async def _first(self) -> EncryptionMarker | None:
+    async def _first(self) -> KeyInUse:
         async with contextlib.aclosing(_sealed_passwords(self._store, self._keys)) as passwords:
             async for _, key_id in passwords:
-                return EncryptionMarker(key_id)
+                return key_id
         return None
 
 
-async def _foreign_key(
-    store: Store, keys: TenantKeys, ring: Keyring, marker: EncryptionMarker | None
-) -> EncryptionMarker | None:
+async def _foreign_key(store: Store, keys: TenantKeys, ring: Keyring, marker: KeyInUse) -> KeyInUse:
     """The key in use, if passwords are encrypted and none of our keys opens one."""
-    if marker is not None and marker.key_id:
-        return None if marker.key_id in ring else marker
+    if marker:
+        return None if marker in ring else marker
     foreign = None
     async with contextlib.aclosing(_sealed_passwords(store, keys)) as passwords:
         async for sealed, key_id in passwords:
             with contextlib.suppress(Undecipherable):
                 ring.unseal(sealed, key_id)
                 return None
-            foreign = foreign or EncryptionMarker(key_id)
+            foreign = key_id if foreign is None else foreign
     return foreign
 
 
@@ -189,7 +187,7 @@ def _is_added(
 
 
 def _clear_text_problem(
-    added: AddedPasswords, marker: EncryptionMarker | None, keys: TenantKeys, ring: Keyring
+    added: AddedPasswords, marker: KeyInUse, keys: TenantKeys, ring: Keyring
 ) -> Message | None:
     """Why passwords in clear text cannot be added."""
     if marker is not None:
@@ -197,7 +195,7 @@ def _clear_text_problem(
             "password_in_clear",
             path=added.clear[0],
             namespace=keys.namespace,
-            key=marker.key_id,
+            key=marker,
             remedy=ring.remedy,
             marker=keys.encryption,
         )
