@@ -117,8 +117,8 @@ def change_to_json(diff: PartDiff) -> dict[str, JSON]:
     return {
         "path": diff.path,
         "action": action_of(before, after),
-        "before": _for_programs(diff.path, before),
-        "after": _for_programs(diff.path, after),
+        "before": masked_part(diff.path, before),
+        "after": masked_part(diff.path, after),
         "sensitive": list[JSON](sensitive),
     }
 
@@ -127,7 +127,7 @@ def changes_to_json(diffs: Iterable[PartDiff]) -> list[JSON]:
     return [change_to_json(diff) for diff in diffs]
 
 
-def _for_programs(path: str, value: JSON | UnreadablePart) -> JSON:
+def masked_part(path: str, value: JSON | UnreadablePart) -> JSON:
     return UNREADABLE if isinstance(value, UnreadablePart) else masked_field(field_of(path), value)
 
 

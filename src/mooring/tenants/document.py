@@ -28,6 +28,7 @@ from mooring.tenants.validation import (
     check_plain,
     checked,
     fields_of,
+    repeats_key,
 )
 
 _MAX_MERGED = 10_000  # fields of a YAML map with merge keys, which can multiply
@@ -291,8 +292,7 @@ def _fields(kind: str, value: Mapping[str, JSON], secrets: bool) -> dict[str, JS
     extra: dict[str, JSON] = {}
     hidden = () if secrets else hidden_extra(kind, value)
     for name, inner in value.items():
-        repeats = name in IDENTITY and (kind, name) != ("database", "username")
-        if repeats or inner is None or (name == "passwordKeyId" and not secrets):
+        if inner is None or repeats_key(kind, name) or (name == "passwordKeyId" and not secrets):
             continue
         if name in FIELDS[kind]:
             if secrets or not is_secret(name):

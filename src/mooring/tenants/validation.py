@@ -224,7 +224,7 @@ DEFAULTS: Mapping[str, Mapping[str, JSON]] = {
 """Values of fields that are left out."""
 
 IDENTITY = ("id", "tenantId", "serviceCode", "username")
-"""Fields that repeat a part of the key."""
+"""Fields that repeat a part of the key. The user name of a database does not."""
 
 EXTRA = "extra"
 """The field for fields that Mooring does not know. Unknown fields elsewhere are errors."""
@@ -318,6 +318,11 @@ def fields_of(about: str, value: JSON) -> dict[str, JSON]:
     if isinstance(value, dict):
         return dict(value)
     raise _invalid(about, _expected(_kind(value), "map_of_fields"))
+
+
+def repeats_key(kind: str, field: str) -> bool:
+    """Whether a field of a part only repeats a part of the key."""
+    return field in IDENTITY and (kind, field) != ("database", "username")
 
 
 def check_names(about: str, fields: Iterable[str], known: Collection[str]) -> None:

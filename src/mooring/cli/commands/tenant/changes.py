@@ -16,7 +16,7 @@ from mooring.tenants.history import UNREADABLE, is_sealed
 from mooring.tenants.keys import Owner, field_of, kind_of, named
 from mooring.tenants.parts import PartDiff, UnreadablePart
 from mooring.tenants.publish.result import PublishResult
-from mooring.tenants.validation import IDENTITY
+from mooring.tenants.validation import repeats_key
 
 _SIGNS: dict[Action, tuple[str, str]] = {
     "add": ("+", "green"),
@@ -103,7 +103,7 @@ def lines(difference: PartDiff) -> Iterator[tuple[Action, str]]:
 def _added_fields(path: str, part: Mapping[str, JSON]) -> Iterator[str]:
     split = is_split_key(part)
     for name, value in part.items():
-        if value is not None and not _repeats_path(path, name):
+        if value is not None and not repeats_key(kind_of(path), name):
             is_secret = split or is_hidden(name) or is_sealed(value)
             yield f"{name}: {'(sensitive value)' if is_secret else _text(value)}"
 
@@ -121,8 +121,3 @@ def _text(value: JSON | UnreadablePart) -> str:
     if isinstance(value, UnreadablePart):
         return UNREADABLE
     return "(none)" if value is None else json.dumps(masked(value), ensure_ascii=False)
-
-
-def _repeats_path(path: str, field: str) -> bool:
-    """Whether a field only repeats a name in the path of its part."""
-    return field in IDENTITY and not (kind_of(path) == "database" and field == "username")

@@ -26,11 +26,11 @@ from mooring.cli.io.output import (
 )
 from mooring.errors import NotConfigured, Undecipherable
 from mooring.formatting import quoted
-from mooring.masking import cleartext_secrets, masked
+from mooring.masking import cleartext_secrets
 from mooring.model import JSON
 from mooring.store.contract import Entry
+from mooring.tenants.diff import masked_part
 from mooring.tenants.document import JSON_SUFFIXES, to_document
-from mooring.tenants.history import UNREADABLE
 from mooring.tenants.keys import PartOf, TenantKeys, kind_of, name_of
 from mooring.tenants.model import Part, Tenant, UnreadableValue, decode, parse_part
 from mooring.tenants.parts import Parts, StoredParts, UnreadablePart, stored_parts
@@ -135,11 +135,10 @@ async def show_tenant(
         typer.echo(_to_yaml(to_document(tenant, stored.parts)), nl=False)
         return
     problems: list[str] = []
+    values = {path: masked_part(path, value) for path, value in stored.parts.items()}
     if reveal:
-        values = _revealed_parts(stored.parts, problems)
+        values |= _revealed_parts(stored.parts, problems)
         note(f"tenant {tenant}: its secrets are shown in clear text")
-    else:
-        values = _masked_parts(stored.parts)
     if as_json:
         show_json(_by_section(tenant, values) | {"revision": stored.revision})
     else:
@@ -170,17 +169,10 @@ def _warn_of_unreadable(parts: Parts) -> None:
             warn(f"{path} cannot be parsed and is omitted: publishing this may remove it")
 
 
-def _masked_parts(parts: Parts) -> dict[str, JSON]:
-    return {
-        path: UNREADABLE if isinstance(value, UnreadablePart) else masked(value)
-        for path, value in parts.items()
-    }
-
-
 def _revealed_parts(parts: Parts, problems: list[str]) -> dict[str, JSON]:
-    """The parts with their passwords decrypted. A part for which that fails is masked, and appended
-    to `problems`."""
-    ring, values = Keyring.from_environment(), _masked_parts(parts)
+    """The parts with their passwords decrypted. A part for which that fails is left out, and
+    reported in `problems`."""
+    ring, values = Keyring.from_environment(), dict[str, JSON]()
     for path, value in parts.items():
         if not isinstance(value, UnreadablePart):
             try:
