@@ -32,7 +32,6 @@ TEXTS: Mapping[str, str] = {
     "field_unknown": "has an unknown field {field!q}[, did you mean {meant!q}?][ (known: {known})]",
     "json_invalid": "is not valid JSON: {problem} at byte {byte}",
     "json_truncated": "is not valid JSON: it ends too early or contains an unpaired surrogate",
-    "type_list": "a list",
     "type_boolean": "true or false",
     "type_bytes": "text in base64",
     "type_time": "a time such as 2026-01-31T09:26:53Z",
@@ -134,8 +133,7 @@ TEXTS: Mapping[str, str] = {
     "metrics_not_a_map": "metrics must be a map, not {value!q}",
     "record_malformed": "{place} {problem}",
     "not_a_json_object": "is not a JSON object but {value!q}",
-    "has_invalid_value": "has an invalid value: {problem}",
-    "has_invalid_field": "has an invalid value for {field}: {problem}",
+    "has_invalid_value": "has an invalid value[ for {field}]: {problem}",
     "has_negative_weight": "has an invalid value for weight: {weight} must be at least 0",
     "has_wrong_field": "has a wrong {field!q}: {problem}",
     "has_malformed_field": "has a {field!q} that {problem}",
@@ -321,9 +319,6 @@ TEXTS: Mapping[str, str] = {
     "redis_no_reply": "no answer within {seconds} s",
     "redis_connection_lost": "the connection was lost: {problem}",
     "redis_no_pong": "no answer to PING",
-    "redis_password_unreadable": (
-        "password_file={file} cannot be read: {reason}; the next call reads it again"
-    ),
     "redis_prefix_reserved": (
         "the prefix {prefix!q} cannot end with 'services': its keys would look like those of "
         "another registry"
@@ -385,6 +380,9 @@ TEXTS: Mapping[str, str] = {
     "check_failed": "{operation}: a check failed",
     "read_outrun": "{operation}: the store compacts faster than it can be read",
     "answer_too_large": "{operation}: the response is larger than {limit} bytes",
+    "password_file_unreadable": (
+        "password_file={file} cannot be read: {reason}; the next call reads it again"
+    ),
     "tls_needs_cert_and_key": "a client certificate needs both: cert=FILE and key=FILE",
     # Stores: etcd.
     "etcd_permission_denied": (
@@ -408,9 +406,6 @@ TEXTS: Mapping[str, str] = {
     ),
     "etcd_key_twice": "{operation}: {store} refuses to write a key twice in one commit",
     "etcd_ended_watch": "{operation}: ended by the server ({reason})",
-    "password_file_unreadable": (
-        "{operation}: password_file={file} cannot be read: {reason}; the next call reads it again"
-    ),
     "endpoint_silent": (
         "{address} does not respond. Check the address, firewalls, and that the server is not "
         "paused"
@@ -517,7 +512,6 @@ TEXTS: Mapping[str, str] = {
     "common_settings": "common settings",
     "platform_settings": "platform settings",
     "of_owner": "{owner}: {problem}",
-    "in_part": "{path}: {problem}",
     "in_text": "{text}[, document {number}]: {problem}",
     "not_found": "{what} not found",
     "tenant_lacks": "{tenant} has no {what}",
@@ -657,7 +651,6 @@ TEXTS: Mapping[str, str] = {
     # Reading tenants, and the tenant of a request.
     "tenants_of": "tenants of {namespace!q} in {store}",
     "tenants_unreadable": "the {what} cannot be read: {problem}",
-    "no_answer": "no response in time",
     "tenants_not_loaded": "the tenants are not loaded yet: retry",
     "resolver_unreadable": (
         "the setting common/resolver, which says how a request names its tenant, is unreadable"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mooring.messages import Message, message, verbatim
 
 _TYPES = {
-    "array": "type_list",
+    "array": "a_list",
     "bool": "type_boolean",
     "bytes": "type_bytes",
     "datetime": "type_time",

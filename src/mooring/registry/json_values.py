@@ -68,11 +68,10 @@ def get(fields: Fields, name: str, kind: Any, default: T) -> T:
         converted: T = msgspec.convert(value, kind)
         return converted
     except msgspec.ValidationError as error:
+        field, problem = name, rejection(error, verbatim(quoted(value)))
         if isinstance(value, dict | list):  # it may be large, or contain secrets
-            problem = rejection(error, name)
-            raise Malformed(message("has_invalid_value", problem=problem)) from error
-        problem = rejection(error, verbatim(quoted(value)))
-        raise Malformed(message("has_invalid_field", field=name, problem=problem)) from error
+            field, problem = "", rejection(error, name)
+        raise Malformed(message("has_invalid_value", field=field, problem=problem)) from error
 
 
 def number(value: float) -> int | float:

@@ -188,7 +188,7 @@ def _opened(path: str, value: Mapping[str, JSON], ring: Keyring, problems: list[
     try:
         return ring.unseal(str(sealed), str(value.get("passwordKeyId") or ""))
     except Undecipherable as error:
-        problems.append(message("in_part", path=path, problem=error))
+        problems.append(message("value_rejected_because", place=path, problem=error))
         return MASK
 
 

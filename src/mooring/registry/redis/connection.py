@@ -308,7 +308,7 @@ class _PasswordFile(CredentialProvider):
             # would use the connection without a login, as the default user.
             reason = verbatim(error.strerror or str(error))
             raise driver.AuthenticationError(
-                message("redis_password_unreadable", file=str(file), reason=reason)
+                message("password_file_unreadable", file=str(file), reason=reason)
             ) from error
         return (self._settings.user, password) if self._settings.user else (password,)
 

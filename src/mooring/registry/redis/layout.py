@@ -264,7 +264,7 @@ def _state(fields: Mapping[str, str]) -> State:
         state: State = msgspec.convert(text, State)
     except msgspec.ValidationError as error:
         problem = rejection(error, "state")
-        raise Malformed(message("has_invalid_value", problem=problem)) from error
+        raise Malformed(message("has_invalid_value", field="", problem=problem)) from error
     return state
 
 

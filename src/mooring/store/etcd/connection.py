@@ -279,13 +279,9 @@ class EtcdConnection:
             return read_password(file)
         except OSError as error:
             reason = verbatim(error.strerror or str(error))
+            problem = message("password_file_unreadable", file=str(file), reason=reason)
             raise AccessDenied(
-                message(
-                    "password_file_unreadable",
-                    operation=self._logging_in,
-                    file=str(file),
-                    reason=reason,
-                )
+                message("operation_failed", operation=self._logging_in, problem=problem)
             ) from error
 
     @property

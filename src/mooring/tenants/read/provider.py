@@ -267,7 +267,7 @@ class Provider:
     def _reason(self) -> object:
         if error := next(filter(None, (mirror.error for mirror in self._mirrors.values())), None):
             return error
-        return self._failure or self._unreachable or message("no_answer")
+        return self._failure or self._unreachable or message("no_reply_in_time")
 
     def _apply_parts(self, update: Update[bytes, Entry]) -> None:
         self._verify_copy()

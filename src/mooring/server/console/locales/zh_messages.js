@@ -128,7 +128,6 @@ export default {
   field_unknown: "包含未知字段 {field!q}[，是否想写 {meant!q}？][（已知字段：{known}）]",
   json_invalid: "不是有效的 JSON：第 {byte} 字节处 {problem}",
   json_truncated: "不是有效的 JSON：内容不完整，或含有不成对的代理字符",
-  type_list: "列表",
   type_boolean: "布尔值（true 或 false）",
   type_bytes: "base64 文本",
   type_time: "时间（如 2026-01-31T09:26:53Z）",
@@ -205,8 +204,7 @@ export default {
   metrics_not_a_map: "metrics 必须是映射，而不是 {value!q}",
   record_malformed: "{place}：{problem}",
   not_a_json_object: "不是 JSON 对象，而是 {value!q}",
-  has_invalid_value: "有无效的值：{problem}",
-  has_invalid_field: "{field} 的值无效：{problem}",
+  has_invalid_value: "[{field} 的]值无效：{problem}",
   has_negative_weight: "weight 的值无效：{weight} 不能小于 0",
   has_wrong_field: "{field!q} 有误：{problem}",
   has_malformed_field: "{field!q} {problem}",
@@ -330,7 +328,6 @@ export default {
   redis_no_reply: "{seconds} 秒内没有响应",
   redis_connection_lost: "连接中断：{problem}",
   redis_no_pong: "PING 没有响应",
-  redis_password_unreadable: "无法读取 password_file={file}：{reason}；下次调用会重新读取",
   redis_prefix_reserved: "前缀 {prefix!q} 不能以 'services' 结尾：它的键会与另一个注册中心的键混淆",
   redis_service_has_brace: "服务 {service!q} 包含花括号，在集群上会影响槽位选择",
   // Stores.
@@ -373,6 +370,7 @@ export default {
   check_failed: "{operation}：有一项检查未通过",
   read_outrun: "{operation}：存储的压缩速度超过了读取速度",
   answer_too_large: "{operation}：响应超过 {limit} 字节",
+  password_file_unreadable: "无法读取 password_file={file}：{reason}；下次调用会重新读取",
   tls_needs_cert_and_key: "客户端证书需要同时设置 cert=FILE 和 key=FILE",
   // Stores: etcd.
   etcd_permission_denied:
@@ -386,8 +384,6 @@ export default {
     "{operation}：{store} 空间已满（NOSPACE 警报），拒绝写入；读取仍可进行。请压缩、整理碎片并解除警报：etcdctl compact、defrag、alarm disarm",
   etcd_key_twice: "{operation}：{store} 拒绝在一次提交中重复写入同一个键",
   etcd_ended_watch: "{operation}：被服务器终止（{reason}）",
-  password_file_unreadable:
-    "{operation}：无法读取 password_file={file}：{reason}；下次调用会重新读取",
   endpoint_silent: "{address} 没有响应。请检查地址、防火墙，以及服务器是否已暂停",
   endpoint_untrusted:
     "{address} 的证书不受信任：{reason}。请用 ?ca=FILE 指定其 CA，或用 ?server_name= 指定证书中的名称",
@@ -451,7 +447,6 @@ export default {
   common_settings: "公共设置",
   platform_settings: "平台设置",
   of_owner: "{owner}：{problem}",
-  in_part: "{path}：{problem}",
   in_text: "{text}[，第 {number} 个文档]：{problem}",
   not_found: "未找到 {what}",
   tenant_lacks: "{tenant} 没有{what}",
@@ -559,7 +554,6 @@ export default {
   // Reading tenants, and the tenant of a request.
   tenants_of: "{store} 中 {namespace!q} 的租户",
   tenants_unreadable: "无法读取{what}：{problem}",
-  no_answer: "未及时响应",
   tenants_not_loaded: "租户尚未加载：请重试",
   resolver_unreadable: "设置 common/resolver 无法解析，而它规定请求如何指明租户[：{problem}]",
   the_header: "请求头 {name}",
