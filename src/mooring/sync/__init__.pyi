@@ -22,6 +22,7 @@ import mooring.session
 import mooring.settings
 import mooring.store
 import mooring.store.contract
+import mooring.tasks
 import mooring.tenants.document
 import mooring.tenants.history
 import mooring.tenants.keys
@@ -393,7 +394,7 @@ class Publisher:
         self, tenant: mooring.tenants.keys.Owner, number: int
     ) -> list[mooring.tenants.parts.PartDiff]: ...
     def rekey(
-        self, progress: mooring.tenants.publish.encryption.Progress = ...
+        self, progress: mooring.tasks.Progress = ...
     ) -> mooring.tenants.publish.encryption.RekeyResult: ...
 
 class ReadWriteLock:

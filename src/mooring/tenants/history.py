@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -299,11 +299,10 @@ def _open(sealed: JSON, stored: object, ring: Keyring) -> JSON:
     return value
 
 
-def resealed(
-    entry: HistoryEntry, ring: Keyring, problem: Callable[[Message], None]
-) -> HistoryEntry | None:
-    """The entry with all secrets under the current key; None if they are already. Calls `problem`
-    for secrets that cannot be decrypted, which are left unchanged."""
+def resealed(entry: HistoryEntry, ring: Keyring) -> tuple[HistoryEntry | None, list[Message]]:
+    """The entry with all secrets under the current key, None if they are already, and the problems
+    of those that cannot be decrypted, which are left unchanged."""
+    problems: list[Message] = []
 
     def renewed(fields: dict[str, JSON]) -> JSON:
         for text, id in ((_SEALED, _KEY_ID), ("passwordEncrypted", "passwordKeyId")):
@@ -312,7 +311,7 @@ def resealed(
                 try:
                     fields[text], fields[id] = ring.seal(ring.unseal(sealed, str(key_id or "")))
                 except Undecipherable as error:
-                    problem(error.message)
+                    problems.append(error.message)
         return fields
 
     changes = tuple(
@@ -324,4 +323,5 @@ def resealed(
         )
         for change in entry.changes
     )
-    return msgspec.structs.replace(entry, changes=changes) if changes != entry.changes else None
+    changed = changes != entry.changes
+    return msgspec.structs.replace(entry, changes=changes) if changed else None, problems

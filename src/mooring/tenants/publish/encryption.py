@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -20,6 +21,7 @@ from mooring.errors import Conflict, InvalidRequest, TenantError, TooLarge, Unde
 from mooring.messages import Message, message
 from mooring.model import JSON
 from mooring.store.contract import Check, Put, Store, Write, key, unchanged
+from mooring.tasks import Progress
 from mooring.tenants import history
 from mooring.tenants.keys import AREAS, Owner, TenantKeys, kind_of, named
 from mooring.tenants.model import json_object
@@ -205,7 +207,6 @@ def _clear_text_problem(
     return None
 
 
-Progress = Callable[[int, int], None]
 Publish = Callable[[Owner, Callable[[Parts], Parts]], Awaitable[bool]]
 """Publishes what the function returns for the stored parts; whether anything changed."""
 
@@ -232,10 +233,7 @@ async def rekey(
     for done, owner in enumerate(owners):
         progress(done, len(owners))
         try:
-            tenants += await publish(
-                owner,
-                lambda stored, owner=owner: _rekeyed(owner, stored, ring, problems),  # type: ignore[misc]
-            )
+            tenants += await publish(owner, partial(_rekeyed, owner, ring, problems))
         except (TenantError, TooLarge) as error:
             problems.append(str(error))
         entries += await _rekey_history(store, keys, ring, owner, problems)
@@ -243,7 +241,7 @@ async def rekey(
     return RekeyResult(tenants, entries, tuple(dict.fromkeys(problems)))
 
 
-def _rekeyed(owner: Owner, stored: Parts, ring: Keyring, problems: list[str]) -> Parts:
+def _rekeyed(owner: Owner, ring: Keyring, problems: list[str], stored: Parts) -> Parts:
     target = dict(stored)
     for path, value in stored.items():
         try:
@@ -261,12 +259,9 @@ async def _rekey_history(
     for entry in (await store.read(keys.history_of(owner))).entries:
         if not (number := keys.history_number(entry.key)):
             continue
+        fresh, own_problems = history.resealed(history.decode_entry(entry), ring)
         about = f"{named(owner)}: entry {number} of its history"
-        fresh = history.resealed(
-            history.decode_entry(entry),
-            ring,
-            lambda problem, about=about: problems.append(f"{about}: {problem}"),  # type: ignore[misc]
-        )
+        problems += [f"{about}: {problem}" for problem in own_problems]
         if fresh is not None:
             with contextlib.suppress(Conflict):
                 await store.commit(

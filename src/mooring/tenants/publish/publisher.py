@@ -12,6 +12,7 @@ from mooring.errors import InvalidRequest, NotConfigured, Undecipherable
 from mooring.messages import message
 from mooring.model import JSON
 from mooring.store.contract import Delete, Store, key
+from mooring.tasks import Progress, no_progress
 from mooring.tenants.document import Document
 from mooring.tenants.history import (
     HistoryEntry,
@@ -44,8 +45,8 @@ from mooring.tenants.publish.commit_loop import (
 )
 from mooring.tenants.publish.commit_loop import Change as Change
 from mooring.tenants.publish.committer import Committer, sentinel_write
-from mooring.tenants.publish.encryption import Progress, rekey
 from mooring.tenants.publish.encryption import RekeyResult as RekeyResult
+from mooring.tenants.publish.encryption import rekey
 from mooring.tenants.publish.merge import merged, merged_common, resealed
 from mooring.tenants.publish.publish_state import ExtraWrites, PublishState
 from mooring.tenants.publish.publish_state import Require as Require
@@ -306,7 +307,7 @@ class Publisher:
                 parts[path] = resealed(path, value, self._ring)
         return RollbackState(parts, target.lost)
 
-    async def rekey(self, progress: Progress = lambda done, total: None) -> RekeyResult:
+    async def rekey(self, progress: Progress = no_progress) -> RekeyResult:
         """Encrypt all passwords of tenants and their histories with the current key."""
         if not self._ring.current:
             raise InvalidRequest(message("rekey_without_key", remedy=self._ring.remedy))
