@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
 
 from mooring.errors import Conflict, OutcomeUnknown, StoreError, Unavailable
 from mooring.store.contract import Delete, Range, Write, between, unchanged
@@ -111,16 +110,14 @@ class Sweeper:
             between(self._keys.history(owner, seen.first), self._keys.history(owner, cut))
         )
 
-    async def everything(self, progress: Callable[[int], None] = lambda done: None) -> int:
+    async def everything(self) -> int:
         """Sweep all histories once; how many entries were deleted."""
         self._after = self._keys.histories.start
-        deleted = done = 0
+        deleted = 0
         while (owner := await self._next()) is not None:
             self._after = self._keys.history_of(owner).end
             while swept := await self.sweep(owner):  # each call deletes a limited number of entries
                 deleted += swept
-            done += 1
-            progress(done)
         return deleted
 
     async def run(self) -> None:
