@@ -26,6 +26,7 @@ import msgspec
 from mooring.atomic_file import DiskCopy, sweep
 from mooring.model import Time, now
 from mooring.store.contract import Entry
+from mooring.tasks import slices
 
 FORMAT = 2
 
@@ -162,9 +163,8 @@ def _resolve(address: str) -> Iterator[str]:
 
 
 def _blocks(entries: Iterable[Entry]) -> Iterator[bytes]:
-    all_entries = list(entries)
-    for start in range(0, len(all_entries), _BLOCK):
-        block = msgspec.msgpack.encode(all_entries[start : start + _BLOCK])
+    for piece in slices(entries, _BLOCK):
+        block = msgspec.msgpack.encode(piece)
         yield _LENGTH.pack(len(block)) + block
 
 
