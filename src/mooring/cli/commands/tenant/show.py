@@ -77,19 +77,16 @@ def _tenants(keys: TenantKeys, entries: Iterable[Entry]) -> list[Tenant]:
     parts: dict[int, list[tuple[str, Part]]] = {}
     for entry in entries:
         place = keys.understand(entry.key)
-        if isinstance(place, PartOf):
-            part = _parse(place, entry)
-            parts.setdefault(place.tenant, []).extend([] if part is None else [(place.path, part)])
+        if not isinstance(place, PartOf):
+            continue
+        tenant, path = place.tenant, place.path
+        own_parts = parts.setdefault(tenant, [])
+        try:
+            part = parse_part(tenant, path, decode(path, entry.value), Keyring([]))
+            own_parts.append((path, part))
+        except UnreadableValue as error:
+            warn(f"tenant {tenant}: {path} cannot be understood: {error}")
     return [Tenant(id).changed(changes) for id, changes in sorted(parts.items())]
-
-
-def _parse(place: PartOf, entry: Entry) -> Part | None:
-    try:
-        value = decode(place.path, entry.value)
-        return parse_part(place.tenant, place.path, value, Keyring([]))
-    except UnreadableValue as error:
-        warn(f"tenant {place.tenant}: {place.path} cannot be parsed: {error}")
-        return None
 
 
 def _status(tenant: Tenant) -> str:
@@ -227,25 +224,20 @@ def export(
     for tenant in tenants or []:
         if tenant not in stored:
             raise NotConfigured(f"tenant {tenant} not found")
-    encode = _to_json_line if json_lines else _to_yaml_document
     with open_output(file, mode=0o600) as output, progress("exported") as report:
         for number, (tenant, parts) in enumerate(stored.items()):
             report(number, len(stored))
-            output.write(encode(to_document(tenant, parts.parts, secrets=True)))
+            document = to_document(tenant, parts.parts, secrets=True)
+            if json_lines:
+                output.write(f"{json.dumps(document, ensure_ascii=False)}\n")
+            else:
+                output.write(f"---\n{_to_yaml(document)}")
     print_stderr(count_of(len(stored), "tenant"))
     if clear := sum(map(_count_cleartext, stored.values())):
         secrets = count_of(clear, "secret")
         warn(f"the export has {secrets} in clear text, as stored: keep it safe")
     if sum(_warn_of_gaps(tenant, parts) for tenant, parts in stored.items()):
         raise typer.Exit(1)
-
-
-def _to_json_line(document: dict[str, JSON]) -> str:
-    return f"{json.dumps(document, ensure_ascii=False)}\n"
-
-
-def _to_yaml_document(document: dict[str, JSON]) -> str:
-    return f"---\n{_to_yaml(document)}"
 
 
 async def _read(target: TenantTarget, tenants: list[int]) -> list[Entry]:
