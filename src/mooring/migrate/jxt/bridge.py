@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack
 
 from mooring.errors import Closed, StoreError
 from mooring.migrate.jxt.migration import Migration
-from mooring.migrate.jxt.plan import NameConflict
 from mooring.migrate.jxt.sync_unit import SyncResult
 from mooring.mirror import Mirror, RangeFeed, Update
 from mooring.store.contract import Entry
@@ -44,7 +43,7 @@ class Bridge:
         self._retries: dict[int, float] = {}
         """Units to sync again, and when."""
         self._units: set[int] = set()
-        self._conflicts: dict[int, Mapping[str, NameConflict]] = {}
+        self._conflicts: dict[int, Mapping[str, str]] = {}
         """Parts that must not be written when their unit is synced for the first time."""
         self._in_progress: set[int] = set()
         self._wake = asyncio.Event()

@@ -286,18 +286,16 @@ class Migration:
     ) -> tuple[int, list[str]]:
         """With their state in the ledger, so that no bridge follows. Returns as `delete`."""
         unit, listed = of_unit
-        ordered = sorted(listed, key=self._deletion_order)
+        parse = self.reader.old_keys.parse
+        indexes_first = sorted(
+            listed, key=lambda one: (not isinstance(parse(one.key.encode()), OldIndex), one.key)
+        )
         deleted, stays = 0, []
-        for batch in slices(ordered, _BATCH):
+        for batch in slices(indexes_first, _BATCH):
             count, changed = await self._delete_batch(unit, batch)
             deleted += count
             stays += changed
         return deleted, stays
-
-    def _deletion_order(self, listed: VerifiedKey) -> tuple[bool, str]:
-        """Indexes first."""
-        place = self.reader.old_keys.parse(listed.key.encode())
-        return not isinstance(place, OldIndex), listed.key
 
     async def _delete_batch(
         self, unit: int, listed: Sequence[VerifiedKey]

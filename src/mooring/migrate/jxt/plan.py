@@ -14,19 +14,8 @@ from mooring.tenants.keys import SENTINEL, TenantKeys
 from mooring.tenants.parts import Claim, UnreadablePart, claims
 from mooring.tenants.secrets import Keyring
 
-
-class NameConflict(msgspec.Struct, frozen=True):
-    """A part claims a name of another tenant."""
-
-    claim: str
-    holder: int
-
-    def __str__(self) -> str:
-        return f"{self.claim} is tenant {self.holder}'s"
-
-
-NameConflicts: TypeAlias = Mapping[int, Mapping[str, NameConflict]]
-"""The parts that cannot be written because of a conflict, by unit."""
+NameConflicts: TypeAlias = Mapping[int, Mapping[str, str]]
+"""Why parts that claim names of other tenants cannot be written, by unit and path."""
 
 _Claims: TypeAlias = Mapping[str, Mapping[bytes, Claim]]
 """The claims of each part of a tenant; several parts may claim the same host."""
@@ -57,7 +46,7 @@ def name_conflicts(keys: TenantKeys, units: Iterable[UnitState], ring: Keyring) 
     copied claims nothing, and the part that it was to replace stays."""
     tenants = sorted((state for state in units if state.unit), key=lambda state: state.unit)
     claimants = [_claimant(keys, state, ring) for state in tenants]
-    stuck: dict[int, dict[str, NameConflict]] = {}
+    stuck: dict[int, dict[str, str]] = {}
     while True:
         conflicts = {unit: dict(of_unit) for unit, of_unit in stuck.items()}
         _assign(claimants, conflicts)
@@ -72,7 +61,7 @@ def name_conflicts(keys: TenantKeys, units: Iterable[UnitState], ring: Keyring) 
             return conflicts
 
 
-def _assign(claimants: Iterable[_Claimant], conflicts: dict[int, dict[str, NameConflict]]) -> None:
+def _assign(claimants: Iterable[_Claimant], conflicts: dict[int, dict[str, str]]) -> None:
     """One round, from the lowest id to the highest. Adds to `conflicts`."""
     holders: dict[bytes, int] = {}
     for claimant in claimants:
@@ -85,7 +74,7 @@ def _assign(claimants: Iterable[_Claimant], conflicts: dict[int, dict[str, NameC
                 continue
             for name, claim in wanted.items():
                 if (holder := holders.get(name, unit)) != unit:
-                    conflicts.setdefault(unit, {})[path] = NameConflict(str(claim), holder)
+                    conflicts.setdefault(unit, {})[path] = f"{claim} is tenant {holder}'s"
                     break
             else:
                 holders.update(dict.fromkeys(wanted, unit))
@@ -201,7 +190,7 @@ class Criteria(msgspec.Struct, frozen=True):
     phase: Phase
     compared_at: int = 0
     """The revision of the comparison before the cut-over."""
-    conflicts: Mapping[str, NameConflict] = {}
+    conflicts: Mapping[str, str] = {}
     removed: Collection[str] = frozenset()
     """Parts that a publisher deleted from the new keys."""
 
@@ -256,7 +245,7 @@ def _compare_part(state: UnitState, path: str, criteria: Criteria) -> tuple[Verd
         return "equal", ""  # both sides update it all the time
     decision, conflict = state.decide(path, criteria.ring), criteria.conflicts.get(path)
     if decision.move == "to new" and conflict is not None:
-        return "taken", str(conflict)
+        return "taken", conflict
     if criteria.phase != "both":
         return _compare_after_cutover(state, path, criteria)
     if decision.move == "out of old":

@@ -27,7 +27,7 @@ from mooring.migrate.jxt.indexes import (
     OldIndexes,
     with_current_meta,
 )
-from mooring.migrate.jxt.plan import NameConflict, PartPlan, new_key
+from mooring.migrate.jxt.plan import PartPlan, new_key
 from mooring.migrate.jxt.reader import UnitReader
 from mooring.migrate.jxt.state import Base, CutoverState, Move, Phase, SyncedState, UnitState
 from mooring.migrate.jxt.translation import translate_back, why_locked
@@ -100,12 +100,12 @@ class UnitSync:
         )
 
     async def sync(
-        self, unit: int, *, back: bool, conflicts: Mapping[str, NameConflict] | None = None
+        self, unit: int, *, back: bool, conflicts: Mapping[str, str] | None = None
     ) -> SyncResult:
         """With `back`, the old keys also follow the new ones; after the cut-over, that is the only
         direction, and without it nothing is written. Parts with `conflicts` are never written."""
         result, backoff = SyncResult(unit), Backoff()
-        taken = {path: str(conflict) for path, conflict in (conflicts or {}).items()}
+        taken = dict(conflicts or {})
         unexplained = 0
         for _ in range(_MAX_TRIES):
             state, cutover = await self._reader.unit(unit)
