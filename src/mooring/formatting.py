@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 LONGEST = 200
 """Characters of a value in a message."""
@@ -87,12 +86,9 @@ def yaml_in_words(error: Exception) -> str:
     """Why a text is not YAML, in one line, without its content, which may be a password."""
     if mark := getattr(error, "problem_mark", None):
         problem = getattr(error, "problem", None) or "malformed"
-        return f"{_QUOTED.sub(_without_words, problem)}{yaml_place(mark)}"
+        problem = _QUOTED.sub(_without_words, problem)
+        return f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
     return describe(error)
-
-
-def yaml_place(mark: Any) -> str:
-    return f", line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _without_words(quoted: re.Match[str]) -> str:

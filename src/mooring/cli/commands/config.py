@@ -14,7 +14,6 @@ from mooring.cli.io.output import as_text, note, show_fields, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import RegistryError
 from mooring.formatting import printable, quoted
-from mooring.hub import Hub
 from mooring.masking import holds_mask, masked_fields
 from mooring.model import JSON
 from mooring.registry.lookup import require_service
@@ -77,7 +76,8 @@ async def set_values(
             raise typer.BadParameter(f"{name} is masked: give the secret itself, or leave it out")
     async with target.connect() as hub:
         fields = await hub.registry.configure(service, instance, set=new)
-        if not await _is_registered(hub, service, instance):
+        registered = (await hub.registry.instances(service)).instances
+        if not any(instance in ("", candidate.id) for candidate in registered):
             note(f"{_subject(service, instance)} is not registered; the values apply once it is")
     show_fields(masked_fields(fields), as_json=as_json)
 
@@ -98,11 +98,6 @@ async def unset(
         if name not in before:
             note(f"{quoted(name)} was not set on {_subject(service, instance)}")
     show_fields(masked_fields(fields), as_json=as_json)
-
-
-async def _is_registered(hub: Hub, service: str, instance: str) -> bool:
-    instances = (await hub.registry.instances(service)).instances
-    return any(instance in ("", candidate.id) for candidate in instances)
 
 
 def _parsed(text: str) -> JSON:

@@ -17,7 +17,7 @@ from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import JSONOption, StoreOption
 from mooring.cli.io.output import show_json
 from mooring.formatting import printable, quoted
-from mooring.locks.election import Election, Leader
+from mooring.locks.election import Leader
 
 VALUE = "MOORING_ELECTION_VALUE"
 """Environment variable with the value that the leader publishes."""
@@ -53,20 +53,17 @@ async def elect(
         raise typer.BadParameter("cannot be combined with a command", param_hint="--listen")
     async with open_hub(store) as hub:
         if listen:
-            await _print_leaders(hub.election(name), as_json)
+            election = hub.election(name)
+            await election.leader()  # fails early if the store does not answer
+            async with election.observe() as leaders:
+                async for leader in leaders:
+                    _print_leader(leader, as_json)
             return
         campaign = hub.election(name, ttl=lifetime, timeout=patience).campaign(value)
         code = await run_while_held(
             campaign, context.obj, f"the election {quoted(name)}", {VALUE: value}
         )
     raise typer.Exit(code)
-
-
-async def _print_leaders(election: Election, as_json: bool) -> None:
-    await election.leader()  # fails early if the store does not answer
-    async with election.observe() as leaders:
-        async for leader in leaders:
-            _print_leader(leader, as_json)
 
 
 def _print_leader(leader: Leader | None, as_json: bool) -> None:

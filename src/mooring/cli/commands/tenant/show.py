@@ -85,7 +85,7 @@ def _tenants(keys: TenantKeys, entries: Iterable[Entry]) -> list[Tenant]:
             part = parse_part(tenant, path, decode(path, entry.value), Keyring([]))
             own_parts.append((path, part))
         except UnreadableValue as error:
-            warn(f"tenant {tenant}: {path} cannot be understood: {error}")
+            warn(f"tenant {tenant}: {path} cannot be parsed: {error}")
     return [Tenant(id).changed(changes) for id, changes in sorted(parts.items())]
 
 
