@@ -126,35 +126,32 @@ def _escaped(match: re.Match[str]) -> str:
     return printable(match[0])
 
 
-class _Piece(NamedTuple):
+class _Section(NamedTuple):
     optional: bool
-    start: str
-    values: tuple[tuple[str, bool, str], ...]
-    """The name of each parameter, whether it is always quoted, and the text after it."""
+    template: str
+    values: list[tuple[str, bool]]
+    """The name of each parameter, and whether it is always quoted."""
 
 
 @functools.cache
-def _parsed(kind: str) -> tuple[Mapping[str, bool], Sequence[_Piece]]:
+def _parsed(kind: str) -> tuple[Mapping[str, bool], Sequence[_Section]]:
     """The parameters of a kind and whether they are quoted, and its text in sections. Errors are
     created in loops that should be fast."""
     quoted: dict[str, bool] = {}
-    for name, mark in _PLACEHOLDER.findall(TEXTS[kind]):
-        quoted[name] = quoted.get(name, False) or bool(mark)
     sections = []
     for index, text in enumerate(_OPTIONAL.split(TEXTS[kind])):
-        start, *rest = _PLACEHOLDER.split(text)
-        values = zip(rest[::3], map(bool, rest[1::3]), rest[2::3], strict=True)
-        sections.append(_Piece(index % 2 == 1, start, tuple(values)))
+        values = [(name, bool(mark)) for name, mark in _PLACEHOLDER.findall(text)]
+        sections.append(_Section(index % 2 == 1, _PLACEHOLDER.sub("{}", text), values))
+        for name, always in values:
+            quoted[name] = always or quoted.get(name, False)
     return quoted, sections
 
 
-def _render(section: _Piece, params: Mapping[str, Parameter]) -> str:
-    optional, text, values = section
-    if optional and all(params[name] in (None, "", []) for name, _, _ in values):
+def _render(section: _Section, params: Mapping[str, Parameter]) -> str:
+    optional, template, values = section
+    if optional and all(params[name] in (None, "", []) for name, _ in values):
         return ""
-    for name, quoted, after in values:
-        text += _formatted(params[name], quoted=quoted) + after
-    return text
+    return template.format(*[_formatted(params[name], quoted=always) for name, always in values])
 
 
 def _formatted(value: Parameter, *, quoted: bool = False) -> str:
