@@ -9,7 +9,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO
 
 from mooring.cli.io.output import note
 from mooring.durations import format_duration
@@ -114,8 +115,8 @@ class Terminal:
     def lend(self, group: int) -> bool:
         """Give the terminal to a process group. Returns whether it was ours."""
         with contextlib.suppress(OSError), _opened() as terminal:
-            if os.tcgetpgrp(terminal) == os.getpgrp():
-                os.tcsetpgrp(terminal, group)
+            if os.tcgetpgrp(terminal.fileno()) == os.getpgrp():
+                os.tcsetpgrp(terminal.fileno(), group)
                 self.lent = True
                 return True
         return False
@@ -124,27 +125,17 @@ class Terminal:
         """Take a lent terminal back, unless it is gone."""
         if self.lent:
             self.lent = False
-            with contextlib.suppress(OSError), _opened() as terminal, _sigttou_blocked():
-                os.tcsetpgrp(terminal, os.getpgrp())
+            # SIGTTOU stops a background process that changes the terminal.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+            try:
+                with contextlib.suppress(OSError), _opened() as terminal:
+                    os.tcsetpgrp(terminal.fileno(), os.getpgrp())
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextlib.contextmanager
-def _opened() -> Iterator[int]:
-    terminal = os.open("/dev/tty", os.O_RDWR)
-    try:
-        yield terminal
-    finally:
-        os.close(terminal)
-
-
-@contextlib.contextmanager
-def _sigttou_blocked() -> Iterator[None]:
-    """Block the signal that stops a background process when it changes the terminal."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _opened() -> BinaryIO:
+    return open("/dev/tty", "r+b", buffering=0)
 
 
 _FROM_TERMINAL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
