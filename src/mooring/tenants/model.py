@@ -153,7 +153,11 @@ class StorageDirectory(TenantRecord, frozen=True, kw_only=True, gc=False):
     directory: str = "tenants"
 
 
-_SETTINGS = (Resolver, StorageDirectory)
+SETTINGS: Mapping[str, type[Resolver | StorageDirectory]] = {
+    "common/resolver": Resolver,
+    "common/storage-directory": StorageDirectory,
+}
+"""The record of each common setting."""
 
 _RECORDS: Mapping[str, type[Meta | Database | Ftp | Storage]] = {
     "meta": Meta,
@@ -239,7 +243,7 @@ def parse_part(tenant: int, path: str, value: JSON, ring: Keyring) -> Part:
 def to_record(kind: type[R], value: Mapping[str, Any]) -> R:
     """A record of this kind, with unknown fields in `extra`. Raises `UnreadableValue`."""
     names = fields_of(kind)
-    if kind in _SETTINGS:
+    if kind in SETTINGS.values():
         value = {name: inner for name, inner in value.items() if inner != ""}
     if value.keys() <= names:
         try:

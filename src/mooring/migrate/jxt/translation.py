@@ -10,13 +10,11 @@ from mooring.errors import Undecipherable
 from mooring.migrate.jxt.format import OldKeys, OldPart
 from mooring.model import JSON
 from mooring.store.contract import Entry
-from mooring.tenants.keys import COMMON, DOMAIN, PLATFORM, is_path, kind_of, name_of
+from mooring.tenants.keys import DOMAIN, PLATFORM, identity, is_path, kind_of, name_of
 from mooring.tenants.model import (
+    SETTINGS,
     STORAGE_FIELDS,
     Database,
-    Resolver,
-    StorageDirectory,
-    TenantRecord,
     UnreadableValue,
     decode,
     encode,
@@ -32,9 +30,6 @@ DEFAULT_SERVICE = "default"
 """The service of a database that the previous format configures for a whole tenant."""
 
 _NO_KEYS = Keyring()
-_COMMON: Mapping[str, type[TenantRecord]] = dict(
-    zip(COMMON, (Resolver, StorageDirectory), strict=True)
-)
 _FRACTION = 1024
 """Storage in bytes is converted to larger units if the result is a multiple of 1/1024."""
 
@@ -176,18 +171,15 @@ def _parts_in(place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, str]]:
 
 def _part_of_object(place: OldPart, value: dict[str, JSON]) -> tuple[str, JSON, str]:
     """As `_parts_in`. The new value has the names that its path has."""
-    unit, path = place.unit, place.path
+    path = place.path
     if kind_of(path) == "database":
-        service = name_of(path) or str(value.get("serviceCode") or DEFAULT_SERVICE)
-        return f"database/{service}", {**value, "tenantId": unit, "serviceCode": service}, ""
-    if path == "meta":
-        return path, {**value, "id": unit}, ""
-    if path == "storage":
-        try:
-            return path, _new_storage(unit, value), ""
-        except UnreadableValue as error:
-            return path, value, str(error)
-    return path, value, ""
+        path = f"database/{name_of(path) or value.get('serviceCode') or DEFAULT_SERVICE}"
+    if place.unit:
+        value = {**value, **identity(place.unit, path)}
+    try:
+        return path, _new_storage(value) if path == "storage" else value, ""
+    except UnreadableValue as error:
+        return path, value, str(error)
 
 
 def _ftp_parts(unit: int, value: JSON) -> Iterator[tuple[str, JSON, str]]:
@@ -199,7 +191,7 @@ def _ftp_parts(unit: int, value: JSON) -> Iterator[tuple[str, JSON, str]]:
         if not isinstance(user, dict) or not isinstance(name, str) or not name:
             yield "", None, f"user {number} has no name"
         else:
-            yield f"ftp/{name}", {**user, "tenantId": unit, "username": name}, ""
+            yield f"ftp/{name}", {**user, **identity(unit, f"ftp/{name}")}, ""
 
 
 def _extra_ftp_fields(unit: int, value: JSON) -> str:
@@ -210,9 +202,9 @@ def _extra_ftp_fields(unit: int, value: JSON) -> str:
     return ", ".join(sorted(names - ({"tenantId"} if value.get("tenantId") == unit else set())))
 
 
-def _new_storage(unit: int, value: dict[str, JSON]) -> JSON:
+def _new_storage(value: dict[str, JSON]) -> JSON:
     """Storage in the new units, or in bytes if they are not exact: every reader supports those."""
-    fields: dict[str, JSON] = {**value, "tenantId": unit}
+    fields = dict(value)
     for old, new, size in STORAGE_FIELDS:
         count = fields.get(old)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
@@ -232,8 +224,8 @@ def _validate(unit: int, path: str, value: JSON) -> str:
     try:
         if unit:
             parse_part(unit, path, value, _NO_KEYS)
-        elif path in _COMMON and isinstance(value, dict):
-            to_record(_COMMON[path], value)
+        elif path in SETTINGS and isinstance(value, dict):
+            to_record(SETTINGS[path], value)
     except UnreadableValue as error:
         return str(error)
     return ""

@@ -17,6 +17,7 @@ from mooring.tasks import SlicedWork, run_now, slices
 from mooring.tenants.keys import PLATFORM, SENTINEL, CommonPart, PartOf, TenantKeys
 from mooring.tenants.model import (
     KINDS,
+    SETTINGS,
     Extra,
     Kind,
     Part,
@@ -220,10 +221,8 @@ def _parse_common(path: str, entry: Entry) -> object:
     if path.startswith(PLATFORM):
         return _PlatformValue(_read_only(value))
     assert isinstance(value, dict)
-    if path == RESOLVER:
-        return to_record(Resolver, value)
-    if path == STORAGE_DIRECTORY:
-        return to_record(StorageDirectory, value)
+    if path in SETTINGS:
+        return to_record(SETTINGS[path], value)
     try:
         return msgspec.convert(value.get("updatedAt"), Time, strict=False)
     except msgspec.ValidationError as error:
@@ -270,9 +269,8 @@ class _Settings:
         return self._fields | {"platform": self._platform.finish(), "good": self._good.finish()}
 
 
-RESOLVER, STORAGE_DIRECTORY = "common/resolver", "common/storage-directory"
 _DEFAULTS: Mapping[str, tuple[str, Resolver | StorageDirectory]] = {
-    RESOLVER: ("resolver", Resolver()),
-    STORAGE_DIRECTORY: ("storage_directory", StorageDirectory()),
+    "common/resolver": ("resolver", Resolver()),
+    "common/storage-directory": ("storage_directory", StorageDirectory()),
 }
 """The field of a snapshot, and its value if it is not configured."""
