@@ -13,7 +13,7 @@ from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seco
 from mooring.cli.io.output import log_to_stderr, note, show_json
 from mooring.durations import format_duration
 from mooring.model import JSON
-from mooring.registry.evictions import CleanupReport, Evictions
+from mooring.registry.evictions import CleanupReport
 from mooring.settings import RegistrySettings, load, parse
 
 ConfigOption = Annotated[
@@ -51,7 +51,16 @@ async def cleanup(
             note(f"nothing to clean up: {hub.registry.guarantees.expires}")
             return
         if not once:
-            await _run_cleanup(hub.registry.url, evictions, settings, as_json)
+            log_to_stderr("mooring.registry.redis.cleanup")  # each pass logs what it did
+            interval = format_duration(settings.cleanup.interval)
+            timeout = format_duration(settings.cleanup.global_timeout)
+            await run_until_stopped(
+                evictions.run,
+                _report_record,
+                f"{hub.registry.url}: every {interval}, evicts instances without a heartbeat for "
+                f"{timeout}; Ctrl-C stops it",
+                as_json=as_json,
+            )
             return
         report = await evictions.sweep()
     if as_json:
@@ -71,21 +80,6 @@ def load_settings(config: Path | None, interval: str = "", timeout: str = "") ->
             seconds("--interval" if name == "INTERVAL" else "--timeout", duration)
             environment[f"MOORING_REGISTRY_CLEANUP_{name}"] = duration
     return parse({}, environment) if config is None else load(config, environment)
-
-
-async def _run_cleanup(
-    url: str, evictions: Evictions, settings: RegistrySettings, as_json: bool
-) -> None:
-    """Run until a signal arrives. Each pass logs what it did."""
-    log_to_stderr("mooring.registry.redis.cleanup")
-    interval, timeout = settings.cleanup.interval, settings.cleanup.global_timeout
-    await run_until_stopped(
-        evictions.run,
-        _report_record,
-        f"{url}: every {format_duration(interval)}, evicts instances without a heartbeat for "
-        f"{format_duration(timeout)}; Ctrl-C stops it",
-        as_json=as_json,
-    )
 
 
 def _report_record(report: CleanupReport) -> dict[str, JSON]:

@@ -73,16 +73,11 @@ class ServerTarget:
     def connect(self) -> AdminClient:
         """A client of this server. Raises `InvalidRequest` for wrong options, and `Unavailable` if
         no local server runs."""
-        tls = self._tls()  # reports wrong files first
-        return connect(self.server, tls, data=self.data, insecure=self.insecure)
-
-    def _tls(self) -> TLS:
-        """Raises `InvalidRequest` for unusable files."""
         if self.key is not None and self.cert is None:
             raise InvalidRequest("--key is the key of a certificate: name that with --cert")
         tls = TLS(self.ca, self.cert, self.key)
         try:
-            tls.context()
+            tls.context()  # reports wrong files first
         except InvalidURL as error:
             raise InvalidRequest(f"--{error}") from error  # it begins with `ca=`, `cert=` or `key=`
-        return tls
+        return connect(self.server, tls, data=self.data, insecure=self.insecure)
