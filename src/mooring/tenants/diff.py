@@ -60,9 +60,16 @@ def action_of(before: object, after: object) -> Action:
     return "remove" if after is None else "change"
 
 
-def field_changes(before: JSON | UnreadablePart, after: JSON | UnreadablePart) -> list[FieldChange]:
-    """The changes field by field. A password that is in clear text on one side and encrypted on the
-    other is one change."""
+def changed_fields(diff: PartDiff) -> list[FieldChange]:
+    """The changes within a part field by field, including secrets that count as changed. A password
+    that is in clear text on one side and encrypted on the other is one change."""
+    before, after, resent = diff.before, diff.after, diff.resent
+    if is_hidden(field_of(diff.path)):
+        return [FieldChange("", before, after, hidden=True)]
+    if before is None and isinstance(after, dict):
+        before = {}
+    if after is None and isinstance(before, dict):
+        after = {}
     changes = {change.field: change for change in _compare("", before, after)}
     plain, sealed = changes.get("password"), changes.get("passwordEncrypted")
     if plain and sealed:
@@ -70,22 +77,8 @@ def field_changes(before: JSON | UnreadablePart, after: JSON | UnreadablePart) -
         changes["password"] = FieldChange(
             "password", plain.before or sealed.before, plain.after or sealed.after
         )
-    return list(changes.values())
-
-
-def changed_fields(diff: PartDiff) -> list[FieldChange]:
-    """The changes within a part, including secrets that count as changed."""
-    before, after = diff.before, diff.after
-    if is_hidden(field_of(diff.path)):
-        return [FieldChange("", before, after, hidden=True)]
-    if before is None and isinstance(after, dict):
-        before = {}
-    if after is None and isinstance(before, dict):
-        after = {}
-    resent = diff.resent
-    changes = field_changes(before, after)
-    changes = [change for change in changes if not _is_resent(change.field, resent)]
-    return [*changes, *(FieldChange(field, MASK, MASK) for field in resent)]
+    others = [change for field, change in changes.items() if not _is_resent(field, resent)]
+    return [*others, *(FieldChange(field, MASK, MASK) for field in resent)]
 
 
 def _is_resent(field: str, resent: Sequence[str]) -> bool:
