@@ -55,6 +55,11 @@ def quoted(value: object, longest: int = LONGEST) -> str:
     return _KINDS.get(kind, f"an object of type {kind.__name__}")
 
 
+def count_of(number: int, one: str, many: str = "") -> str:
+    """`1 tenant`, `2 tenants`."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def reason(error: OSError) -> str:
     """Why a system call failed. The text of the exception may contain Python reprs of addresses."""
     import socket  # both are slow to load, and only needed here

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mooring.formatting import count_of
 from mooring.messages import Message, message
 from mooring.settings import CleanupSettings
 
@@ -51,22 +52,18 @@ class CleanupReport:
 
     def __str__(self) -> str:
         parts = [
-            f"{_count(self.services, 'service')} checked",
-            f"{_count(len(self.removed), 'instance')} evicted",
+            f"{count_of(self.services, 'service')} checked",
+            f"{count_of(len(self.removed), 'instance')} evicted",
         ]
         if self.unhealthy:
             parts.append(f"{len(self.unhealthy)} marked unhealthy")
         if self.orphans:
-            parts.append(f"{_count(len(self.orphans), 'incomplete record')} deleted")
+            parts.append(f"{count_of(len(self.orphans), 'incomplete record')} deleted")
         if self.lowered:
-            heartbeats = _count(len(self.lowered), "heartbeat")
+            heartbeats = count_of(len(self.lowered), "heartbeat")
             parts.append(f"{heartbeats} ahead of Redis' clock lowered")
         parts += [f"the brake of {name} is engaged: {brake}" for name, brake in self.brakes.items()]
         return "; ".join([*parts, *self.problems])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 class Evictions(ABC):

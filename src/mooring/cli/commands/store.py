@@ -13,9 +13,10 @@ import typer
 from mooring.backends import open_store
 from mooring.cli.io.connect import run_command, url_or_local
 from mooring.cli.io.options import OutputFile, StoreOption
-from mooring.cli.io.output import count_of, open_output, print_stderr, progress
+from mooring.cli.io.output import open_output, print_stderr, progress
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
+from mooring.formatting import count_of
 from mooring.store import Put, everything, prefix
 from mooring.store.embedded import sqlite_file
 from mooring.store.export_import import batches_of, line_of, pages, puts_of

@@ -292,10 +292,5 @@ def yes_no(flag: bool) -> Styled:
     return Styled("yes", "") if flag else Styled("no", "red")
 
 
-def count_of(number: int, one: str, many: str = "") -> str:
-    """`1 tenant`, `2 tenants`."""
-    return f"{number} {one if number == 1 else many or f'{one}s'}"
-
-
 def _styled(cell: str | Styled) -> Styled:
     return Styled(printable(cell), "") if isinstance(cell, str) else cell

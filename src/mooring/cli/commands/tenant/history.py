@@ -18,8 +18,9 @@ from mooring.cli.io.options import (
     YesOption,
     tenant_id,
 )
-from mooring.cli.io.output import confirm, count_of, note, show, show_json
+from mooring.cli.io.output import confirm, note, show, show_json
 from mooring.errors import NotConfigured
+from mooring.formatting import count_of
 from mooring.model import JSON
 from mooring.tenants.diff import changes_to_json
 from mooring.tenants.history import HistoryEntry, entry_diffs

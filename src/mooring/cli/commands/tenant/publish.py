@@ -19,9 +19,9 @@ from mooring.cli.io.options import (
     YesOption,
     read_stdin,
 )
-from mooring.cli.io.output import confirm, count_of, note, progress, warn
+from mooring.cli.io.output import confirm, note, progress, warn
 from mooring.errors import InvalidRequest, NotConfigured
-from mooring.formatting import printable
+from mooring.formatting import count_of, printable
 from mooring.tenants.document import SUFFIXES, Document, load_all, read_all
 from mooring.tenants.history import loses_secrets, versions
 from mooring.tenants.keys import default_namespace, joined

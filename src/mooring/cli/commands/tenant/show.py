@@ -14,7 +14,6 @@ from mooring.cli.io.connect import TenantTarget, run_command
 from mooring.cli.io.options import JSONOption, OutputFile, RevealOption, TenantArgument, tenant_id
 from mooring.cli.io.output import (
     as_text,
-    count_of,
     note,
     open_output,
     print_stderr,
@@ -25,7 +24,7 @@ from mooring.cli.io.output import (
     warn,
 )
 from mooring.errors import NotConfigured, Undecipherable
-from mooring.formatting import quoted
+from mooring.formatting import count_of, quoted
 from mooring.masking import cleartext_secrets
 from mooring.model import JSON
 from mooring.store.contract import Entry
