@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 from typer._completion_classes import completion_init
+from typer.core import TyperCommand
 from typer.main import get_group, get_install_completion_arguments
 
 from mooring import __version__
@@ -23,8 +24,8 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-def _own_options() -> tuple[list[Any], Any]:
-    """The options of `mooring` itself, and the `version` command."""
+def _own_options() -> list[Any]:
+    """The options of `mooring` itself."""
     options = typer.Typer(add_completion=False)
 
     @options.callback()
@@ -39,18 +40,8 @@ def _own_options() -> tuple[list[Any], Any]:
         ),
     ) -> None: ...
 
-    @options.command()
-    def version() -> None:
-        """Print the version."""
-        typer.echo(__version__)
-
     completion_init()
-    group = get_group(options)
-    group.commands["version"].rich_help_panel = "Server"  # type: ignore[attr-defined]
-    return [*group.params, *get_install_completion_arguments()], group.commands["version"]
-
-
-_OPTIONS, _VERSION = _own_options()
+    return [*get_group(options).params, *get_install_completion_arguments()]
 
 
 _PANELS: Mapping[str, Mapping[str, str]] = {
@@ -99,7 +90,7 @@ app = LazyGroup(
     name="mooring",
     help="Service registry, discovery, locks and configuration for Python.",
     no_args_is_help=True,
-    params=_OPTIONS,
+    params=_own_options(),
     context_settings={"help_option_names": ["-h", "--help"]},
     commands=[
         *(
@@ -107,7 +98,12 @@ app = LazyGroup(
             for panel, commands in _PANELS.items()
             for name, help in commands.items()
         ),
-        _VERSION,
+        TyperCommand(
+            "version",
+            callback=lambda: typer.echo(__version__),
+            help="Print the version.",
+            rich_help_panel="Server",
+        ),
     ],
 )
 
