@@ -209,11 +209,9 @@ class TenantKeys:
             return CommonPart(below) if known and below != path else None
         id, _, rest = path.removeprefix(self._tenants).partition("/")
         if id == "_index":
-            kind, _, name = rest.partition("/")
-            for index in INDEXES:
-                if kind == index and name:
-                    return IndexEntry(index, name)
-            return None
+            folder, _, name = rest.partition("/")
+            kind = next((kind for kind in INDEXES if kind == folder), None)
+            return IndexEntry(kind, name) if kind and name else None
         return PartOf(int(id), rest) if is_id(id) and is_path(rest) else None
 
 
