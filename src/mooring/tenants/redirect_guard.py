@@ -58,16 +58,13 @@ class _Field(NamedTuple):
 
 def redirect_in_document(document: Document, stored: Parts) -> Message | None:
     """The first redirect in a document, as the caller sent it, over the tenant's stored parts."""
-    for section in document.sections.values():
-        for path, sent in section.items():
-            old = stored.get(path)
-            if isinstance(sent, dict) and isinstance(old, dict):
-                redirect = redirect_in_value(
-                    path, old, _completed(document.tenant, path, old, sent)
-                )
-                if redirect is not None:
-                    return redirect
-    return None
+    redirects = (
+        redirect_in_value(path, old, _completed(document.tenant, path, old, sent))
+        for section in document.sections.values()
+        for path, sent in section.items()
+        if isinstance(sent, dict) and isinstance(old := stored.get(path), dict)
+    )
+    return next(filter(None, redirects), None)
 
 
 def _completed(
