@@ -144,17 +144,18 @@ def parse(place: OldPart, raw: bytes) -> JSON:
         value = decode(PLATFORM, raw)  # any JSON
         if isinstance(value, dict) and not {"ftpConfigs", "username"} & value.keys():
             raise UnreadableValue("neither a list of users nor a user")
-        if not isinstance(_users(value), list):
-            raise UnreadableValue("not a list of users")
+        _users(value)  # raises if they are not a list
         return value
     return decode(place.path, raw)
 
 
-def _users(value: JSON) -> JSON:
-    """The users in any of the old forms."""
+def _users(value: JSON) -> list[JSON]:
+    """The users in any of the old forms. Raises `UnreadableValue`."""
     if isinstance(value, dict):
         value = value.get("ftpConfigs", [value])
-    return [] if value is None else value
+    if value is not None and not isinstance(value, list):
+        raise UnreadableValue("not a list of users")
+    return value or []
 
 
 def _parts_in(place: OldPart, value: JSON) -> Iterator[tuple[str, JSON, str]]:
@@ -183,10 +184,9 @@ def _part_of_object(place: OldPart, value: dict[str, JSON]) -> tuple[str, JSON, 
 
 
 def _ftp_parts(unit: int, value: JSON) -> Iterator[tuple[str, JSON, str]]:
-    users = _users(value)
     if extra := _extra_ftp_fields(unit, value):
         yield "", None, f"{extra} beside the users cannot be migrated"
-    for number, user in enumerate(users if isinstance(users, list) else [], 1):
+    for number, user in enumerate(_users(value), 1):
         name = user.get("username") if isinstance(user, dict) else None
         if not isinstance(user, dict) or not isinstance(name, str) or not name:
             yield "", None, f"user {number} has no name"
@@ -358,12 +358,8 @@ def _old_storage(value: dict[str, JSON], old_fields: Mapping[str, JSON]) -> dict
 
 def _with_users(before: bytes | None, changes: Mapping[str, JSON]) -> bytes | None:
     """A list with changed, added and removed users, in its present form. Other elements stay."""
-    try:
-        value = parse(OldPart(0, "ftp"), before) if before is not None else {"ftpConfigs": []}
-    except UnreadableValue:  # callers do not change unreadable keys
-        value = {"ftpConfigs": []}
-    listed = _users(value)
-    users = _changed_users(listed if isinstance(listed, list) else [], changes)
+    value = {"ftpConfigs": []} if before is None else parse(OldPart(0, "ftp"), before)
+    users = _changed_users(_users(value), changes)
     if not users:
         return None
     if isinstance(value, list):
