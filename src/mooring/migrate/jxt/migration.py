@@ -29,7 +29,7 @@ from mooring.migrate.jxt.plan import (
 )
 from mooring.migrate.jxt.reader import MigrationSnapshot, UnitReader
 from mooring.migrate.jxt.state import CutoverMarker, CutoverState, SyncedState, UnitState
-from mooring.migrate.jxt.sync_unit import NewIndexes, SyncResult, UnitSync
+from mooring.migrate.jxt.sync_unit import SyncResult, UnitSync
 from mooring.migrate.verified_file import Verified
 from mooring.store.contract import Delete, Put, Query, Store, absent, key, unchanged
 from mooring.tasks import Backoff, Progress, in_parallel, no_progress, slices
@@ -96,7 +96,6 @@ class Migration:
         self.reader = UnitReader(store, self.keys)
         self.by = by or default_author()
         self._publisher = Publisher(store, self.keys, ring=self.ring, by=self.by)
-        self._new_indexes = NewIndexes(store, self.keys, self._publisher)
         self.unit_sync = UnitSync(store, self.reader, self._publisher, self.ring)
 
     @property
@@ -185,7 +184,7 @@ class Migration:
         for step in compare_new_indexes(self.keys, snapshot.units, snapshot.new_indexes):
             if step.verdict in ("unindexed", "dangling"):
                 steps.setdefault(step.unit, []).append(step)
-        async for result in in_parallel(list(steps.items()), self._new_indexes.repair):
+        async for result in in_parallel(list(steps.items()), self.unit_sync.repair_new_indexes):
             yield result
 
     async def verify(self, progress: Progress = no_progress) -> tuple[list[PartPlan], VerifiedKeys]:

@@ -34,7 +34,7 @@ from mooring.migrate.jxt.translation import translate_back, why_locked
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Put, Query, Store, Write, key, unchanged
 from mooring.tasks import Backoff, slices
-from mooring.tenants.keys import SENTINEL, TenantKeys
+from mooring.tenants.keys import SENTINEL
 from mooring.tenants.model import encode
 from mooring.tenants.parts import Parts, claims, stored_parts
 from mooring.tenants.publish.merge import resealed
@@ -327,16 +327,7 @@ class UnitSync:
         )
         return changes
 
-
-def _write(name: bytes, value: bytes | None) -> Write:
-    return Delete(key(name)) if value is None else Put(name, value)
-
-
-class NewIndexes:
-    def __init__(self, store: Store, keys: TenantKeys, publisher: Publisher) -> None:
-        self._store, self._keys, self._publisher = store, keys, publisher
-
-    async def repair(self, plan: tuple[int, Sequence[PartPlan]]) -> SyncResult:
+    async def repair_new_indexes(self, plan: tuple[int, Sequence[PartPlan]]) -> SyncResult:
         """Make the indexes of a tenant match its parts. Does not undo concurrent writes."""
         unit, steps = plan
         result = SyncResult(unit)
@@ -349,12 +340,12 @@ class NewIndexes:
                 )
                 result.repaired += [step.name for step in unindexed]
             for batch in slices(dangling, _DELETIONS):
-                result.repaired += await self._delete(unit, batch)
+                result.repaired += await self._delete_new_indexes(unit, batch)
         except (TenantError, TooLarge, Conflict, OutcomeUnknown) as error:
             result.problems.append(str(error))
         return result
 
-    async def _delete(self, unit: int, steps: Sequence[PartPlan]) -> list[str]:
+    async def _delete_new_indexes(self, unit: int, steps: Sequence[PartPlan]) -> list[str]:
         """Delete indexes that the tenant does not claim. Fails if it is published concurrently."""
         head = self._keys.history_head(unit)
         commit = await self._store.commit(read=[Query(self._keys.parts(unit)), Query(key(head))])
@@ -371,3 +362,7 @@ class NewIndexes:
             ],
         )
         return [step.name for step in due]
+
+
+def _write(name: bytes, value: bytes | None) -> Write:
+    return Delete(key(name)) if value is None else Put(name, value)
