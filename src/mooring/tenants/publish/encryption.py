@@ -105,12 +105,12 @@ class PasswordPlanner:
         marker, ring = stored, self._ring
         if added.clear and refuse:
             marker = await self.key_in_use() if stored is None else stored
-            problem = _clear_text_problem(added, marker, self._keys, ring)
+            problem = self._clear_text_problem(added, marker)
             if problem is not None:
                 return marker, problem
         own = ring.current in added.sealed.values()
         if ring.borrowed and own:
-            foreign = await _foreign_key(self._store, self._keys, ring, marker)
+            foreign = await self._foreign_key(marker)
             if foreign is not None:
                 return foreign, message(
                     "password_key_foreign",
@@ -135,36 +135,50 @@ class PasswordPlanner:
             return self._key
 
     async def _first(self) -> KeyInUse:
-        async with contextlib.aclosing(_sealed_passwords(self._store, self._keys)) as passwords:
+        async with contextlib.aclosing(self._sealed_passwords()) as passwords:
             async for _, key_id in passwords:
                 return key_id
         return None
 
+    def _clear_text_problem(self, added: AddedPasswords, marker: KeyInUse) -> Message | None:
+        """Why passwords in clear text cannot be added."""
+        if marker is not None:
+            return message(
+                "password_in_clear",
+                path=added.clear[0],
+                namespace=self._keys.namespace,
+                key=marker,
+                remedy=self._ring.remedy,
+                marker=self._keys.encryption,
+            )
+        if added.sealed:
+            remedy, sealed = self._ring.remedy, next(iter(added.sealed))
+            return message(
+                "password_beside_sealed", path=added.clear[0], sealed=sealed, remedy=remedy
+            )
+        return None
 
-async def _foreign_key(store: Store, keys: TenantKeys, ring: Keyring, marker: KeyInUse) -> KeyInUse:
-    """The key in use, if passwords are encrypted and none of our keys opens one."""
-    if marker:
-        return None if marker in ring else marker
-    foreign = None
-    async with contextlib.aclosing(_sealed_passwords(store, keys)) as passwords:
-        async for sealed, key_id in passwords:
-            with contextlib.suppress(Undecipherable):
-                ring.unseal(sealed, key_id)
-                return None
-            foreign = key_id if foreign is None else foreign
-    return foreign
+    async def _foreign_key(self, marker: KeyInUse) -> KeyInUse:
+        """The key in use, if passwords are encrypted and none of our keys opens one."""
+        if marker:
+            return None if marker in self._ring else marker
+        foreign = None
+        async with contextlib.aclosing(self._sealed_passwords()) as passwords:
+            async for sealed, key_id in passwords:
+                with contextlib.suppress(Undecipherable):
+                    self._ring.unseal(sealed, key_id)
+                    return None
+                foreign = key_id if foreign is None else foreign
+        return foreign
 
-
-async def _sealed_passwords(
-    store: Store, keys: TenantKeys
-) -> AsyncGenerator[tuple[str, str], None]:
-    """The encrypted passwords of all tenants, each with the id of its key."""
-    async with contextlib.aclosing(read_in_slices(store, keys.all)) as pieces:
-        async for entries in pieces:
-            for entry in entries:
-                fields = json_object(entry.value) if _ENCRYPTED.search(entry.value) else {}
-                if sealed := fields.get("passwordEncrypted"):
-                    yield str(sealed), str(fields.get("passwordKeyId") or "")
+    async def _sealed_passwords(self) -> AsyncGenerator[tuple[str, str], None]:
+        """The encrypted passwords of all tenants, each with the id of its key."""
+        async with contextlib.aclosing(read_in_slices(self._store, self._keys.all)) as pieces:
+            async for entries in pieces:
+                for entry in entries:
+                    fields = json_object(entry.value) if _ENCRYPTED.search(entry.value) else {}
+                    if sealed := fields.get("passwordEncrypted"):
+                        yield str(sealed), str(fields.get("passwordKeyId") or "")
 
 
 def _added_passwords(before: Parts, after: Parts, resent: Resent) -> AddedPasswords:
@@ -186,25 +200,6 @@ def _is_added(
 ) -> bool:
     former = stored.get(field) if isinstance(stored, dict) else None
     return bool(value.get(field)) and (field in resent or value[field] != former)
-
-
-def _clear_text_problem(
-    added: AddedPasswords, marker: KeyInUse, keys: TenantKeys, ring: Keyring
-) -> Message | None:
-    """Why passwords in clear text cannot be added."""
-    if marker is not None:
-        return message(
-            "password_in_clear",
-            path=added.clear[0],
-            namespace=keys.namespace,
-            key=marker,
-            remedy=ring.remedy,
-            marker=keys.encryption,
-        )
-    if added.sealed:
-        path, sealed = added.clear[0], next(iter(added.sealed))
-        return message("password_beside_sealed", path=path, sealed=sealed, remedy=ring.remedy)
-    return None
 
 
 Publish = Callable[[Owner, Callable[[Parts], Parts]], Awaitable[bool]]
