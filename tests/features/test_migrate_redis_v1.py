@@ -12,13 +12,13 @@ from typing import cast
 
 import pytest
 
+from mooring.errors import MigrationError
 from mooring.hub import connect
 from mooring.migrate import verified_file
 from mooring.migrate.redis_v1.bridge import Bridge
 from mooring.migrate.redis_v1.format import V1Service
 from mooring.migrate.redis_v1.migration import (
     FORMAT,
-    ChangedSinceVerified,
     Migration,
     RedisV1Header,
     VerifiedServices,
@@ -413,9 +413,7 @@ async def test_delete_refuses_if_v1_changed(server: RedisServer, change: str):
         else:
             v1.register("svc" if change == "a new one" else "other", "c")
         before = here.keys()
-        with pytest.raises(
-            ChangedSinceVerified, match=r"v1 changed since it was verified: \w+ [ac] "
-        ):
+        with pytest.raises(MigrationError, match=r"v1 changed since it was verified: \w+ [ac] "):
             await here.migration.delete(listed)
         assert here.keys() == before
 

@@ -66,18 +66,6 @@ class VerifiedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 VerifiedKeys: TypeAlias = Verified[JxtHeader, VerifiedKey]
 
 
-class DifferencesRemain(MigrationError):
-    """The new keys do not match the old ones yet."""
-
-    def __init__(self, steps: Sequence[PartPlan]) -> None:
-        shown = ", ".join(f"{step.name} ({step.verdict})" for step in steps[:5])
-        more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
-        super().__init__(
-            f"the old keys are still needed: {shown}{more}; run `copy` or `bridge`, and see "
-            "`verify`"
-        )
-
-
 class Migration:
     """Migrates the old keys of a namespace to the new ones, in one store. `by` is the author in the
     histories of tenants and in the cut-over marker."""
@@ -203,7 +191,8 @@ class Migration:
     async def cutover(
         self, progress: Progress = no_progress
     ) -> tuple[CutoverMarker, list[PartPlan], VerifiedKeys]:
-        """Record that only the new keys count. Idempotent. Raises `DifferencesRemain`."""
+        """Record that only the new keys count. Idempotent. Raises `MigrationError` while the new
+        keys do not match the old ones."""
         return await _retried(lambda: self._try_cutover(progress))
 
     async def _try_cutover(
@@ -214,7 +203,7 @@ class Migration:
         marker = snapshot.cutover.marker
         if marker is None:
             if different := [step for step in steps if step.verdict in DIFFERENT]:
-                raise DifferencesRemain(different)
+                raise _still_needed(different)
             marker = CutoverMarker(now(), self.by, snapshot.revision)
             name = self.reader.ledger.marker
             await self.store.commit(Put(name, msgspec.json.encode(marker)), require=[absent(name)])
@@ -361,6 +350,14 @@ def without_deleted(old_keys: OldKeys, state: UnitState, deleted: Collection[byt
     }
     indexes = {name: path for name, path in state.synced.indexes.items() if path in bases}
     return SyncedState(bases, indexes)
+
+
+def _still_needed(steps: Sequence[PartPlan]) -> MigrationError:
+    shown = ", ".join(f"{step.name} ({step.verdict})" for step in steps[:5])
+    more = f" and {len(steps) - 5} more" if len(steps) > 5 else ""
+    return MigrationError(
+        f"the old keys are still needed: {shown}{more}; run `copy` or `bridge`, and see `verify`"
+    )
 
 
 def _check_before_cutover(cutover: CutoverState) -> None:

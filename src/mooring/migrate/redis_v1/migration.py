@@ -99,17 +99,6 @@ class CopyOutcome(NamedTuple):
     """`written`, `beat`, `equal`, `own`, `expired` or `removed`."""
 
 
-class ChangedSinceVerified(MigrationError):
-    """v1 has changed since it was verified. Nothing was deleted."""
-
-    def __init__(self, changes: list[str]) -> None:
-        more = f", and {len(changes) - 3} more changes" if len(changes) > 3 else ""
-        super().__init__(
-            f"v1 changed since it was verified: {', '.join(changes[:3])}{more}. Stop the programs "
-            "that still write v1, and run `verify` again"
-        )
-
-
 class Migration:
     def __init__(self, registry: RedisRegistry, *, prefix: str = "") -> None:
         """`prefix` is that of v1."""
@@ -230,12 +219,16 @@ class Migration:
     ) -> tuple[int, list[str]]:
         """Delete the verified parts of v1. Returns the number of deleted records, set members and
         heartbeats, and the instances that stay because they changed during the deletion. Raises
-        `ChangedSinceVerified` if v1 has changed before, and `MigrationError` if `verified` belongs
-        to another migration."""
+        `MigrationError`, and deletes nothing, if v1 has changed before, or if `verified` belongs to
+        another migration."""
         verified.check_header(self.header)
         services = {v1.service: v1 for v1 in verified.items}
         if changes := await self._changes_since(services):
-            raise ChangedSinceVerified(changes)
+            more = f", and {len(changes) - 3} more changes" if len(changes) > 3 else ""
+            raise MigrationError(
+                f"v1 changed since it was verified: {', '.join(changes[:3])}{more}. Stop the "
+                "programs that still write v1, and run `verify` again"
+            )
         total, done, deleted = sum(len(v1.ids) for v1 in services.values()), 0, 0
         stays: list[str] = []
         for v1 in services.values():
