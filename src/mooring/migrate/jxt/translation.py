@@ -30,6 +30,8 @@ DEFAULT_SERVICE = "default"
 """The service of a database that the previous format configures for a whole tenant."""
 
 _NO_KEYS = Keyring()
+_NAMES = {"database": ("serviceCode",), "ftp": ("username",), "meta": ("code", "name")}
+"""The fields that must be valid names, by the kind of part."""
 _FRACTION = 1024
 """Storage in bytes is converted to larger units if the result is a multiple of 1/1024."""
 
@@ -238,21 +240,12 @@ def _validate_names(path: str, value: JSON) -> str:
     if kind == "domain":
         hosts = value if isinstance(value, list) else [value]
         return next((f"{path} {problem}" for problem in map(host, hosts) if problem), "")
-    for field, name in _names_in(path, value).items():
-        if problem := FIELDS[kind][field](name):
+    fields = value if isinstance(value, dict) else {}
+    for field in _NAMES.get(kind, ()):
+        name = fields.get(field)
+        if name not in (None, "") and (problem := FIELDS[kind][field](name)):
             return f"{field} {problem}"
     return ""
-
-
-def _names_in(path: str, value: JSON) -> Mapping[str, JSON]:
-    kind = kind_of(path)
-    if kind == "database":
-        return {"serviceCode": name_of(path)}
-    if kind == "ftp":
-        return {"username": name_of(path)}
-    if kind != "meta" or not isinstance(value, dict):
-        return {}
-    return {field: value[field] for field in ("code", "name") if value.get(field) not in (None, "")}
 
 
 def is_same(unit: int, path: str, one: JSON, other: JSON, ring: Keyring) -> bool:
