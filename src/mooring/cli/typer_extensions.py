@@ -91,9 +91,10 @@ class CommandGroup(typer.Typer):
 def _plain_function(function: Callable[..., Any]) -> Callable[..., None]:
     """The function in the form that Typer understands. The lines of a paragraph of its help are
     joined, because Typer would keep their ends in a narrow terminal."""
-    parameters = inspect.signature(function).parameters
-    hints = get_type_hints(function, include_extras=True)
-    groups = {name: hints[name] for name in parameters if dataclasses.is_dataclass(hints[name])}
+    hints = get_type_hints(function)
+    groups: dict[str, Any] = {
+        name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
+    }
 
     @functools.wraps(function)
     def plain(**values: Any) -> None:
@@ -106,21 +107,13 @@ def _plain_function(function: Callable[..., Any]) -> Callable[..., None]:
 
             run_command(result)
 
-    options = [
-        parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, parameter in parameters.items()
-        if name not in groups
-    ]
-    for group in groups.values():  # the help shows them last
-        annotations = get_type_hints(group, include_extras=True)
+    options: list[inspect.Parameter] = []
+    for source in (function, *groups.values()):  # the help shows the groups last
+        annotations = get_type_hints(source, include_extras=True)
         options += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=annotations[field.name],
-            )
-            for field in dataclasses.fields(group)
+            parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=annotations[name])
+            for name, parameter in inspect.signature(source).parameters.items()
+            if name not in groups
         ]
     plain.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
