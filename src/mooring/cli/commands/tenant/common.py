@@ -23,11 +23,10 @@ from mooring.cli.io.options import (
 from mooring.cli.io.output import note, show_fields, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest, NotConfigured
-from mooring.masking import masked_field
 from mooring.model import JSON
+from mooring.tenants.diff import masked_part
 from mooring.tenants.document import read_value
-from mooring.tenants.history import UNREADABLE
-from mooring.tenants.keys import AREAS, SENTINEL, Area, field_of
+from mooring.tenants.keys import AREAS, SENTINEL, Area
 from mooring.tenants.parts import StoredParts, UnreadablePart
 from mooring.tenants.publish.publisher import Publisher
 
@@ -59,7 +58,9 @@ def settings_group(area: Area, help: str) -> CommandGroup:
 
         stored, health = target.run(read)
         values = {
-            path.removeprefix(AREAS[area]): _display_value(path, value, reveal)
+            path.removeprefix(AREAS[area]): value
+            if reveal and not isinstance(value, UnreadablePart)
+            else masked_part(path, value)
             for path, value in sorted(stored.parts.items())
         }
         if area == "common" and health is not None:
@@ -163,9 +164,3 @@ platform = settings_group("platform", "Manage the configuration of the platform.
 def beat(target: TenantTarget) -> None:
     """Write the health sentinel: the time at which a publisher was last active."""
     target.run(lambda publisher: publisher.beat())
-
-
-def _display_value(path: str, value: JSON | UnreadablePart, reveal: bool) -> JSON:
-    if isinstance(value, UnreadablePart):
-        return UNREADABLE
-    return value if reveal else masked_field(field_of(path), value)
