@@ -55,9 +55,8 @@ def is_secret(field: str) -> bool:
 
 def is_hidden(field: str) -> bool:
     """Whether the name of a field says that its value is, or may contain, a secret."""
-    return is_secret(field) or (
-        _HIDDEN.search(field) is not None and _HARMLESS.search(field) is None
-    )
+    known = _SECRET.search(field) or _HIDDEN.search(field)
+    return known is not None and _HARMLESS.search(field) is None
 
 
 def is_split_key(value: object) -> bool:

@@ -315,11 +315,10 @@ def resealed(entry: HistoryEntry, ring: Keyring) -> tuple[HistoryEntry | None, l
         return fields
 
     changes = tuple(
-        HistoryChange(
-            change.path,
-            rewrite_maps(change.before, renewed),
-            rewrite_maps(change.after, renewed),
-            change.resent,
+        msgspec.structs.replace(
+            change,
+            before=rewrite_maps(change.before, renewed),
+            after=rewrite_maps(change.after, renewed),
         )
         for change in entry.changes
     )
