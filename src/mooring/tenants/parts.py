@@ -189,6 +189,10 @@ def stored_parts(
     return StoredParts(parts, revisions, tuple(unknown_keys), resent)
 
 
+async def read_parts(store: Store, keys: TenantKeys, owner: Owner) -> StoredParts:
+    return stored_parts(keys, owner, (await store.read(keys.parts(owner))).entries)
+
+
 async def read_in_slices(store: Store, range: Range) -> AsyncGenerator[list[Entry], None]:
     """The entries of a range, with a pause after each slice. Pages may have different
     revisions."""

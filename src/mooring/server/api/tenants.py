@@ -36,7 +36,7 @@ from mooring.tenants.keys import (
     named,
 )
 from mooring.tenants.model import UnreadableValue, decode
-from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, stored_parts
+from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, read_parts
 from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.publish.result import PublishResult
 from mooring.tenants.redirect_guard import redirect_in_document
@@ -217,8 +217,7 @@ async def get_tenant(call: ApiCall) -> Response:
     """Get the configuration of a tenant, secrets masked."""
     unmask = call.unmasks()
     keys, tenant = keys_of(call), check_id(call.tenant)
-    entries = (await call.server.store.read(keys.parts(tenant))).entries
-    stored = stored_parts(keys, tenant, entries)
+    stored = await read_parts(call.server.store, keys, tenant)
     if not stored.parts:
         raise NotConfigured(message("not_found", what=named(tenant)))
     masked = masked_document(tenant, stored.parts, Keyring.from_environment() if unmask else None)

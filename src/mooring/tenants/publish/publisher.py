@@ -36,7 +36,7 @@ from mooring.tenants.keys import (
     named,
 )
 from mooring.tenants.model import UnreadableValue, decode
-from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, stored_parts
+from mooring.tenants.parts import NOTHING_RESENT, PartDiff, Parts, Resent, StoredParts, read_parts
 from mooring.tenants.publish.commit_loop import (
     TRIES,
     CommitLoop,
@@ -95,8 +95,7 @@ class Publisher:
 
     async def look(self, tenant: Owner) -> StoredParts:
         """The stored parts with their revisions."""
-        entries = (await self._store.read(self.keys.parts(tenant))).entries
-        return stored_parts(self.keys, tenant, entries)
+        return await read_parts(self._store, self.keys, tenant)
 
     async def diff(
         self, document: Document, *, require: Require | None = None, resent: Resent = NOTHING_RESENT

@@ -10,7 +10,7 @@ from mooring.messages import message
 from mooring.store.contract import Query, Store, key
 from mooring.tenants.keys import IndexKind, TenantKeys, host_of, is_id
 from mooring.tenants.model import Resolver, UnreadableValue, decode, to_record
-from mooring.tenants.parts import Parts, claims, holder, stored_parts
+from mooring.tenants.parts import Parts, claims, holder, read_parts
 from mooring.tenants.resolver import Request, TenantRejection, tenant_reference
 
 By = Literal["id", "code", "host", "name", "ftp-user"]
@@ -55,7 +55,7 @@ async def _read_resolver(store: Store, keys: TenantKeys) -> Resolver:
 async def look_up(store: Store, keys: TenantKeys, by: By, name: str) -> Resolution:
     what = f"{'FTP user' if by == 'ftp-user' else by} {quoted(name)}"
     if by == "id":
-        parts = await _parts(store, keys, int(name)) if is_id(name) else {}
+        parts = (await read_parts(store, keys, int(name))).parts if is_id(name) else {}
         if "meta" not in parts:
             return Resolution(None, by, name, f"tenant {name} not found")
         return Resolution(int(name), by, name, f"the {what}", _status(parts))
@@ -65,7 +65,7 @@ async def look_up(store: Store, keys: TenantKeys, by: By, name: str) -> Resoluti
     if tenant is None:
         reason = f"no tenant has the {what}: key {index.decode()} not found"
         return Resolution(None, by, name, reason)
-    parts = await _parts(store, keys, tenant)
+    parts = (await read_parts(store, keys, tenant)).parts
     if index not in claims(keys, tenant, parts):
         reason = f"{index.decode()} leads to tenant {tenant}, which does not have the {what}"
         return Resolution(None, by, name, f"{reason}: publish that tenant again")
@@ -96,10 +96,6 @@ async def _has_name(store: Store, keys: TenantKeys, tenant: int, name: str) -> b
     except UnreadableValue:
         return False
     return isinstance(meta, dict) and meta.get("name") == name
-
-
-async def _parts(store: Store, keys: TenantKeys, tenant: int) -> Parts:
-    return stored_parts(keys, tenant, (await store.read(keys.parts(tenant))).entries).parts
 
 
 def _status(parts: Parts) -> str:

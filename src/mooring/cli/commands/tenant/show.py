@@ -32,7 +32,7 @@ from mooring.tenants.diff import masked_part
 from mooring.tenants.document import JSON_SUFFIXES, to_document
 from mooring.tenants.keys import PartOf, TenantKeys, kind_of, name_of
 from mooring.tenants.model import Part, Tenant, UnreadableValue, decode, parse_part
-from mooring.tenants.parts import Parts, StoredParts, UnreadablePart, stored_parts
+from mooring.tenants.parts import Parts, StoredParts, UnreadablePart, read_parts, stored_parts
 from mooring.tenants.publish.merge import unsealed
 from mooring.tenants.secrets import Keyring
 
@@ -120,8 +120,7 @@ async def show_tenant(
     if as_yaml and (reveal or as_json):
         raise typer.BadParameter("cannot be combined with --reveal or --json", param_hint="--yaml")
     async with target.connect() as hub:
-        entries = (await hub.store.read(target.keys.parts(tenant))).entries
-    stored = stored_parts(target.keys, tenant, entries)
+        stored = await read_parts(hub.store, target.keys, tenant)
     _warn_of_foreign_keys(stored)
     if not stored.parts:
         raise NotConfigured(f"tenant {tenant} not found")
