@@ -72,8 +72,8 @@ class ServiceReader:
             for id in sorted({*members, *scores, *ids})
             if not is_v2_key(self._v2, key := self._v1.instance(service, id))
         }
-        hashes = zip(keys, await self._hashes(keys.values()), strict=True)
-        present = {id: fields for id, fields in hashes if fields != {}}
+        hashes = await self._hashes(keys)
+        present = {id: fields for id, fields in hashes.items() if fields != {}}
         return V1Service(service, present, frozenset(members), scores)
 
     async def is_listed(self, service: str) -> bool:
@@ -96,16 +96,13 @@ class ServiceReader:
             self._scan_set("ZSCAN", keys.heartbeats), self._scan_set("ZSCAN", keys.removed)
         )
         scores = _scores(heartbeats)
-        every = sorted({*scores, *ids})
-        hashes = await self._hashes(keys.instance(id) for id in every)
+        hashes = await self._hashes({id: keys.instance(id) for id in sorted({*scores, *ids})})
         records = {
             id: {printable(name): printable(value) for name, value in fields.items()}
-            for id, fields in zip(every, hashes, strict=True)
+            for id, fields in hashes.items()
             if fields
         }
-        wrong_type = frozenset(
-            id for id, fields in zip(every, hashes, strict=True) if fields is None
-        )
+        wrong_type = frozenset(id for id, fields in hashes.items() if fields is None)
         removed = _removed_copies(removals, state.now)
         return V2Service(state.now, records, scores, removed, listed, wrong_type), state.config
 
@@ -125,12 +122,12 @@ class ServiceReader:
             if not int(cursor):
                 return members
 
-    async def _hashes(self, keys: Iterable[str]) -> list[dict[str, str] | None]:
-        """The fields of each hash; empty if it does not exist, None if it is not a hash."""
+    async def _hashes(self, keys: Mapping[str, str]) -> dict[str, dict[str, str] | None]:
+        """The fields of each hash, by id; empty if it does not exist, None if it is not a hash."""
         hashes: list[dict[str, str] | None] = []
-        for batch in slices(keys, _BATCH):
+        for batch in slices(keys.values(), _BATCH):
             hashes += await asyncio.gather(*(self._hash(key) for key in batch))
-        return hashes
+        return dict(zip(keys, hashes, strict=True))
 
     async def _hash(self, key: str) -> dict[str, str] | None:
         try:
