@@ -197,6 +197,11 @@ class TenantKeys:
                 return int(id) if is_id(id) else 0
         return 0
 
+    def index_kind(self, key: bytes) -> IndexKind | None:
+        """The kind of an index entry; None for other keys."""
+        place = self.understand(key)
+        return place.kind if isinstance(place, IndexEntry) else None
+
     def understand(self, key: bytes) -> PartOf | IndexEntry | CommonPart | None:
         """Parses a key; None for foreign keys, those of an older format and history entries."""
         try:

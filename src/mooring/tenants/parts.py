@@ -18,7 +18,6 @@ from mooring.store.contract import MAX_REQUEST_BYTES, Entry, Range, Store
 from mooring.tasks import slices
 from mooring.tenants.keys import (
     DOMAIN,
-    IndexEntry,
     IndexKind,
     Owner,
     TenantKeys,
@@ -130,8 +129,7 @@ def normalized_key(keys: TenantKeys, key: bytes) -> bytes:
     """The key of an index entry, in lower case if the index is case-insensitive."""
     if key.isascii() and key == key.lower():
         return key  # the common case
-    place = keys.understand(key)
-    if isinstance(place, IndexEntry) and place.kind in CASE_INSENSITIVE:
+    if keys.index_kind(key) in CASE_INSENSITIVE:
         return key.decode().lower().encode()
     return key
 

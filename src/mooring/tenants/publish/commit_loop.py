@@ -18,7 +18,7 @@ from mooring.errors import (
 from mooring.messages import message
 from mooring.store.contract import Check, Delete, Entry, Query, Write, key, unchanged
 from mooring.tasks import Backoff, slices
-from mooring.tenants.keys import INDEXES, IndexEntry, Owner, check_owner, has_part, named
+from mooring.tenants.keys import INDEXES, Owner, check_owner, has_part, named
 from mooring.tenants.parts import (
     COMMIT_BYTES,
     NOTHING_RESENT,
@@ -217,12 +217,10 @@ class CommitLoop:
 
         def order(entry: Entry) -> tuple[bool, int, bytes]:
             """What the data requires, or may require, comes last: it goes with the data."""
-            place = keys.understand(entry.key)
-            assert isinstance(place, IndexEntry)
-            required = normalized_key(keys, entry.key) in own or place.kind in unclear_kinds(
-                stored.parts
-            )
-            return required, INDEXES.index(place.kind), entry.key
+            kind = keys.index_kind(entry.key)
+            assert kind is not None
+            required = normalized_key(keys, entry.key) in own or kind in unclear_kinds(stored.parts)
+            return required, INDEXES.index(kind), entry.key
 
         entries = sorted(index.values(), key=order)
         names = [*(keys.part(tenant, path) for path in stored.revisions), *stored.unknown_keys]

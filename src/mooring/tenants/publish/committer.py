@@ -29,7 +29,7 @@ from mooring.store.contract import (
 )
 from mooring.tasks import slices
 from mooring.tenants.history import HistoryEntry, decode_entry, history_changes
-from mooring.tenants.keys import IndexEntry, Owner, TenantKeys, named
+from mooring.tenants.keys import Owner, TenantKeys, named
 from mooring.tenants.parts import (
     CASE_INSENSITIVE,
     NOTHING_RESENT,
@@ -228,8 +228,7 @@ class Committer:
             entries |= {
                 entry.key: entry
                 for entry in piece
-                if holder(entry.value) == tenant
-                and isinstance(self.keys.understand(entry.key), IndexEntry)
+                if holder(entry.value) == tenant and self.keys.index_kind(entry.key)
             }
         return entries
 

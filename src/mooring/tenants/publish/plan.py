@@ -14,7 +14,7 @@ from mooring.errors import TooLarge
 from mooring.messages import message
 from mooring.model import JSON
 from mooring.store.contract import MAX_OPERATIONS, Check, Delete, Entry, Put, Write, key, unchanged
-from mooring.tenants.keys import IndexEntry, IndexKind, Owner, TenantKeys, kind_of, named
+from mooring.tenants.keys import Owner, TenantKeys, kind_of, named
 from mooring.tenants.model import encode
 from mooring.tenants.parts import (
     COMMIT_BYTES,
@@ -193,14 +193,9 @@ def _stale_entries(
         and name not in required
         and (
             name in former
-            or (normalized_key(keys, name) not in correct and _kind(keys, name) not in unclear)
+            or (normalized_key(keys, name) not in correct and keys.index_kind(name) not in unclear)
         )
     ]
-
-
-def _kind(keys: TenantKeys, name: bytes) -> IndexKind | None:
-    place = keys.understand(name)
-    return place.kind if isinstance(place, IndexEntry) else None
 
 
 def _origins(
