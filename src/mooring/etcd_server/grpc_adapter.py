@@ -34,6 +34,7 @@ _LATE = 10  # tenths of a second in which calls may still arrive after a stop
 
 Unary = Callable[[Any], Awaitable[Any]]
 Stream = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
+Run = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
 class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -57,10 +58,42 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def unary(self, name: str, method: Unary, *, needs_token: bool = True) -> None:
         """Serve a method with one request and one response."""
 
+        async def run(request: Any, _: grpc.aio.ServicerContext) -> Any:
+            return await method(request)
+
+        kind = grpc.unary_unary_rpc_method_handler
+        self._serve(name, kind, run, UNREADABLE, needs_token=needs_token)
+
+    def stream(self, name: str, method: Stream, *, needs_token: bool = True) -> None:
+        """Serve a method that reads requests and writes responses."""
+
+        async def run(_: Any, context: grpc.aio.ServicerContext) -> RpcStatus | None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._streams.add(task)
+            try:
+                await method(context)
+            except asyncio.CancelledError:
+                # The client cancelled the call, or the server stops, which the client should know.
+                if not self._stopping:
+                    raise
+                return STOPPED
+            finally:
+                self._streams.discard(task)
+            return None
+
+        kind = grpc.stream_stream_rpc_method_handler
+        self._serve(name, kind, run, UNREADABLE_IN_STREAM, needs_token=needs_token)
+
+    def _serve(
+        self, name: str, kind: Callable[..., Any], run: Run, unreadable: str, *, needs_token: bool
+    ) -> None:
+        """Serve a method with a handler of this kind. `run` returns the response, or the error."""
+
         async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
             self._under_way += 1
             try:
-                answer = await self._answer(method, request, context if needs_token else None)
+                answer = await self._answer(run, request, context, needs_token)
                 if isinstance(answer, RpcStatus):
                     await context.abort(answer.code, answer.text)
                 return answer
@@ -68,26 +101,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._done()
 
         path, read, write = proto.serving(name)
-        read = _reader(read, UNREADABLE)
-        write = self._with_cluster(write)
-        self.handlers[path] = grpc.unary_unary_rpc_method_handler(handle, read, write)
-
-    def stream(self, name: str, method: Stream, *, needs_token: bool = True) -> None:
-        """Serve a method that reads requests and writes responses."""
-
-        async def handle(_: Any, context: grpc.aio.ServicerContext) -> None:
-            self._under_way += 1
-            try:
-                ended = await self._run(method, context, needs_token)
-                if ended is not None:
-                    await context.abort(ended.code, ended.text)
-            finally:
-                self._done()
-
-        path, read, write = proto.serving(name)
-        read = _reader(read, UNREADABLE_IN_STREAM)
-        write = self._with_cluster(write)
-        self.handlers[path] = grpc.stream_stream_rpc_method_handler(handle, read, write)
+        self.handlers[path] = kind(handle, _reader(read, unreadable), self._with_cluster(write))
 
     def _with_cluster(self, write: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
         """Add the id of the cluster to the header of every response."""
@@ -133,42 +147,18 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return _refusing(unknown(service, method if known else None))
 
     async def _answer(
-        self, method: Unary, request: Any, context: grpc.aio.ServicerContext | None
+        self, run: Run, request: Any, context: grpc.aio.ServicerContext, needs_token: bool
     ) -> Any:
         if self._stopping:
             return STOPPED
         if isinstance(request, RpcStatus):
             return request
-        if context is not None and (objection := self._auth.objection(context)) is not None:
-            return objection
-        try:
-            return await method(request)
-        except (RpcAborted, MooringError) as error:
-            return status_of(error)
-
-    async def _run(
-        self, method: Stream, context: grpc.aio.ServicerContext, needs_token: bool
-    ) -> RpcStatus | None:
-        """Run a stream to its end. Returns the error that ended it, if any."""
-        if self._stopping:
-            return STOPPED
         if needs_token and (objection := self._auth.objection(context)) is not None:
             return objection
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
         try:
-            await method(context)
+            return await run(request, context)
         except (RpcAborted, MooringError) as error:
             return status_of(error)
-        except asyncio.CancelledError:
-            # The client cancelled the call, or the server stops, which the client should know.
-            if not self._stopping:
-                raise
-            return STOPPED
-        finally:
-            self._streams.discard(task)
-        return None
 
 
 def _refusing(answer: RpcStatus) -> Any:
