@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -32,12 +32,19 @@ T = TypeVar("T")
 _NUMBERS = 64  # the maximum bytes of an event in addition to its keys and values
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    puts: bool = True
-    deletes: bool = True
-    prev_kv: bool = False
-    fragment: bool = False
+@dataclass(slots=True, eq=False)
+class _StreamWatch:
+    id: int
+    puts: bool
+    deletes: bool
+    prev_kv: bool
+    fragment: bool
+    progress: bool
+    watcher: Watcher | None = None
+    backlog: deque[Batch] = field(default_factory=deque)
+    """Batches that were taken from the engine and not sent yet."""
+    signalled: bool = False
+    """Whether the stream knows that there are batches to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +59,12 @@ class RevisionEvents:
         return sum(map(_size, self.events))
 
 
-def revision_events(engine: Engine, batch: Batch, options: Options) -> RevisionEvents:
+def revision_events(engine: Engine, batch: Batch, watch: _StreamWatch) -> RevisionEvents:
     """Convert a batch, without events that the watch filters out. Previous values are added."""
     events = [
-        _message(engine, batch.revision, event, options.prev_kv)
+        _message(engine, batch.revision, event, watch.prev_kv)
         for event in batch.events
-        if (options.puts if event.entry is not None else options.deletes)
+        if (watch.puts if event.entry is not None else watch.deletes)
     ]
     return RevisionEvents(batch.revision, events)
 
@@ -141,19 +148,6 @@ class WatchService:
         await stream.run()
 
 
-class _StreamWatch:
-    __slots__ = ("backlog", "id", "options", "progress", "signalled", "watcher")
-
-    def __init__(self, watch_id: int, options: Options, progress: bool) -> None:
-        self.id, self.options = watch_id, options
-        self.progress = progress
-        self.watcher: Watcher | None = None
-        self.backlog: deque[Batch] = deque()
-        """Batches that were taken from the engine and not sent yet."""
-        self.signalled = False
-        """Whether the stream knows that there are batches to take."""
-
-
 class _Stream:
     def __init__(
         self,
@@ -212,7 +206,12 @@ class _Stream:
             self._answer(_ANY, created=True, canceled=True, cancel_reason=reason)
             return
         watch = _StreamWatch(
-            self._choose_id(request.watch_id), _options(request), request.progress_notify
+            self._choose_id(request.watch_id),
+            puts=proto.NOPUT not in request.filters,
+            deletes=proto.NODELETE not in request.filters,
+            prev_kv=request.prev_kv,
+            fragment=request.fragment,
+            progress=request.progress_notify,
         )
         self._watches[watch.id] = watch
         self._answer(watch.id, created=True)
@@ -313,7 +312,7 @@ class _Stream:
             return
         if watch.watcher is not None and (watch.backlog or watch.watcher.lagging):
             self._mark(watch)
-        for response in responses(watch.id, revisions, fragment=watch.options.fragment):
+        for response in responses(watch.id, revisions, fragment=watch.fragment):
             await self._context.write(response)
             if self._watches.get(watch.id) is not watch:
                 return  # cancelled meanwhile
@@ -353,15 +352,6 @@ class _Stream:
             self._runner.unwatch(watcher)
 
 
-def _options(request: Any) -> Options:
-    return Options(
-        puts=proto.NOPUT not in request.filters,
-        deletes=proto.NODELETE not in request.filters,
-        prev_kv=request.prev_kv,
-        fragment=request.fragment,
-    )
-
-
 def _take(engine: Engine, watch: _StreamWatch) -> list[RevisionEvents]:
     """The next revisions of a watch, for about one message. Later ones stay in the history."""
     assert watch.watcher is not None
@@ -370,7 +360,7 @@ def _take(engine: Engine, watch: _StreamWatch) -> list[RevisionEvents]:
     revisions: list[RevisionEvents] = []
     size = 0
     while watch.backlog and size < MAX_REQUEST_BYTES:
-        revisions.append(revision_events(engine, watch.backlog.popleft(), watch.options))
+        revisions.append(revision_events(engine, watch.backlog.popleft(), watch))
         size += revisions[-1].size
     return revisions
 
