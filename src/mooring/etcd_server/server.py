@@ -138,9 +138,8 @@ class EtcdAPIServer:
 
     `bind` is `HOST:PORT`; for port 0, `address` has the port that was assigned. With `users`
     (passwords by name), every call except logins and the status requires a token, as in etcd.
-    `advertise` is the URL in the list of members, for when clients cannot use `bind`. With `locks`
-    it also serves the Lock and Election services. `connections` limits the connections of one
-    client address.
+    With `locks` it also serves the Lock and Election services. `connections` limits the connections
+    of one client address.
 
     Entering raises `StoreError` if the address cannot be bound, and `InvalidRequest` if a file of
     `tls` is invalid. Leaving ends calls immediately; `drain` lets them finish first.
@@ -153,14 +152,12 @@ class EtcdAPIServer:
         bind: str = "127.0.0.1:2379",
         tls: ServerTLS | None = None,
         users: Mapping[str, str] | None = None,
-        advertise: str = "",
         progress_interval: float = PROGRESS_INTERVAL,
         locks: ServerLocks | None = None,
         connections: ConnectionLimit | None = None,
     ) -> None:
         self.port = 0
         self._runner, self._bind, self._tls = runner, bind, tls
-        self._advertise = advertise
         self._progress_interval = progress_interval
         self._locks = locks
         self._auth = AuthService(runner, users or {})
@@ -176,8 +173,6 @@ class EtcdAPIServer:
 
     @property
     def url(self) -> str:
-        if self._advertise:
-            return self._advertise
         name = self._bind.rpartition(":")[0]
         if name.strip("[]") in ("", "::", "0.0.0.0"):
             name = socket.gethostname()
