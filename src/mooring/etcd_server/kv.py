@@ -94,11 +94,6 @@ class KVService:
         return proto.CompactionResponse(header=header(await self._runner.write(compact)))
 
 
-def earliest(engine: Engine) -> int:
-    """The lowest revision that a read within a transaction may name."""
-    return engine.compacted if engine.compacted > _BEGINNING else _NEVER
-
-
 def confirmed(engine: Engine) -> Look:
     if engine.confirmed == engine.revision:
         return engine.newest
@@ -248,7 +243,7 @@ def _read(engine: Engine, request: Any) -> Any:
     look = confirmed(engine)
     branch = choose(look, request)
     for operation in branch.operations:
-        _check_range(engine, operation.request_range, engine.confirmed)
+        _check_range(engine, operation.request_range)
     answer = proto.TxnResponse(header=header(engine.confirmed), succeeded=branch.succeeded)
     for operation in branch.operations:
         response = read_range(engine, look, operation.request_range)
@@ -266,7 +261,7 @@ def _write(engine: Engine, now: float, request: Any) -> Any:
             _check_put(engine, operation.request_put)
     for operation in _flat(branch):
         if operation.HasField("request_range"):
-            _check_range(engine, operation.request_range, engine.confirmed)
+            _check_range(engine, operation.request_range)
     return _commit(engine, now, lambda transaction: _Applying(engine, transaction).apply(branch))
 
 
@@ -323,10 +318,11 @@ def _check_put(engine: Engine, request: Any) -> None:
         raise LeaseNotFound(request.lease)
 
 
-def _check_range(engine: Engine, request: Any, newest: int) -> None:
-    if request.revision > newest:
+def _check_range(engine: Engine, request: Any) -> None:
+    if request.revision > engine.confirmed:
         raise FutureRevision(request.revision)
-    if request.revision and request.revision < earliest(engine):
+    earliest = engine.compacted if engine.compacted > _BEGINNING else _NEVER
+    if request.revision and request.revision < earliest:
         raise Compacted(request.revision, revision=engine.compacted)
 
 
