@@ -106,7 +106,7 @@ def test_every_message_has_a_text_with_its_parameters():
             kind = call.args[position] if position < len(call.args) else None
             if not isinstance(kind, ast.Constant):
                 continue
-            names = {keyword.arg for keyword in call.keywords} - {"headers"}
+            names = {keyword.arg for keyword in call.keywords} - {"headers", "retry_after"}
             text = TEXTS.get(str(kind.value))
             if text is None or (None not in names and names != parameters(text)):
                 wrong.append(f"{file.relative_to(ROOT)}:{call.lineno}")

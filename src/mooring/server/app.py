@@ -155,12 +155,12 @@ class Application:
         call.principal = principal  # also if the call is then forbidden: the audit names the caller
         writes = call.request.method not in SAFE and principal.role in ("operator", "admin")
         if writes and not tokens.is_confirmed(principal.token):
-            raise _store_unreachable("token_unconfirmed")
+            raise HTTPError(503, "unavailable", "token_unconfirmed", retry_after=5)
         return principal
 
     def _unauthenticated(self, call: ApiCall, *, has_token: bool) -> HTTPError:
         if not self._server.tokens.loaded and (has_token or call.request.cookies):
-            return _store_unreachable("tokens_unreadable")
+            return HTTPError(503, "unavailable", "tokens_unreadable", retry_after=5)
         if has_token:  # a request without a token is no attempt to guess one
             self._server.limits.count_failure(call.client)
         return HTTPError(
@@ -201,7 +201,3 @@ class Application:
         except TimeoutError:
             if not self._server.readiness.stopping:
                 raise
-
-
-def _store_unreachable(kind: str) -> HTTPError:
-    return HTTPError(503, "unavailable", kind, headers={"Retry-After": "5"})

@@ -172,12 +172,7 @@ class ServerContext:
         if self.opened is not None:
             return self.opened
         state = "stopping" if self.readiness.stopping else "starting"
-        raise HTTPError(
-            503,
-            state,
-            f"server_{state}",
-            headers={"Retry-After": "1"},
-        )
+        raise HTTPError(503, state, f"server_{state}", retry_after=1)
 
 
 def prepare(settings: ServerSettings, readiness: Readiness) -> ServerContext:

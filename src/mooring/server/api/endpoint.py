@@ -215,6 +215,6 @@ def http_error(error: Exception) -> HTTPError:
         return error
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
-            headers = {"Retry-After": "1"} if status == 503 else None
-            return HTTPError(status, code, error.message, headers=headers)
+            retry_after = 1 if status == 503 else None
+            return HTTPError(status, code, error.message, retry_after=retry_after)
     return HTTPError(500, "internal", "internal_error")

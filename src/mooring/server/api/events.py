@@ -59,15 +59,10 @@ async def events(call: ApiCall) -> Response:
             "streams_of_token",
             name=caller.name,
             limit=MAX_PER_TOKEN,
-            headers={"Retry-After": "10"},
+            retry_after=10,
         ) from None
     except TooManyListeners:
-        raise HTTPError(
-            503,
-            "too_many_streams",
-            "streams_of_server",
-            headers={"Retry-After": "10"},
-        ) from None
+        raise HTTPError(503, "too_many_streams", "streams_of_server", retry_after=10) from None
     headers = {"X-Accel-Buffering": "no"}  # otherwise nginx buffers the events
     return Response(stream=listener.frames(), media=MEDIA, headers=headers)
 

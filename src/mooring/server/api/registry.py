@@ -100,13 +100,7 @@ def loaded_fleet(call: ApiCall) -> Fleet:
     wrong."""
     fleet = call.server.fleet
     if not fleet.loaded:
-        raise HTTPError(
-            503,
-            "unavailable",
-            "registry_not_read",
-            error=fleet.error,
-            headers={"Retry-After": "1"},
-        )
+        raise HTTPError(503, "unavailable", "registry_not_read", error=fleet.error, retry_after=1)
     return fleet
 
 

@@ -102,11 +102,4 @@ def network(client: str) -> str:
 
 def too_many(what: Message, wait: float) -> HTTPError:
     seconds = math.ceil(wait)
-    return HTTPError(
-        429,
-        "too_many",
-        "too_many",
-        what=what,
-        seconds=seconds,
-        headers={"Retry-After": str(seconds)},
-    )
+    return HTTPError(429, "too_many", "too_many", what=what, seconds=seconds, retry_after=seconds)

@@ -88,12 +88,16 @@ class HTTPError(Exception):
         /,
         *,
         headers: Mapping[str, str] | None = None,
+        retry_after: int | None = None,
         **params: object,
     ) -> None:
-        """`kind` and `params` are those of a message, unless it is a message itself."""
+        """`kind` and `params` are those of a message, unless it is a message itself. The client
+        should retry after `retry_after` seconds."""
         self.message = kind if isinstance(kind, Message) else message(kind, **params)
         super().__init__(self.message.text)
         self.status, self.code, self.headers = status, code, dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
 
 
 def error_response(error: HTTPError) -> Response:
