@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from mooring.model import Instance
+from mooring.model import Instance, now
 from mooring.server.api import all_endpoints
 from mooring.server.api.endpoint import ApiEndpoint
 from mooring.server.auth.authorization import ROLES
-from mooring.server.auth.tokens import ADMIN, utcnow
+from mooring.server.auth.tokens import ADMIN
 from mooring.server.http.routing import SAFE
 from tests.admin import Admin
 from tests.waiting import PATIENCE, eventually
@@ -124,7 +124,7 @@ class TestUnauthenticated:
     async def test_an_expired_token_is_refused(self, admin: Admin):
         token = await admin.token("admin", lasts=60)
         assert (await admin.get("/admin/tokens", as_=token)).status_code == 200
-        later = utcnow() + datetime.timedelta(seconds=61)
+        later = now() + datetime.timedelta(seconds=61)
         admin.server.tokens._clock = lambda: later
         answer = await admin.get("/admin/tokens", as_=token)
         assert answer.status_code == 401

@@ -11,10 +11,11 @@ import msgspec
 from mooring.durations import parse_duration
 from mooring.errors import InvalidRequest, StoreError
 from mooring.messages import verbatim
+from mooring.model import now
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.audit import AuditEntry
 from mooring.server.auth.authorization import ROLES, Need, Role, need
-from mooring.server.auth.tokens import Token, Tokens, utcnow
+from mooring.server.auth.tokens import Token, Tokens
 from mooring.server.http.request import PageQuery, next_link
 from mooring.server.http.response import HTTPError, Response, rfc3339
 from mooring.tenants.keys import MAX_ID
@@ -148,7 +149,7 @@ async def revoke_token(call: ApiCall) -> Response:
 
 
 def _info(tokens: Tokens, token: Token) -> TokenInfo:
-    state = "revoked" if token.revoked else "valid" if token.is_valid(utcnow()) else "expired"
+    state = "revoked" if token.revoked else "valid" if token.is_valid(now()) else "expired"
     return TokenInfo(
         id=token.id,
         name=token.name,

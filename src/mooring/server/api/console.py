@@ -15,10 +15,10 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from mooring.model import now
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import OPEN, ROLES, Need, need
 from mooring.server.auth.sessions import CODE_LASTS
-from mooring.server.auth.tokens import utcnow
 from mooring.server.http.response import HTTPError, Response, digest, rfc3339
 
 endpoints = EndpointList()
@@ -208,7 +208,7 @@ async def create_login_link(call: ApiCall) -> Response:
     if not code:
         raise HTTPError(401, "unauthenticated", "token_just_revoked")
     request = call.request
-    expires = utcnow() + datetime.timedelta(seconds=CODE_LASTS)
+    expires = now() + datetime.timedelta(seconds=CODE_LASTS)
     url = f"{request.url.scheme}://{request.headers['host']}/login?code={code}"
     return Response(LoginLink(url, rfc3339(expires)), 201)
 

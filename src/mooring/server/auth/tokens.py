@@ -15,20 +15,18 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest, MooringError, OutOfSpace, Unavailable
 from mooring.messages import message
+from mooring.model import Time, now
 from mooring.names import check_name
 from mooring.server.auth.authorization import Principal, Role, scope
 from mooring.server.auth.data_dir import DataDir, new_token
 from mooring.server.auth.signed_records import SignedRecords
 
 log = logging.getLogger(__name__)
-
-Time: TypeAlias = datetime.datetime
 
 ADMIN = "admin"
 """The id of this server's admin token."""
@@ -77,15 +75,11 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def utcnow() -> Time:
-    return datetime.datetime.now(datetime.UTC)
-
-
 class Tokens:
     """The tokens that this server accepts: its admin token, and those of the attached records. A
     lookup causes no I/O, except for one stat of the admin token's file per second."""
 
-    def __init__(self, folder: DataDir, *, clock: Callable[[], Time] = utcnow) -> None:
+    def __init__(self, folder: DataDir, *, clock: Callable[[], Time] = now) -> None:
         """Reads the admin token. Raises `InvalidRequest` if its file is unusable."""
         self._folder, self._clock = folder, clock
         self._records: SignedRecords[Token] | None = None
