@@ -59,13 +59,17 @@ class FakeFleet:
         return lambda: self._callbacks.remove(callback)
 
     def report_check(
-        self, service: str, id: str, ms: float | None, failure: Message | None = None
+        self,
+        service: str,
+        id: str,
+        *,
+        ms: float | None = None,
+        failure: Message | None = None,
+        unchecked: Message | None = None,
     ) -> None:
         self.reports.setdefault((service, id), []).append((ms, str(failure or "")))
-
-    def report_unchecked(self, service: str, id: str, reason: Message) -> None:
-        self.reports.setdefault((service, id), []).append((None, ""))
-        self.unchecked[service, id] = reason.text
+        if unchecked is not None:
+            self.unchecked[service, id] = unchecked.text
 
     def put(self, *instances: Instance) -> None:
         for instance in instances:

@@ -186,26 +186,26 @@ async def test_a_check_result_is_an_event_when_it_changes(hub: Hub, fleet: Fleet
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
         version = fleet.version
-        fleet.report_check("a", "h:1", 12.0)
-        fleet.report_check("a", "h:1", 14.0)
+        fleet.report_check("a", "h:1", ms=12.0)
+        fleet.report_check("a", "h:1", ms=14.0)
         assert fleet.observation("a", "h:1").response_time == 14.0
         assert fleet.version == version
-        fleet.report_check("a", "h:1", None, REFUSED)
-        fleet.report_check("a", "h:1", None, message("probe_unreachable"))
-        fleet.report_check("a", "h:1", 15.0)
+        fleet.report_check("a", "h:1", failure=REFUSED)
+        fleet.report_check("a", "h:1", failure=message("probe_unreachable"))
+        fleet.report_check("a", "h:1", ms=15.0)
         assert fleet.version == version + 2
         assert fleet.observation("a", "h:1").check_failure is None
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]
         assert checks == ["check failing: it refused the connection", "check passing"]
-        fleet.report_check("a", "gone", None, REFUSED)
+        fleet.report_check("a", "gone", failure=REFUSED)
         assert fleet.observation("a", "gone").check_failure is None
 
 
 async def test_a_skipped_check_is_not_a_failure(hub: Hub, fleet: Fleet):
     async with hub.register(at("a")):
         await eventually(lambda: fleet.service("a") is not None)
-        fleet.report_check("a", "h:1", None, REFUSED)
-        fleet.report_unchecked("a", "h:1", LINK_LOCAL)
+        fleet.report_check("a", "h:1", failure=REFUSED)
+        fleet.report_check("a", "h:1", unchecked=LINK_LOCAL)
         assert fleet.observation("a", "h:1").check_failure is None
         assert fleet.observation("a", "h:1").unchecked == LINK_LOCAL
         checks = [event.text for event in fleet.timeline("a", "h:1") if event.kind == "check"]

@@ -143,7 +143,7 @@ async def test_a_failed_check_and_a_brake(browser: Browser, admin: Admin):
     instance = Instance("Common/Auth", "10.0.0.1", 8000)
     async with admin.hub.register(instance), in_chinese(browser, admin) as visitor:
         await admin.sees("Common/Auth", "10.0.0.1:8000")
-        admin.fleet.report_check("Common/Auth", "10.0.0.1:8000", None, message("probe_refused"))
+        admin.fleet.report_check("Common/Auth", "10.0.0.1:8000", failure=message("probe_refused"))
         admin.fleet.update_brakes({"Common/Auth": Brake(3, 4, 0, 0).message})
         await visitor.log_in()
         await visitor.go("service", "Common/Auth")
@@ -153,5 +153,5 @@ async def test_a_failed_check_and_a_brake(browser: Browser, admin: Admin):
         await visitor.go("instance", "Common/Auth", "10.0.0.1:8000")
         await check_chinese(visitor.page.locator(".pairs .why"), "它拒绝连接")
         refused = message("address_refused", problem=message("target_link_local"))
-        admin.fleet.report_unchecked("Common/Auth", "10.0.0.1:8000", refused)
+        admin.fleet.report_check("Common/Auth", "10.0.0.1:8000", unchecked=refused)
         await check_chinese(visitor.page.locator(".pairs .why"), "它的地址是链路本地地址")

@@ -120,7 +120,7 @@ class HealthChecks:
                 self._states.pop(key, None)
             elif not self._is_checked(instance):
                 if self._states.pop(key, None) is not None:
-                    self._fleet.report_check(service, id, None)
+                    self._fleet.report_check(service, id)
             elif key not in self._states:
                 self._states[key] = CheckState(key)
                 # Spread out, because many may register at the same time.
@@ -164,7 +164,7 @@ class HealthChecks:
             except CheckSkipped as skipped:
                 if self._states.get(state.key) is state:
                     state.reset()
-                    self._fleet.report_unchecked(*state.key, skipped.message)
+                    self._fleet.report_check(*state.key, unchecked=skipped.message)
                 return
             if self._states.get(state.key) is state:
                 self._report(state, outcome)
@@ -176,12 +176,12 @@ class HealthChecks:
     def _report(self, state: CheckState, outcome: Outcome) -> None:
         state.add(outcome)
         if outcome.ok:
-            self._fleet.report_check(*state.key, state.ms)
+            self._fleet.report_check(*state.key, ms=state.ms)
         elif state.failures >= self._settings.failures:
             failure = outcome.failure or message("probe_failed")
             if isinstance(failure, str):  # of a custom checker
                 failure = verbatim(printable(failure)[:_MAX_FAILURE])
-            self._fleet.report_check(*state.key, None, failure)
+            self._fleet.report_check(*state.key, failure=failure)
 
     async def _targets(self, instance: Instance) -> list[Target]:
         try:

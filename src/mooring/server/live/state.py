@@ -264,24 +264,16 @@ class Fleet:
         self.sampled += 1
 
     def report_check(
-        self, service: str, id: str, ms: float | None, failure: Message | None = None
-    ) -> None:
-        """Record the result of an active check: its response time, or why it failed."""
-        self._update_check(service, id, ms, failure, unchecked=None)
-
-    def report_unchecked(self, service: str, id: str, reason: Message) -> None:
-        """Record that an active check was skipped."""
-        self._update_check(service, id, None, None, unchecked=reason)
-
-    def _update_check(
         self,
         service: str,
         id: str,
-        ms: float | None,
-        failure: Message | None,
         *,
-        unchecked: Message | None,
+        ms: float | None = None,
+        failure: Message | None = None,
+        unchecked: Message | None = None,
     ) -> None:
+        """Record the result of an active check: its response time, why it failed, or why it was
+        skipped. Without any, the instance is no longer checked."""
         known = self._known.get(service)
         if known is None or id not in known.instances:
             return
