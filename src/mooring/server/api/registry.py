@@ -285,7 +285,7 @@ async def metric_history(call: ApiCall) -> Response:
     samples = call.server.fleet.history(known_of(call).name, call.path["id"])
     if not samples:  # those of a removed instance remain for some time
         _known_instance(call)
-    return Response([SampleInfo(rfc3339(sample.time), dict(sample.metrics)) for sample in samples])
+    return Response([SampleInfo(rfc3339(sample.time), sample.metrics) for sample in samples])
 
 
 @endpoints.add(

@@ -149,24 +149,22 @@ _MAX_GONE = 500
 @dataclass(frozen=True, slots=True)
 class MetricSample:
     time: Time
-    metrics: Mapping[str, float]
-    """Numbers by path: `memory.usagePercent`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PackedSample:
-    time: Time
     paths: tuple[str, ...]
     """Shared by all samples with the same paths."""
     values: array[float]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Numbers by path: `memory.usagePercent`."""
+        return dict(zip(self.paths, self.values, strict=True))
 
 
 class MetricHistory:
     """Recent metric samples of each instance, for charts."""
 
     def __init__(self) -> None:
-        self._samples: dict[InstanceKey, deque[_PackedSample]] = {}
-        self._gone: OrderedDict[InstanceKey, deque[_PackedSample]] = OrderedDict()
+        self._samples: dict[InstanceKey, deque[MetricSample]] = {}
+        self._gone: OrderedDict[InstanceKey, deque[MetricSample]] = OrderedDict()
         self._paths: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def add(self, key: InstanceKey, instance: Instance, time: Time) -> None:
@@ -182,7 +180,7 @@ class MetricHistory:
         names = tuple(metrics)
         paths = self._paths.setdefault(names, names)
         time = moment(instance.status.updated_at) or time
-        samples.append(_PackedSample(time, paths, array("d", metrics.values())))
+        samples.append(MetricSample(time, paths, array("d", metrics.values())))
         share = max(MAX_SAMPLES // len(self._samples), MIN_INSTANCE_SAMPLES)
         while len(samples) > min(share, MAX_INSTANCE_SAMPLES):
             samples.popleft()
@@ -197,8 +195,4 @@ class MetricHistory:
 
     def of(self, key: InstanceKey) -> list[MetricSample]:
         """Oldest first."""
-        samples = self._samples.get(key) or self._gone.get(key) or ()
-        return [
-            MetricSample(sample.time, dict(zip(sample.paths, sample.values, strict=True)))
-            for sample in samples
-        ]
+        return list(self._samples.get(key) or self._gone.get(key) or ())
