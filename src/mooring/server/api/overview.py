@@ -85,7 +85,8 @@ def overview(
     for known in services:
         group = split_service(known.name)[0]
         counts[group] = counts.get(group, HealthCounts()) + fleet.rendering.counts(known)
-        delays += _delays(known)
+        observed = known.observations.values()
+        delays += [seen.heartbeat_delay for seen in observed if seen.heartbeat_delay is not None]
     delays.sort()
     return Overview(
         version=fleet.version,
@@ -113,11 +114,6 @@ def recent_events(fleet: Fleet, services: Iterable[KnownService]) -> list[Timeli
     for known in services:
         events += fleet.timeline(known.name)[-MAX_EVENTS_PER_SERVICE:]
     return heapq.nlargest(MAX_EVENTS, events, key=lambda event: event.time)
-
-
-def _delays(known: KnownService) -> list[float]:
-    delays = (observed.heartbeat_delay for observed in known.observations.values())
-    return [delay for delay in delays if delay is not None]
 
 
 def _group_counts(group: str, counts: HealthCounts) -> GroupCounts:
