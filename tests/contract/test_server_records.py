@@ -45,7 +45,7 @@ async def reading(
 ) -> AsyncIterator[SignedRecords[Right]]:
     """The records as a server knows them that starts now."""
     async with SignedRecords(store, server_key, purpose, Right) as records:
-        await records.ready()
+        await records.mirror.ready()
         yield records
 
 
@@ -57,7 +57,7 @@ async def stored(store: Store, id: str) -> Entry:
 
 async def rights(store: Store) -> dict[str, Right]:
     async with reading(store) as records:
-        return dict(records.all())
+        return records.all()
 
 
 async def test_a_record_of_one_server_is_known_to_the_others(store: Store):

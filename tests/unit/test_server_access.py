@@ -77,7 +77,7 @@ async def store() -> AsyncIterator[Store]:
 async def opened(folder: DataDir, store: Store, clock: Clock) -> AsyncIterator[Tokens]:
     tokens = Tokens(folder, clock=clock.wall)
     async with SignedRecords(store, KEY, "tokens", Token, changed=tokens.changed) as records:
-        await records.ready()
+        await records.mirror.ready()
         tokens.attach(records)
         yield tokens
 
@@ -563,8 +563,8 @@ class TestSessions:
             SignedRecords(store, KEY, "login-links", Login) as codes,
         ):
             if request.param == "in the store":
-                await sessions.ready()
-                await codes.ready()
+                await sessions.mirror.ready()
+                await codes.mirror.ready()
                 made.attach(sessions, codes)
             yield made
 
@@ -701,8 +701,8 @@ class TestSessions:
             Unanswered(store, KEY, "sessions", Login) as sessions,
             Unanswered(store, KEY, "login-links", Login) as codes,
         ):
-            await sessions.ready()
-            await codes.ready()
+            await sessions.mirror.ready()
+            await codes.mirror.ready()
             made.attach(sessions, codes)
             code = await made.issue(ADMIN)
             begun = await made.redeem(code)

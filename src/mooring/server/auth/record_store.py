@@ -85,14 +85,11 @@ class RecordStore:
         opening = self._running.start(self._open(), name="shared records")
         await asyncio.wait([opening], timeout=_WAIT)
         if opening.done() and (error := opening.exception()) is not None:
-            await self.aclose()
+            await self.__aexit__()
             raise error
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
         await self._running.aclose()
         await self._opened.aclose()
         if self._ended is not None:
@@ -144,7 +141,7 @@ class RecordStore:
         for records in (tokens, sessions, codes):
             await self._opened.enter_async_context(records)
         for records in (tokens, sessions, codes):
-            await records.ready()
+            await records.mirror.ready()
         self._tokens.attach(tokens)
         self._sessions.attach(sessions, codes)
 

@@ -20,8 +20,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Generic, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -222,7 +221,7 @@ class _Record(NamedTuple, Generic[T]):
 class SignedRecords(Generic[T]):
     """The authentic records of one purpose by id, live and in memory.
 
-    Entering does not wait for the store: `loaded` is whether they were read. They stay while the
+    Entering does not wait for the store: `mirror` shows whether they were read. They stay while the
     store is unavailable. A write is visible on this server at once, and on the others as soon as
     their watches report it.
     """
@@ -246,27 +245,15 @@ class SignedRecords(Generic[T]):
         self._decoder = msgspec.json.Decoder(type)
         self._records: dict[str, _Record[T]] = {}
         self._rejected: set[str] = set()
-        self._mirror = Mirror(RangeFeed(store, prefix(self._root)), wait=False)
-        self._mirror.subscribe(self._apply)
+        self.mirror = Mirror(RangeFeed(store, prefix(self._root)), wait=False)
+        self.mirror.subscribe(self._apply)
 
     async def __aenter__(self) -> Self:
-        self._mirror.start()
+        self.mirror.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._mirror.aclose()
-
-    @property
-    def loaded(self) -> bool:
-        return self._mirror.loaded
-
-    @property
-    def age(self) -> float:
-        """Seconds since the last contact with the store."""
-        return self._mirror.age
-
-    async def ready(self) -> None:
-        await self._mirror.ready()
+        await self.mirror.aclose()
 
     def get(self, id: str) -> T | None:
         record = self._records.get(id)
@@ -281,8 +268,8 @@ class SignedRecords(Generic[T]):
                 self._records[id] = record
         return self.get(id)
 
-    def all(self) -> Mapping[str, T]:
-        return MappingProxyType({id: record.content for id, record in self._records.items()})
+    def all(self) -> dict[str, T]:
+        return {id: record.content for id, record in self._records.items()}
 
     def __len__(self) -> int:
         return len(self._records)

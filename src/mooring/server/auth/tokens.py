@@ -111,7 +111,7 @@ class Tokens:
         token is shared once, because a deleted record may have been a revoked one. Raises what the
         store raises, and `StoreError` or `InvalidRequest` if the folder cannot be used."""
         records = self._records
-        if records is None or not records.loaded:
+        if records is None or not records.mirror.loaded:
             return
         self._refresh()
         self._own = own = f"{ADMIN}-{server}"
@@ -163,12 +163,12 @@ class Tokens:
     @property
     def loaded(self) -> bool:
         """Whether the tokens of the store were read. Before, an unknown token may be valid."""
-        return self._records is not None and self._records.loaded
+        return self._records is not None and self._records.mirror.loaded
 
     def is_confirmed(self, id: str) -> bool:
         """Whether the last contact with the store is recent enough to rule out that another server
         revoked the token."""
-        return id == ADMIN or self._records is None or self._records.age < TRUSTED
+        return id == ADMIN or self._records is None or self._records.mirror.age < TRUSTED
 
     def bearer(self, token: str) -> Principal | None:
         """The principal of a bearer token; None if it is unknown, revoked or expired."""
@@ -293,7 +293,7 @@ class Tokens:
         return Token(id=ADMIN, name=ADMIN, role="admin", created=created, sha256=digest(token))
 
     def _index(self) -> None:
-        known = {} if self._records is None else dict(self._records.all())
+        known = {} if self._records is None else self._records.all()
         known.pop(self._own, None)  # the file takes precedence
         if self._admin is not None:
             known[ADMIN] = self._admin
