@@ -9,8 +9,9 @@ import os
 import re
 import ssl
 import time
+from abc import ABC, abstractmethod
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -131,27 +132,30 @@ async def connected(target: Target, context: ssl.SSLContext | None) -> AsyncIter
         writer.transport.abort()
 
 
-async def attempt(work: Callable[[], Awaitable[None]], *, timeout: float) -> Outcome:
-    """The outcome of `work`, which returns if the target is healthy and raises if not."""
-    started = time.perf_counter()
-    failure: str | Message = ""
-    try:
-        async with asyncio.timeout(timeout):
-            await work()
-    except (OSError, EOFError, CheckFailed) as error:
-        failure = failure_of(error, timeout=timeout)
-    return Outcome(not failure, (time.perf_counter() - started) * 1000, failure)
-
-
-class TCPChecker:
-    """Passes if the target accepts a connection."""
+class BuiltinChecker(ABC):
+    """Times a probe."""
 
     async def check(self, target: Target, *, timeout: float) -> Outcome:
-        async def connect() -> None:
-            async with connected(target, None):
-                pass
+        started = time.perf_counter()
+        failure: str | Message = ""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._probe(target, timeout)
+        except (OSError, EOFError, CheckFailed) as error:
+            failure = failure_of(error, timeout=timeout)
+        return Outcome(not failure, (time.perf_counter() - started) * 1000, failure)
 
-        return await attempt(connect, timeout=timeout)
+    @abstractmethod
+    async def _probe(self, target: Target, timeout: float) -> None:
+        """Returns if the target is healthy, and raises if not."""
+
+
+class TCPChecker(BuiltinChecker):
+    """Passes if the target accepts a connection."""
+
+    async def _probe(self, target: Target, timeout: float) -> None:
+        async with connected(target, None):
+            pass
 
 
 _OPTIONS = (
@@ -165,27 +169,24 @@ _OPTIONS = (
 )
 
 
-class GRPCChecker:
+class GRPCChecker(BuiltinChecker):
     """For `grpc`; with credentials, for `grpcs`."""
 
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
         self._credentials = credentials
 
-    async def check(self, target: Target, *, timeout: float) -> Outcome:
-        async def ask() -> None:
-            channel = self._channel(target)
-            try:
-                answer: bytes = await channel.unary_unary(f"/{SERVICE}/Check")(b"", timeout=timeout)
-            except grpc.aio.AioRpcError as error:
-                _judge(error)
-            else:
-                if answer != encoded(ServingStatus.SERVING):
-                    raise CheckFailed(message("grpc_not_serving"))
-            finally:
-                await channel.close()
-                await settled()
-
-        return await attempt(ask, timeout=timeout)
+    async def _probe(self, target: Target, timeout: float) -> None:
+        channel = self._channel(target)
+        try:
+            answer: bytes = await channel.unary_unary(f"/{SERVICE}/Check")(b"", timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            _judge(error)
+        else:
+            if answer != encoded(ServingStatus.SERVING):
+                raise CheckFailed(message("grpc_not_serving"))
+        finally:
+            await channel.close()
+            await settled()
 
     def _channel(self, target: Target) -> grpc.aio.Channel:
         scheme = "ipv6" if ":" in target.address else "ipv4"
@@ -222,21 +223,18 @@ _NOT_HTTP = message("answer_not_http")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\r?\n")
 
 
-class HTTPChecker:
+class HTTPChecker(BuiltinChecker):
     """For `http`; with a context, for `https`."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._context = context
 
-    async def check(self, target: Target, *, timeout: float) -> Outcome:
-        async def get() -> None:
-            async with connected(target, self._context) as (reader, writer):
-                writer.write(request(target, "Accept: */*", "Connection: close"))
-                status = await final_status(reader)
-                if not 200 <= status < 400:
-                    raise CheckFailed(message("answered", status=status))
-
-        return await attempt(get, timeout=timeout)
+    async def _probe(self, target: Target, timeout: float) -> None:
+        async with connected(target, self._context) as (reader, writer):
+            writer.write(request(target, "Accept: */*", "Connection: close"))
+            status = await final_status(reader)
+            if not 200 <= status < 400:
+                raise CheckFailed(message("answered", status=status))
 
 
 def request(target: Target, *headers: str) -> bytes:
@@ -298,33 +296,29 @@ _CLOSE = b"\x88\x82\x00\x00\x00\x00\x03\xe8"
 """A masked close frame with code 1000, normal closure."""
 
 
-class WebSocketChecker:
+class WebSocketChecker(BuiltinChecker):
     """For `ws`; with a context, for `wss`."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._context = context
 
-    async def check(self, target: Target, *, timeout: float) -> Outcome:
-        async def shake_hands() -> None:
-            key = base64.b64encode(os.urandom(16)).decode()
-            async with connected(target, self._context) as (reader, writer):
-                writer.write(
-                    request(
-                        target,
-                        "Upgrade: websocket",
-                        "Connection: Upgrade",
-                        f"Sec-WebSocket-Key: {key}",
-                        "Sec-WebSocket-Version: 13",
-                    )
-                )
-                status = await final_status(reader)
-                if status != 101:
-                    raise CheckFailed(message("websocket_not_opened", status=status))
-                if problem := handshake_error(await read_headers(reader), key):
-                    raise CheckFailed(problem)
-                writer.write(_CLOSE)
-
-        return await attempt(shake_hands, timeout=timeout)
+    async def _probe(self, target: Target, timeout: float) -> None:
+        key = base64.b64encode(os.urandom(16)).decode()
+        async with connected(target, self._context) as (reader, writer):
+            upgrade = request(
+                target,
+                "Upgrade: websocket",
+                "Connection: Upgrade",
+                f"Sec-WebSocket-Key: {key}",
+                "Sec-WebSocket-Version: 13",
+            )
+            writer.write(upgrade)
+            status = await final_status(reader)
+            if status != 101:
+                raise CheckFailed(message("websocket_not_opened", status=status))
+            if problem := handshake_error(await read_headers(reader), key):
+                raise CheckFailed(problem)
+            writer.write(_CLOSE)
 
 
 def accept(key: str) -> bytes:
