@@ -20,8 +20,9 @@ from mooring.server.health_checks.checkers import (
     Target,
     load_checkers,
 )
-from mooring.server.health_checks.scheduler import HealthChecks, Key
+from mooring.server.health_checks.scheduler import HealthChecks
 from mooring.server.health_checks.target_policy import Resolver, TargetPolicy
+from mooring.server.live.departures import InstanceKey
 from mooring.server.live.state import Fleet
 from mooring.server.settings import CheckSettings
 from mooring.testing.proxy import close_server
@@ -39,9 +40,9 @@ class FakeFleet:
 
     def __init__(self, *instances: Instance) -> None:
         self._services: dict[str, dict[str, Instance]] = {}
-        self._callbacks: list[Callable[[Collection[Key]], None]] = []
-        self.reports: dict[Key, list[tuple[float | None, str]]] = {}
-        self.unchecked: dict[Key, str] = {}
+        self._callbacks: list[Callable[[Collection[InstanceKey]], None]] = []
+        self.reports: dict[InstanceKey, list[tuple[float | None, str]]] = {}
+        self.unchecked: dict[InstanceKey, str] = {}
         self.named = self.asked = 0
         self.put(*instances)
 
@@ -54,7 +55,7 @@ class FakeFleet:
         instances = self._services.get(name)
         return None if instances is None else SimpleNamespace(instances=instances)
 
-    def subscribe(self, callback: Callable[[Collection[Key]], None]) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[Collection[InstanceKey]], None]) -> Callable[[], None]:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
@@ -80,7 +81,7 @@ class FakeFleet:
         del self._services[instance.service][instance.id]
         self._notify([(instance.service, instance.id)])
 
-    def _notify(self, keys: Collection[Key]) -> None:
+    def _notify(self, keys: Collection[InstanceKey]) -> None:
         for callback in self._callbacks:
             callback(keys)
 

@@ -32,14 +32,12 @@ from mooring.server.health_checks.target_policy import (
     Resolver,
     TargetPolicy,
 )
+from mooring.server.live.departures import InstanceKey
 from mooring.server.live.state import Fleet
 from mooring.server.settings import CheckSettings
 from mooring.tasks import Schedule, Tasks
 
 log = logging.getLogger(__name__)
-
-Key = tuple[str, str]
-"""A service and the id of an instance."""
 
 _SMOOTHING = 0.3
 """The weight of the newest response time in the reported average."""
@@ -51,7 +49,7 @@ _MAX_FAILURE = 200
 class CheckState:
     """The results of the checks of one instance."""
 
-    key: Key
+    key: InstanceKey
     ms: float | None = None
     """The moving average of its response times; None while it fails."""
     failures: int = 0
@@ -84,8 +82,8 @@ class HealthChecks:
         self._fleet, self._settings, self._policy = fleet, settings, policy
         self._checkers = checkers or load_checkers(settings.protocols, ca=settings.ca)
         self._resolve = resolve or HostLookups()
-        self._states: dict[Key, CheckState] = {}
-        self._schedule: Schedule[Key] = Schedule()
+        self._states: dict[InstanceKey, CheckState] = {}
+        self._schedule: Schedule[InstanceKey] = Schedule()
         """Instances by the time of their next check. Those that left are dropped when due."""
         self._slots = asyncio.Semaphore(settings.budget)
         self._next_start = 0.0
@@ -111,7 +109,7 @@ class HealthChecks:
         known = self._fleet.service(service)
         return {} if known is None else known.instances
 
-    def _changed(self, keys: Collection[Key]) -> None:
+    def _changed(self, keys: Collection[InstanceKey]) -> None:
         """Update the schedule for some instances, or for all if `keys` is empty."""
         for key in keys or self._all():
             service, id = key
@@ -126,14 +124,14 @@ class HealthChecks:
                 # Spread out, because many may register at the same time.
                 self._plan(key, random.uniform(0, self._settings.interval))
 
-    def _all(self) -> set[Key]:
+    def _all(self) -> set[InstanceKey]:
         present = {(name, id) for name in self._fleet.names() for id in self._instances(name)}
         return present | self._states.keys()
 
     def _is_checked(self, instance: Instance) -> bool:
         return self._settings.checks(instance.service) and instance.protocol in self._checkers
 
-    def _plan(self, key: Key, after: float) -> None:
+    def _plan(self, key: InstanceKey, after: float) -> None:
         self._schedule.plan(key, time.monotonic() + after)
 
     async def _run(self) -> None:
