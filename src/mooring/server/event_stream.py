@@ -186,7 +186,7 @@ class EventStream:
         self._source, self._tick = source, tick
         self._max_listeners, self._max_per_token = max_listeners, max_per_token
         self._epoch = secrets.token_hex(4)
-        self._position = 0
+        self.position = 0
         self._services: ChangeLog[str] = ChangeLog()
         self._instances: ChangeLog[tuple[str, str]] = ChangeLog()
         self._dirty: set[tuple[str, str]] = set()
@@ -201,10 +201,6 @@ class EventStream:
     @property
     def clients(self) -> int:
         return sum(len(scope.listeners) for scope in self._scopes.values())
-
-    @property
-    def position(self) -> int:
-        return self._position
 
     async def __aenter__(self) -> Self:
         self._unsubscribe = self._source.subscribe(self._changed)
@@ -230,7 +226,7 @@ class EventStream:
 
     def advance(self) -> None:
         """One tick: assign the next position to the changes since the previous tick."""
-        position, dirty = self._position + 1, self._dirty
+        position, dirty = self.position + 1, self._dirty
         self._frames.clear()
         self._encoded.clear()
         changed = bool(dirty)
@@ -243,7 +239,7 @@ class EventStream:
             self._health_checked = moment
             changed |= self._update_scopes(position)
         if changed:
-            self._position = position
+            self.position = position
             advanced, self._advanced = self._advanced, asyncio.Event()
             advanced.set()
 
@@ -287,9 +283,9 @@ class EventStream:
             # A scope without listeners is not updated. The new position makes sure that a listener
             # that resumes receives the current health and problems.
             scope = self._scopes[subscription.groups] = _ScopeState()
-            self._position += 1
+            self.position += 1
             self._frames.clear()
-            self._update(subscription, scope, self._position)
+            self._update(subscription, scope, self.position)
         listener = EventListener(self, subscription, last, authorized, token)
         scope.listeners.add(listener)
         return listener
@@ -317,7 +313,7 @@ class EventStream:
         epoch, _, text = last.rpartition("-")
         if epoch != self._epoch or not (text.isascii() and text.isdecimal()) or len(text) > 15:
             return None
-        return int(text) if int(text) <= self._position else None
+        return int(text) if int(text) <= self.position else None
 
     def hello(
         self,
@@ -329,14 +325,14 @@ class EventStream:
         """The first frame, with health and problems unless the listener resumes. Its id is then the
         resumed position: the listener has not received the events after it yet."""
         blocks = [
-            _block("hello", encode({"version": self._position, "resumed": resumed is not None}))
+            _block("hello", encode({"version": self.position, "resumed": resumed is not None}))
         ]
         if reset is not None:
             RESETS.inc()
             blocks.append(_block("reset", encode(ResetEvent(reset.text, reset))))
         if resumed is None:
             blocks += self._scope_blocks(subscription, since=-1)
-        event_id = self.event_id(self._position if resumed is None else resumed)
+        event_id = self.event_id(self.position if resumed is None else resumed)
         return b"".join([b"retry: 2000\n", *blocks[:-1], event_id, blocks[-1]])
 
     def frame(self, subscription: EventSubscription, position: int) -> bytes:
@@ -359,7 +355,7 @@ class EventStream:
         ]
         if not blocks:
             return b""
-        return b"".join([*blocks[:-1], self.event_id(self._position), blocks[-1]])
+        return b"".join([*blocks[:-1], self.event_id(self.position), blocks[-1]])
 
     def _service_blocks(
         self, subscription: EventSubscription, changed: Iterable[str]

@@ -78,7 +78,9 @@ class Fleet:
         self._hidden: set[str] = set()
         """Services that an operator removed and that the registry still lists."""
         self._callbacks: dict[object, Callback] = {}
-        self._loaded = self._was_stale = False
+        self.loaded = False
+        """Whether the registry was ever read."""
+        self._was_stale = False
         self._poller = Poller(self, discovery, evictions)
 
     @property
@@ -95,11 +97,6 @@ class Fleet:
         if not self._mirror.loaded:
             return message("registry_unanswered", url=url)
         return message("registry_silent", url=url) if self.stale else None
-
-    @property
-    def loaded(self) -> bool:
-        """Whether the registry was ever read."""
-        return self._loaded
 
     def names(self) -> list[str]:
         """The services, sorted, including those that lost all their instances."""
@@ -166,7 +163,7 @@ class Fleet:
     def _changed(self, update: Update[InstanceKey, Instance]) -> None:
         """Instances were registered, changed or removed."""
         moment = now()
-        first, self._loaded = not self._loaded, True
+        first, self.loaded = not self.loaded, True
         touched: dict[str, KnownService] = {}
         lost: set[str] = set()
         for change in update.changes:
@@ -395,7 +392,7 @@ class Fleet:
     def _mark_absent(self) -> None:
         """Mark services that may have lost their instances while no server was running. Needs both
         the instances and the names of services, so it is called whenever one of them was read."""
-        if not self._loaded:
+        if not self.loaded:
             return
         remembered = [name for name, known in self._known.items() if known.remembered]
         for name in (*(self._first_names or ()), *remembered):
@@ -421,7 +418,7 @@ class Fleet:
 
     def check_staleness(self) -> None:
         """Add an event when the state becomes stale, and when it is live again."""
-        stale = self._loaded and self.stale
+        stale = self.loaded and self.stale
         if stale is self._was_stale:
             return
         self._was_stale = stale
