@@ -12,7 +12,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
@@ -154,7 +154,7 @@ class Sessions:
         """The principal of the session cookie of a request. With cookies of two sessions, one of
         which must have been injected, there is none."""
         principals: dict[str, Principal] = {}
-        for value in itertools.islice(_cookies(request, self.cookie), _MAX_COOKIES):
+        for value in _cookies(request, self.cookie):
             login = self._sessions.get(digest(value))
             token = None if login is None else self._tokens.current(login.sha256)
             if token is not None and login is not None:
@@ -163,7 +163,7 @@ class Sessions:
 
     async def end(self, request: Request) -> None:
         """End the sessions whose cookies a request has. Raises what the store raises."""
-        for value in itertools.islice(_cookies(request, self.cookie), _MAX_COOKIES):
+        for value in _cookies(request, self.cookie):
             await self._sessions.remove(digest(value))
 
     @property
@@ -183,9 +183,8 @@ class Sessions:
         return f"{self.cookie}={value}; Max-Age={lasts}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
 
-def _cookies(request: Request, wanted: str) -> Iterator[str]:
-    for header in request.headers.getlist("cookie"):
-        for pair in header.split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == wanted and len(value) == _LENGTH:
-                yield value
+def _cookies(request: Request, wanted: str) -> list[str]:
+    headers = request.headers.getlist("cookie")
+    pairs = (pair.strip().partition("=") for header in headers for pair in header.split(";"))
+    values = (value for name, _, value in pairs if name == wanted and len(value) == _LENGTH)
+    return list(itertools.islice(values, _MAX_COOKIES))
