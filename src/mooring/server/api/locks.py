@@ -95,9 +95,7 @@ async def get_lock(call: ApiCall) -> Response:
         if (lease := await store.remaining(holder.lease)) is not None:
             leases[f"{holder.lease:x}"] = LockLease(ttl=lease.ttl, remaining=lease.remaining)
     summary = _summary(lock)
-    detail = LockDetail(
-        name=summary.name, holders=summary.holders, waiting=summary.waiting, leases=leases
-    )
+    detail = LockDetail(**msgspec.structs.asdict(summary), leases=leases)
     return Response(detail, etag=digest(encode(summary)))  # lease times change all the time
 
 

@@ -95,7 +95,10 @@ def overview(
         message=fleet.error,
         health=health(counts.values(), moment),
         problems=visible_problems(problems, principal.sees_service),
-        groups=[_group_counts(group, counts[group]) for group in sorted(counts)],
+        groups=[
+            GroupCounts(group, total.services, total.instances, total.healthy, total.active)
+            for group, total in sorted(counts.items())
+        ],
         heartbeat_lag=heartbeat_lag(delays),
         events=[EventInfo.of(event) for event in recent_events(fleet, services)],
     )
@@ -114,10 +117,6 @@ def recent_events(fleet: Fleet, services: Iterable[KnownService]) -> list[Timeli
     for known in services:
         events += fleet.timeline(known.name)[-MAX_EVENTS_PER_SERVICE:]
     return heapq.nlargest(MAX_EVENTS, events, key=lambda event: event.time)
-
-
-def _group_counts(group: str, counts: HealthCounts) -> GroupCounts:
-    return GroupCounts(group, counts.services, counts.instances, counts.healthy, counts.active)
 
 
 @endpoints.add("GET", "/admin/overview", READING, answers={200: Overview})

@@ -139,19 +139,9 @@ class CallableInstance(msgspec.Struct, frozen=True, kw_only=True):
 async def register(call: ApiCall) -> Response:
     """Register an instance; it supersedes an earlier one at the same address."""
     request: RegistrationRequest = call.body
-    instance = Instance(
-        call.service,
-        request.host,
-        request.port,
-        protocol=request.protocol,
-        version=request.version,
-        zone=request.zone,
-        weight=request.weight,
-        metadata=request.metadata,
-        ports=request.ports,
-        id=request.id,
-        incarnation=request.incarnation,
-    )
+    fields = msgspec.structs.asdict(request)
+    del fields["ttl"]
+    instance = Instance(call.service, **fields)
     call.notes["instance"] = instance.id
     entered = await call.server.registry.enter(instance, ttl=_seconds(request.ttl))
     instance = entered.instance

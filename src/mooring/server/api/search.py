@@ -80,11 +80,7 @@ class HubCache(Generic[T]):
             return cached[1]
 
 
-async def _read_tenants(hub: Hub) -> list[TenantSummary]:
-    return await read_tenants(hub.store, TenantKeys(hub.tenants_namespace))
-
-
-_TENANTS = HubCache(_read_tenants)
+_TENANTS = HubCache(lambda hub: read_tenants(hub.store, TenantKeys(hub.tenants_namespace)))
 _LOCKS: HubCache[list[LockInfo]] = HubCache(lambda hub: hub.locks())
 
 
