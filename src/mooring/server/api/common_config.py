@@ -31,7 +31,7 @@ from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
-endpoints = EndpointList()
+endpoints = EndpointList(fails=(NO_STORE,))
 
 READ_AREA = need("viewer", "everything")
 CHANGE_AREA = need("operator", "everything")
@@ -68,9 +68,7 @@ class HealthSentinel(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     last_publish: str | None
 
 
-@endpoints.add(
-    "GET", AREA, READ_AREA, query=UnmaskQuery, answers={200: SharedConfig}, fails=(NO_STORE,)
-)
+@endpoints.add("GET", AREA, READ_AREA, query=UnmaskQuery, answers={200: SharedConfig})
 async def get_area(call: ApiCall) -> Response:
     """Get the configuration shared by all tenants, secrets masked."""
     unmask = call.unmasks()

@@ -150,7 +150,11 @@ class ApiEndpoint:
 
 
 class EndpointList(list[ApiEndpoint]):
-    """The endpoints of a module."""
+    """The endpoints of a module. `fails` are errors of all of them; see `ApiEndpoint.fails`."""
+
+    def __init__(self, *, fails: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self._fails = fails
 
     def add(
         self,
@@ -179,7 +183,7 @@ class EndpointList(list[ApiEndpoint]):
                 body=body,
                 query=query,
                 answers=answers,
-                fails=fails,
+                fails=(*self._fails, *fails),
                 media=media,
                 audited=audited and method not in SAFE,
             )

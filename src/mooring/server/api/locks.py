@@ -13,7 +13,7 @@ from mooring.server.http.request import PageQuery
 from mooring.server.http.response import HTTPError, Response, digest, encode
 from mooring.store.contract import Store
 
-endpoints = EndpointList()
+endpoints = EndpointList(fails=(NO_STORE,))
 
 READ_LOCKS = need("viewer", "everything")
 
@@ -70,12 +70,7 @@ class ReleaseQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 @endpoints.add(
-    "GET",
-    "/admin/locks",
-    READ_LOCKS,
-    query=LocksQuery,
-    answers={200: list[LockSummary]},
-    fails=(NO_STORE,),
+    "GET", "/admin/locks", READ_LOCKS, query=LocksQuery, answers={200: list[LockSummary]}
 )
 async def list_locks(call: ApiCall) -> Response:
     """List locks and elections with their holders and waiters. 409: the server has no store, only
@@ -85,7 +80,7 @@ async def list_locks(call: ApiCall) -> Response:
     return Response([_summary(lock) for lock in page], headers=headers)
 
 
-@endpoints.add("GET", LOCK, READ_LOCKS, answers={200: LockDetail}, fails=(NO_STORE,))
+@endpoints.add("GET", LOCK, READ_LOCKS, answers={200: LockDetail})
 async def get_lock(call: ApiCall) -> Response:
     """Get a lock with its holders, its waiters in order, and the remaining lease times."""
     store = call.server.store

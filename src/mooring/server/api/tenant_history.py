@@ -37,7 +37,7 @@ from mooring.tenants.publish.publisher import Publisher
 from mooring.tenants.redirect_guard import redirect_in_value
 from mooring.tenants.secrets import Keyring
 
-endpoints = EndpointList()
+endpoints = EndpointList(fails=(NO_STORE,))
 
 
 class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,6 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     READ_TENANT,
     query=PageQuery,
     answers={200: list[VersionSummary]},
-    fails=(NO_STORE,),
     summary="List changes of a tenant, oldest first; also after its deletion",
 )
 @endpoints.add(
@@ -83,7 +82,6 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     READ_AREA,
     query=PageQuery,
     answers={200: list[VersionSummary]},
-    fails=(NO_STORE,),
     summary="List changes of the shared configuration, oldest first",
 )
 async def list_versions(call: ApiCall) -> Response:
@@ -117,20 +115,8 @@ def _summary(entry: HistoryEntry, restorable: Collection[int]) -> VersionSummary
     )
 
 
-@endpoints.add(
-    "GET",
-    f"{TENANT}/history/{{version}}",
-    READ_TENANT,
-    answers={200: VersionDetail},
-    fails=(NO_STORE,),
-)
-@endpoints.add(
-    "GET",
-    f"{AREA}/history/{{version}}",
-    READ_AREA,
-    answers={200: VersionDetail},
-    fails=(NO_STORE,),
-)
+@endpoints.add("GET", f"{TENANT}/history/{{version}}", READ_TENANT, answers={200: VersionDetail})
+@endpoints.add("GET", f"{AREA}/history/{{version}}", READ_AREA, answers={200: VersionDetail})
 async def get_version(call: ApiCall) -> Response:
     """Get the changes of one version."""
     number, entries = call.path["version"], await _history(call)

@@ -42,7 +42,7 @@ from mooring.tenants.publish.result import PublishResult
 from mooring.tenants.redirect_guard import redirect_in_document
 from mooring.tenants.secrets import Keyring
 
-endpoints = EndpointList()
+endpoints = EndpointList(fails=(NO_STORE,))
 
 READ_TENANT = need("viewer", "tenant")
 PUBLISH_TENANT = need("operator", "tenant")
@@ -139,12 +139,7 @@ class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 @endpoints.add(
-    "GET",
-    "/admin/tenants",
-    READING,
-    query=TenantsQuery,
-    answers={200: list[TenantSummary]},
-    fails=(NO_STORE,),
+    "GET", "/admin/tenants", READING, query=TenantsQuery, answers={200: list[TenantSummary]}
 )
 async def list_tenants(call: ApiCall) -> Response:
     """List the tenants the caller may see, by id. 409: the server has no store, only Redis."""
@@ -210,9 +205,7 @@ def _hosts(value: object) -> list[str]:
     return [host for host in hosts if isinstance(host, str) and host]
 
 
-@endpoints.add(
-    "GET", TENANT, READ_TENANT, query=UnmaskQuery, answers={200: TenantDetail}, fails=(NO_STORE,)
-)
+@endpoints.add("GET", TENANT, READ_TENANT, query=UnmaskQuery, answers={200: TenantDetail})
 async def get_tenant(call: ApiCall) -> Response:
     """Get the configuration of a tenant, secrets masked."""
     unmask = call.unmasks()
