@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from mooring.tenants.diff import unmask
 from mooring.tenants.redirect_guard import redirect_in_value
 
 endpoints = EndpointList()
+operation = partial(endpoints.add, needs=OPERATE_SERVICE, query=ReasonQuery)
 
 MAX_CHANGES = 100
 """Values in one change: the audit entry contains all of them."""
@@ -94,28 +96,14 @@ async def _instance_config(call: ApiCall) -> Mapping[str, JSON]:
     return config
 
 
-@endpoints.add(
-    "PATCH",
-    f"{SERVICE}/config",
-    OPERATE_SERVICE,
-    query=ReasonQuery,
-    body=ConfigPatch,
-    answers={200: dict[str, Any]},
-)
+@operation("PATCH", f"{SERVICE}/config", body=ConfigPatch, answers={200: dict[str, Any]})
 async def change_service_config(call: ApiCall) -> Response:
     """Change configuration values of a service; instances and callers follow at once."""
     service = await service_of(call)
     return await _change(call, service, "", await call.server.registry.config(service))
 
 
-@endpoints.add(
-    "PATCH",
-    f"{INSTANCE}/config",
-    OPERATE_SERVICE,
-    query=ReasonQuery,
-    body=ConfigPatch,
-    answers={200: dict[str, Any]},
-)
+@operation("PATCH", f"{INSTANCE}/config", body=ConfigPatch, answers={200: dict[str, Any]})
 async def change_instance_config(call: ApiCall) -> Response:
     """Change configuration values of an instance."""
     service = call.server.registry.canonical(call.service)
@@ -205,14 +193,7 @@ async def service_info(call: ApiCall) -> Response:
     return Response(_info(await call.server.registry.info(service=service)))
 
 
-@endpoints.add(
-    "PATCH",
-    f"{SERVICE}/info",
-    OPERATE_SERVICE,
-    query=ReasonQuery,
-    body=ServiceInfoPatch,
-    answers={200: ServiceInfo},
-)
+@operation("PATCH", f"{SERVICE}/info", body=ServiceInfoPatch, answers={200: ServiceInfo})
 async def change_service_info(call: ApiCall) -> Response:
     """Change the description of a service."""
     sent = {"displayName": call.body.display_name, "description": call.body.description}

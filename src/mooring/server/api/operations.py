@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -30,6 +31,10 @@ class ReasonQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """For the audit log."""
 
 
+operation = partial(endpoints.add, needs=OPERATE_SERVICE, query=ReasonQuery)
+"""Declares an action of an operator, which may have a reason."""
+
+
 class InstanceOverride(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An instance with its operator override."""
 
@@ -50,13 +55,7 @@ ENABLED_BEFORE_DRAIN = "enabledBeforeDrain"
 """A value that records that an operator had set `enabled: true` before the drain."""
 
 
-@endpoints.add(
-    "POST",
-    f"{INSTANCE}/drain",
-    OPERATE_SERVICE,
-    query=ReasonQuery,
-    answers={200: InstanceOverride},
-)
+@operation("POST", f"{INSTANCE}/drain", answers={200: InstanceOverride})
 async def drain(call: ApiCall) -> Response:
     """Drain an instance: it is disabled, and stays registered but receives no calls."""
     instance, before = await _instance_with_config(call)
@@ -71,13 +70,7 @@ async def drain(call: ApiCall) -> Response:
     return _override(await instance_of(call), config)
 
 
-@endpoints.add(
-    "POST",
-    f"{INSTANCE}/enable",
-    OPERATE_SERVICE,
-    query=ReasonQuery,
-    answers={200: InstanceOverride},
-)
+@operation("POST", f"{INSTANCE}/enable", answers={200: InstanceOverride})
 async def enable(call: ApiCall) -> Response:
     """Enable an instance, so that it receives calls again."""
     instance, before = await _instance_with_config(call)
@@ -92,14 +85,7 @@ async def enable(call: ApiCall) -> Response:
     return _override(await instance_of(call), config)
 
 
-@endpoints.add(
-    "PUT",
-    f"{INSTANCE}/weight",
-    OPERATE_SERVICE,
-    query=ReasonQuery,
-    body=WeightRequest,
-    answers={200: InstanceOverride},
-)
+@operation("PUT", f"{INSTANCE}/weight", body=WeightRequest, answers={200: InstanceOverride})
 async def set_weight(call: ApiCall) -> Response:
     """Set the weight of an instance."""
     instance, before = await _instance_with_config(call)
@@ -160,7 +146,7 @@ def note_change(
     call.note_reason()
 
 
-@endpoints.add("DELETE", INSTANCE, OPERATE_SERVICE, query=ReasonQuery, answers={204: None})
+@operation("DELETE", INSTANCE, answers={204: None})
 async def deregister(call: ApiCall) -> Response:
     """Remove an instance until its process restarts."""
     registry, fleet = call.server.registry, call.server.fleet
@@ -182,7 +168,7 @@ async def deregister(call: ApiCall) -> Response:
     return Response(status=204)
 
 
-@endpoints.add("DELETE", SERVICE, OPERATE_SERVICE, query=ReasonQuery, answers={204: None})
+@operation("DELETE", SERVICE, answers={204: None})
 async def forget(call: ApiCall) -> Response:
     """Delete a service without instances; it returns when an instance registers."""
     call.note_reason()
@@ -254,13 +240,7 @@ def _time(ms: int) -> str:
     return rfc3339(datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC))
 
 
-@endpoints.add(
-    "DELETE",
-    "/admin/registry/brakes/{service}",
-    OPERATE_SERVICE,
-    query=ReasonQuery,
-    answers={204: None},
-)
+@operation("DELETE", "/admin/registry/brakes/{service}", answers={204: None})
 async def release_brake(call: ApiCall) -> Response:
     """Release the brake of a service; the next pass evicts its silent instances."""
     call.note_reason()
