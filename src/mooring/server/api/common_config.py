@@ -4,6 +4,7 @@ preconditions; `tenant_history` has its history."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,6 +36,9 @@ endpoints = EndpointList(fails=(NO_STORE,))
 
 READ_AREA = need("viewer", "everything")
 CHANGE_AREA = need("operator", "everything")
+
+publication = partial(endpoints.add, needs=CHANGE_AREA, query=PublishQuery, fails=(412,))
+"""Declares a change of a value, which may have preconditions."""
 
 AREA = "/admin/shared/{area}"
 VALUE = f"{AREA}/values/{{key}}"
@@ -117,15 +121,7 @@ async def _last_publish(publisher: Publisher) -> str | None:
     return time if isinstance(time, str) else None
 
 
-@endpoints.add(
-    "PUT",
-    VALUE,
-    CHANGE_AREA,
-    query=PublishQuery,
-    body=SharedValue,
-    answers={200: PublishReport, 201: PublishReport},
-    fails=(412,),
-)
+@publication("PUT", VALUE, body=SharedValue, answers={200: PublishReport, 201: PublishReport})
 async def set_value(call: ApiCall) -> Response:
     """Set a value. 409: changed since `base`; 412: If-Match or If-None-Match does not hold."""
     area, path = _area(call), _path(call)
@@ -177,14 +173,7 @@ async def diff(call: ApiCall) -> Response:
     return preview_response(area, changes)
 
 
-@endpoints.add(
-    "DELETE",
-    VALUE,
-    CHANGE_AREA,
-    query=PublishQuery,
-    answers={200: PublishReport},
-    fails=(412,),
-)
+@publication("DELETE", VALUE, answers={200: PublishReport})
 async def remove_value(call: ApiCall) -> Response:
     """Remove a value; the history keeps it. 409, 412: see PUT."""
     area, path = _area(call), _path(call)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -138,6 +139,10 @@ class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The `revision` that the caller read: 409 if the tenant has changed since."""
 
 
+publication = partial(endpoints.add, needs=PUBLISH_TENANT, query=PublishQuery, fails=(412,))
+"""Declares a change of a tenant, which may have preconditions."""
+
+
 @endpoints.add(
     "GET", "/admin/tenants", READING, query=TenantsQuery, answers={200: list[TenantSummary]}
 )
@@ -252,15 +257,7 @@ def _document(call: ApiCall) -> Document:
     return parse(sections)
 
 
-@endpoints.add(
-    "PUT",
-    TENANT,
-    PUBLISH_TENANT,
-    query=PublishQuery,
-    body=TenantDocument,
-    answers={200: PublishReport, 201: PublishReport},
-    fails=(412,),
-)
+@publication("PUT", TENANT, body=TenantDocument, answers={200: PublishReport, 201: PublishReport})
 async def publish(call: ApiCall) -> Response:
     """Publish a tenant. 409: changed since `base`, a name is taken, or password encryption is not
     installed; 412: If-Match or If-None-Match does not hold."""
@@ -391,14 +388,7 @@ async def diff(call: ApiCall) -> Response:
     return preview_response(document.tenant, changes)
 
 
-@endpoints.add(
-    "DELETE",
-    TENANT,
-    PUBLISH_TENANT,
-    query=PublishQuery,
-    answers={200: PublishReport},
-    fails=(412,),
-)
+@publication("DELETE", TENANT, answers={200: PublishReport})
 async def delete(call: ApiCall) -> Response:
     """Delete a tenant with its indexes; the history is kept. 409, 412: see PUT."""
     publisher = publisher_of(call, Keyring.from_environment())
