@@ -86,16 +86,10 @@ def objection(
     principal: Principal, wanted: Need, *, service: str = "", tenant: int | None = None
 ) -> Message | None:
     """Why a principal is not allowed; None if it is."""
+    name, within = principal.name, wanted.within
     if wanted.roles is not None and principal.role not in wanted.roles:
         least = next((role for role in ROLES if role in wanted.roles), "admin")
-        return message("role_insufficient", name=principal.name, role=principal.role, needed=least)
-    return _scope_objection(principal, wanted.within, service, tenant)
-
-
-def _scope_objection(
-    principal: Principal, within: Within, service: str, tenant: int | None
-) -> Message | None:
-    name = principal.name
+        return message("role_insufficient", name=name, role=principal.role, needed=least)
     if within == "group" and not (service and principal.sees_service(service)):
         return message("outside_groups", name=name, service=service)
     if within == "tenant" and (tenant is None or not principal.sees_tenant(tenant)):
