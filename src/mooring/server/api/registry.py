@@ -126,9 +126,9 @@ def _known_instance(call: ApiCall) -> tuple[KnownService, Instance]:
     return known, instance
 
 
-def _response(call: ApiCall, fleet: Fleet, stamp: Hashable, value: Any, **headers: str) -> Response:
+def _response(call: ApiCall, stamp: Hashable, value: Any, **headers: str) -> Response:
     """A response whose ETag covers the stamp, staleness and the scope of the caller."""
-    groups = call.principal.groups
+    fleet, groups = call.server.fleet, call.principal.groups
     tag = [fleet.epoch, str(stamp), "" if groups is None else str(sorted(groups))]
     if fleet.stale:
         headers[STALE] = "true"
@@ -138,12 +138,12 @@ def _response(call: ApiCall, fleet: Fleet, stamp: Hashable, value: Any, **header
 
 
 def _page_response(
-    call: ApiCall, fleet: Fleet, kind: str, stamp: Hashable, render: Callable[[], RenderedPage]
+    call: ApiCall, kind: str, stamp: Hashable, render: Callable[[], RenderedPage]
 ) -> Response:
     """A rendered page, cached until its stamp changes."""
     key = (kind, call.raw_path, call.query, call.principal.groups)
-    page = fleet.rendering.page(key, stamp, render)
-    return _response(call, fleet, stamp, page.body, **page.headers)
+    page = call.server.fleet.rendering.page(key, stamp, render)
+    return _response(call, stamp, page.body, **page.headers)
 
 
 def _stamp(known: KnownService) -> Hashable:
@@ -166,14 +166,15 @@ async def fleet_health(call: ApiCall) -> Response:
     fleet = loaded_fleet(call)
     visible = fleet.services(call.principal.sees_service)
     value = health(map(fleet.rendering.counts, visible), now())
-    return _response(call, fleet, _fleet_stamp(call, fleet), value)
+    return _response(call, _fleet_stamp(call, fleet), value)
 
 
 @endpoints.add("GET", f"{SERVICE}/health", READ_SERVICE, answers={200: HealthSummary})
 async def service_health(call: ApiCall) -> Response:
     """Get the health of a service."""
-    fleet, known = loaded_fleet(call), known_of(call)
-    return _response(call, fleet, _stamp(known), health([fleet.rendering.counts(known)], now()))
+    known = known_of(call)
+    counts = call.server.fleet.rendering.counts(known)
+    return _response(call, _stamp(known), health([counts], now()))
 
 
 @endpoints.add("GET", SERVICES, READING, query=ServicesQuery, answers={200: list[ServiceSummary]})
@@ -187,7 +188,7 @@ async def list_services(call: ApiCall) -> Response:
         page, headers = call.page(services, lambda known: known.name)
         return RenderedPage(array(map(fleet.rendering.summary_text, page)), headers)
 
-    return _page_response(call, fleet, "services", _fleet_stamp(call, fleet), render)
+    return _page_response(call, "services", _fleet_stamp(call, fleet), render)
 
 
 def _matches(fleet: Fleet, known: KnownService, query: ServicesQuery) -> bool:
@@ -209,7 +210,7 @@ async def get_service(call: ApiCall) -> Response:
     def render() -> RenderedPage:
         return RenderedPage(fleet.rendering.detail_text(known), {})
 
-    return _page_response(call, fleet, "service", _stamp(known), render)
+    return _page_response(call, "service", _stamp(known), render)
 
 
 @endpoints.add(
@@ -225,7 +226,7 @@ async def list_instances(call: ApiCall) -> Response:
         texts = (fleet.rendering.instance_text(known, id) for id in page)
         return RenderedPage(array(texts), headers)
 
-    return _page_response(call, fleet, "instances", _stamp(known), render)
+    return _page_response(call, "instances", _stamp(known), render)
 
 
 def _matching_ids(known: KnownService, query: InstancesQuery) -> list[str]:
@@ -245,19 +246,17 @@ def _matching_ids(known: KnownService, query: InstancesQuery) -> list[str]:
 @endpoints.add("GET", INSTANCE, DISCOVERING, answers={200: InstanceDetail})
 async def get_instance(call: ApiCall) -> Response:
     """Get an instance."""
-    fleet = loaded_fleet(call)
     known, instance = _known_instance(call)
-    text = fleet.rendering.instance_text(known, instance.id)
-    return _response(call, fleet, _stamp(known), text)
+    text = call.server.fleet.rendering.instance_text(known, instance.id)
+    return _response(call, _stamp(known), text)
 
 
 @endpoints.add("GET", f"{INSTANCE}/metrics", READ_SERVICE, answers={200: InstanceMetrics})
 async def metrics(call: ApiCall) -> Response:
     """Get the metrics of an instance with their times."""
-    fleet = loaded_fleet(call)
     known, instance = _known_instance(call)
     observed = known.observations.get(instance.id, NOT_OBSERVED)
-    return _response(call, fleet, _stamp(known), instance_metrics(instance, observed))
+    return _response(call, _stamp(known), instance_metrics(instance, observed))
 
 
 @endpoints.add("GET", f"{SERVICE}/timeline", READ_SERVICE, answers={200: Sequence[EventInfo]})
