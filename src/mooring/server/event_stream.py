@@ -391,34 +391,29 @@ class EventStream:
         return self._encoded[key]
 
 
+@dataclass(eq=False)
 class EventListener:
     """A client of the stream. `frames` yields what to send to it."""
 
-    def __init__(
-        self,
-        stream: EventStream,
-        subscription: EventSubscription,
-        last: str,
-        authorized: Callable[[], bool],
-        token: str,
-    ) -> None:
-        self._stream, self.subscription, self._last = stream, subscription, last
-        self._authorized = authorized
-        self.token = token
+    stream: EventStream
+    subscription: EventSubscription
+    last: str
+    authorized: Callable[[], bool]
+    token: str
 
     async def frames(self) -> AsyncIterator[bytes]:
         """Ends when the client disconnects or is no longer authorized, or the server stops."""
-        stream, loop = self._stream, asyncio.get_running_loop()
+        stream, loop = self.stream, asyncio.get_running_loop()
         try:
-            resumed = stream.resume_position(self._last) if self._last else None
+            resumed = stream.resume_position(self.last) if self.last else None
             position = stream.position if resumed is None else resumed
-            reset = message("stream_event_unknown") if self._last and resumed is None else None
+            reset = message("stream_event_unknown") if self.last and resumed is None else None
             yield stream.hello(self.subscription, reset=reset, resumed=resumed)
             sent = checked = loop.time()
             while not stream.closed:
                 if loop.time() - checked >= AUTH_INTERVAL:
                     checked = loop.time()
-                    if not self._authorized():
+                    if not self.authorized():
                         return
                 frame = b""
                 if position < stream.position:

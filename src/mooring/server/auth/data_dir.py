@@ -84,10 +84,7 @@ class DataDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def admin_token(self) -> Path:
-        return self.path / ADMIN_TOKEN
+        self.admin_token = path / ADMIN_TOKEN
 
     def prepare(self) -> None:
         """Create the folder and the admin token if they are missing. Raises `StoreError` if the

@@ -10,6 +10,7 @@ import re
 import unicodedata
 import urllib.parse
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from mooring.messages import verbatim
@@ -24,14 +25,12 @@ LONGEST = 2000
 _INVALID_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 
 
+@dataclass(slots=True)
 class _RouteNode(Generic[T]):
-    __slots__ = ("fixed", "parameter", "targets")
-
-    def __init__(self) -> None:
-        self.fixed: dict[bytes, _RouteNode[T]] = {}
-        self.parameter: _RouteNode[T] | None = None
-        self.targets: dict[str, tuple[T, list[str]]] = {}
-        """The target and the names of the parameters, by method."""
+    fixed: dict[bytes, _RouteNode[T]] = field(default_factory=dict)
+    parameter: _RouteNode[T] | None = None
+    targets: dict[str, tuple[T, list[str]]] = field(default_factory=dict)
+    """The target and the names of the parameters, by method."""
 
 
 class Router(Generic[T]):
