@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -22,8 +23,10 @@ from mooring.tenants.keys import MAX_ID
 
 endpoints = EndpointList()
 
+administration = partial(endpoints.add, needs=need("admin", "everything"))
+"""Declares an endpoint for admins whose token has no scope."""
+
 NEVER = "never"
-UNSCOPED_ADMIN = need("admin", "everything")
 
 
 class TokenInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -99,9 +102,7 @@ async def whoami(call: ApiCall) -> Response:
     )
 
 
-@endpoints.add(
-    "GET", "/admin/tokens", UNSCOPED_ADMIN, query=PageQuery, answers={200: list[TokenInfo]}
-)
+@administration("GET", "/admin/tokens", query=PageQuery, answers={200: list[TokenInfo]})
 async def list_tokens(call: ApiCall) -> Response:
     """List tokens, without secrets."""
     tokens = sorted(call.server.tokens.listed(), key=lambda token: token.id)
@@ -109,9 +110,7 @@ async def list_tokens(call: ApiCall) -> Response:
     return Response([_info(call.server.tokens, token) for token in page], headers=headers)
 
 
-@endpoints.add(
-    "POST", "/admin/tokens", UNSCOPED_ADMIN, body=TokenRequest, answers={201: CreatedToken}
-)
+@administration("POST", "/admin/tokens", body=TokenRequest, answers={201: CreatedToken})
 async def create_token(call: ApiCall) -> Response:
     """Create a token; its secret is returned once."""
     request: TokenRequest = call.body
@@ -132,7 +131,7 @@ async def create_token(call: ApiCall) -> Response:
     return Response(CreatedToken(**info, token=secret), 201)
 
 
-@endpoints.add("DELETE", "/admin/tokens/{token}", UNSCOPED_ADMIN, answers={200: TokenInfo})
+@administration("DELETE", "/admin/tokens/{token}", answers={200: TokenInfo})
 async def revoke_token(call: ApiCall) -> Response:
     """Revoke a token and end its sessions."""
     id = call.path["token"]
@@ -194,9 +193,7 @@ class AuditQuery(PageQuery, frozen=True, kw_only=True):
         )
 
 
-@endpoints.add(
-    "GET", "/admin/audit", UNSCOPED_ADMIN, query=AuditQuery, answers={200: list[AuditEntry]}
-)
+@administration("GET", "/admin/audit", query=AuditQuery, answers={200: list[AuditEntry]})
 async def audit(call: ApiCall) -> Response:
     """List audit entries, newest first."""
     query: AuditQuery = call.query
