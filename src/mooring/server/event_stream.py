@@ -13,6 +13,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Generic, Literal, Self, TypeVar, get_args
 from weakref import WeakSet
 
@@ -73,12 +74,8 @@ class ChangeLog(Generic[K]):
         """The keys that changed after a position, newest first; None if some are forgotten."""
         if position < self._forgotten:
             return None
-        changed: list[K] = []
-        for key in reversed(self._positions):
-            if self._positions[key] <= position:
-                break
-            changed.append(key)
-        return changed
+        newest_first = reversed(self._positions)
+        return list(takewhile(lambda key: self._positions[key] > position, newest_first))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -179,16 +180,10 @@ class Audit:
     ) -> list[AuditEntry]:
         """Entries, newest first, optionally only those before the id `before`. Skips invalid lines.
         Blocks on the disk. Raises `OSError`."""
-        selected: list[AuditEntry] = []
         entries = (journal.entries() for journal in self._journals.values())
-        for entry in heapq.merge(*entries, key=attrgetter("id"), reverse=True):
-            if before and entry.id >= before:
-                continue
-            if matches(entry):
-                selected.append(entry)
-                if len(selected) == limit:
-                    break
-        return selected
+        merged = heapq.merge(*entries, key=attrgetter("id"), reverse=True)
+        earlier = (entry for entry in merged if not before or entry.id < before)
+        return list(islice(filter(matches, earlier), limit))
 
     def _exceeds_rate(self, token: str, client: str) -> bool:
         if token:

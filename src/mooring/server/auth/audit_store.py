@@ -21,7 +21,7 @@ from mooring.errors import StoreError
 from mooring.server.auth.audit import Audit, AuditEntry
 from mooring.server.auth.signed_records import ROOT
 from mooring.store import Delete, Put, Store, between, key, prefix
-from mooring.tasks import Backoff, Tasks
+from mooring.tasks import Backoff, Tasks, slices
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +73,7 @@ class AuditStore:
         if before:
             ids = [id for id in ids if id < before]
         selected: list[AuditEntry] = []
-        for start in range(0, len(ids), _PAGE):
-            page = ids[start : start + _PAGE]
+        for page in slices(ids, _PAGE):
             entries = waiting | await self._fetch([names[id] for id in page if id in names])
             selected += [entries[id] for id in page if id in entries and matches(entries[id])]
             if len(selected) >= limit:
@@ -162,9 +161,8 @@ class AuditStore:
     async def _trim(self, kind: str) -> None:
         names = await self._names(_ROOT + kind.encode() + b"/")
         excess = surplus(names, KEPT)
-        for start in range(0, len(excess), _BATCH):
-            deletes = [Delete(key(name)) for name in excess[start : start + _BATCH]]
-            await self._store.commit(*deletes)
+        for batch in slices(excess, _BATCH):
+            await self._store.commit(*(Delete(key(name)) for name in batch))
         self._added[kind] = 0
 
 

@@ -24,7 +24,7 @@ from mooring.server.auth.signed_records import ROOT
 from mooring.server.live.services import KnownService, ServiceRecord
 from mooring.server.live.state import Fleet
 from mooring.store import Delete, Entry, Put, Store, key, prefix, unchanged
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, slices
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +96,7 @@ class ServiceHistory:
 
     async def _write(self, store: Store, mirror: Mirror[bytes, Entry]) -> None:
         writes = self._pending(dict(self._records(mirror)))
-        keys = list(writes)
-        for start in range(0, len(keys), _BATCH):
-            batch = keys[start : start + _BATCH]
+        for batch in slices(writes, _BATCH):
             entries = [(name, mirror.items.get(name)) for name in batch]
             checks = [unchanged(name, entry.modified if entry else 0) for name, entry in entries]
             try:
