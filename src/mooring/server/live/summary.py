@@ -17,7 +17,7 @@ import msgspec
 
 from mooring.masking import masked_fields
 from mooring.messages import Message, joined, message
-from mooring.model import JSON, Config, Instance, State, Time
+from mooring.model import JSON, Instance, State, Time
 from mooring.registry.json_values import config_fields
 from mooring.server.http.response import rfc3339
 
@@ -314,18 +314,14 @@ def average(values: Iterable[float | None]) -> float | None:
     return round(math.fsum(known) / len(known), 1) if known else None
 
 
-def masked_config(config: Config) -> dict[str, JSON]:
-    """The operator overrides that are set, with secrets masked."""
-    return masked_fields(dict(sorted(config_fields(config).items())))
-
-
 def masked_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Metadata of an instance, with secrets masked."""
-    return {name: str(value) for name, value in masked_metrics(metadata).items()}
+    """Metadata of an instance, sorted, with secrets masked."""
+    return {name: str(value) for name, value in _masked(metadata).items()}
 
 
-def masked_metrics(metrics: Mapping[str, JSON]) -> dict[str, JSON]:
-    return masked_fields(dict(sorted(metrics.items())))
+def _masked(fields: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Fields by name, sorted, with secrets masked."""
+    return masked_fields(dict(sorted(fields.items())))
 
 
 def instance_detail(instance: Instance, observed: Observation = NOT_OBSERVED) -> InstanceDetail:
@@ -346,11 +342,11 @@ def instance_detail(instance: Instance, observed: Observation = NOT_OBSERVED) ->
         ephemeral=instance.ephemeral,
         metadata=masked_metadata(instance.metadata),
         ports=dict(sorted(instance.ports.items())),
-        config=masked_config(instance.config),
+        config=_masked(config_fields(instance.config)),
         registration_time=rfc3339(moment(status.registered_at)),
         last_heartbeat=rfc3339(observed.last_heartbeat),
         last_metadata_update=rfc3339(moment(status.updated_at)),
-        metrics=masked_metrics(status.metrics),
+        metrics=_masked(status.metrics),
         heartbeat_delay=observed.heartbeat_delay,
     )
 
@@ -359,7 +355,7 @@ def instance_metrics(instance: Instance, observed: Observation = NOT_OBSERVED) -
     return InstanceMetrics(
         instance_id=instance.id,
         service_name=instance.service,
-        metrics=masked_metrics(instance.status.metrics),
+        metrics=_masked(instance.status.metrics),
         last_metadata_update=rfc3339(moment(instance.status.updated_at)),
         last_heartbeat=rfc3339(observed.last_heartbeat),
         heartbeat_delay=observed.heartbeat_delay,
