@@ -164,18 +164,13 @@ def fleet_metrics(fleet: Fleet, services: Sequence[KnownService]) -> Iterator[Me
 async def metrics(call: ApiCall) -> Response:
     """Metrics for Prometheus."""
     collector = ScopedCollector(call.server, call.principal.sees_service)
-    accepted = call.request.headers.get("accept", "")
-    if openmetrics_wanted(accepted):
+    # The version and weight of OpenMetrics do not matter: the response uses the oldest version,
+    # which every client can read.
+    accepted = call.request.headers.get("accept", "").lower().split(",")
+    if "application/openmetrics-text" in (item.partition(";")[0].strip() for item in accepted):
         body = openmetrics.generate_latest(collector)  # type: ignore[no-untyped-call]
         return Response(body, media=openmetrics.CONTENT_TYPE_LATEST)
     return Response(generate_latest(collector), media=CONTENT_TYPE_PLAIN_0_0_4)
-
-
-def openmetrics_wanted(accepted: str) -> bool:
-    """Whether an `Accept` header includes OpenMetrics. Its version and weight do not matter: the
-    response uses the oldest version, which every client can read."""
-    types = (item.partition(";")[0].strip().lower() for item in accepted.split(","))
-    return "application/openmetrics-text" in types
 
 
 class TargetGroup(msgspec.Struct, frozen=True):
