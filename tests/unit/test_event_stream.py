@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -13,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from mooring.server import event_stream as streaming
+from mooring.server.auth.authorization import Principal
 from mooring.server.event_stream import (
     ChangeLog,
     EventSource,
     EventStream,
     EventSubscription,
-    TooManyListeners,
-    TooManyPerToken,
 )
+from mooring.server.http.response import HTTPError
 from mooring.server.live.problems import FleetProblem
 
 
@@ -114,6 +115,8 @@ async def settled(fleet: Fleet) -> None:
 
 
 ALL = EventSubscription()
+ANN = Principal("ann", "viewer")
+OPERATOR = Principal("operator", "operator")
 
 
 class Listener:
@@ -122,7 +125,7 @@ class Listener:
     def __init__(
         self, stream: EventStream, ask: EventSubscription = ALL, last: str = "", **named: Any
     ) -> None:
-        self.listener = stream.open(ask, last, **named)
+        self.listener = stream.open(ask, last, **{"caller": ANN, **named})
         self._frames = self.listener.frames()
         self.raw = b""
         self.last = last
@@ -356,39 +359,51 @@ async def test_health_and_problems_are_sent_when_they_change(
         assert "problems" not in frame
 
 
+def bearer(token: str) -> Principal:
+    return Principal("ann", "viewer", token=token)
+
+
+@contextlib.contextmanager
+def refused(status: int, kind: str) -> Iterator[None]:
+    """The block raises the HTTP error with this status and kind of message."""
+    with pytest.raises(HTTPError) as error:
+        yield
+    assert (error.value.status, error.value.message.kind) == (status, kind)
+
+
 async def test_the_number_of_listeners_is_limited(stream: EventStream):
     listening = [Listener(stream) for _ in range(3)]
-    with pytest.raises(TooManyListeners):
-        stream.open(EventSubscription())
+    with refused(503, "streams_of_server"):
+        stream.open(EventSubscription(), caller=ANN)
     await listening[0].next()
     await listening[0]._frames.aclose()  # type: ignore[attr-defined]
     assert stream.clients == 2
     del listening[1]  # a stream that was never read
     assert stream.clients == 1
-    stream.open(EventSubscription())
+    stream.open(EventSubscription(), caller=ANN)
 
 
 async def test_the_listeners_of_one_token_are_limited(fleet: Fleet):
     async with EventStream(fleet, max_listeners=20, max_per_token=2) as stream:
         listening = [
-            Listener(stream, ask, token="a")
+            Listener(stream, ask, caller=bearer("a"))
             for ask in (ALL, EventSubscription(frozenset({"shop"})))
         ]
-        with pytest.raises(TooManyPerToken):
-            stream.open(ALL, token="a")
-        Listener(stream, token="b")
+        with refused(429, "streams_of_token"):
+            stream.open(ALL, caller=bearer("a"))
+        Listener(stream, caller=bearer("b"))
         listening.pop()
-        Listener(stream, token="a")
+        Listener(stream, caller=bearer("a"))
 
 
 async def test_some_listeners_are_reserved_for_operators(fleet: Fleet):
     async with EventStream(fleet, max_listeners=20) as stream:
         listening = [Listener(stream) for _ in range(18)]
-        with pytest.raises(TooManyListeners):
-            stream.open(ALL)
-        listening += [Listener(stream, acts=True) for _ in range(2)]
-        with pytest.raises(TooManyListeners):
-            stream.open(ALL, acts=True)
+        with refused(503, "streams_of_server"):
+            stream.open(ALL, caller=ANN)
+        listening += [Listener(stream, caller=OPERATOR) for _ in range(2)]
+        with refused(503, "streams_of_server"):
+            stream.open(ALL, caller=OPERATOR)
 
 
 async def test_a_listener_whose_token_ended_is_disconnected(
@@ -430,8 +445,8 @@ async def test_closing_ends_all_listeners(fleet: Fleet):
         await listener.next()
     with pytest.raises(StopAsyncIteration):
         await listener.next()
-    with pytest.raises(TooManyListeners):
-        stream.open(EventSubscription())
+    with refused(503, "streams_of_server"):
+        stream.open(EventSubscription(), caller=ANN)
 
 
 async def test_the_stream_ticks_without_help(fleet: Fleet):

@@ -23,7 +23,8 @@ from prometheus_client import Counter
 from mooring.messages import Message, message
 from mooring.model import now
 from mooring.names import split_service
-from mooring.server.http.response import encode
+from mooring.server.auth.authorization import Principal
+from mooring.server.http.response import HTTPError, encode
 from mooring.server.live.problems import CurrentProblems, FleetProblem, visible_problems
 from mooring.server.live.state import Fleet
 from mooring.server.live.summary import health
@@ -161,14 +162,6 @@ class _ScopeState:
         return ("health", self.health), ("problems", self.problems)
 
 
-class TooManyListeners(Exception):
-    """The stream has reached its maximum of listeners."""
-
-
-class TooManyPerToken(TooManyListeners):
-    """A token has reached its maximum of listeners."""
-
-
 class EventStream:
     """Publishes changes to its listeners while it is entered. Leaving it ends all of them."""
 
@@ -263,18 +256,24 @@ class EventStream:
         subscription: EventSubscription,
         last: str = "",
         *,
-        token: str = "",
-        acts: bool = False,
+        caller: Principal,
         authorized: Callable[[], bool] = lambda: True,
     ) -> EventListener:
         """A listener that resumes after the event `last`, and ends when it is no longer
-        `authorized`. Raises `TooManyListeners` if there is no place for it or its token; some
-        places are reserved for callers with `acts`."""
-        reserved = 0 if acts else self._max_listeners // RESERVE
+        `authorized`. Raises `HTTPError` if there is no place for it (503) or its token (429); some
+        places are reserved for callers that can act on the events."""
+        reserved = self._max_listeners // RESERVE if caller.role == "viewer" else 0
         if self.closed or self.clients >= self._max_listeners - reserved:
-            raise TooManyListeners
-        if token and self._clients_of(token) >= self._max_per_token:
-            raise TooManyPerToken
+            raise HTTPError(503, "too_many_streams", "streams_of_server", retry_after=10)
+        if caller.token and self._clients_of(caller.token) >= self._max_per_token:
+            raise HTTPError(
+                429,
+                "too_many_streams",
+                "streams_of_token",
+                name=caller.name,
+                limit=self._max_per_token,
+                retry_after=10,
+            )
         scope = self._scopes.get(subscription.groups)
         if scope is None:
             # A scope without listeners is not updated. The new position makes sure that a listener
@@ -283,7 +282,7 @@ class EventStream:
             self.position += 1
             self._frames.clear()
             self._update(subscription, scope, self.position)
-        listener = EventListener(self, subscription, last, authorized, token)
+        listener = EventListener(self, subscription, last, authorized, caller.token)
         scope.listeners.add(listener)
         return listener
 

@@ -14,14 +14,7 @@ import msgspec
 from mooring.names import is_service
 from mooring.server.api.endpoint import ApiCall, EndpointList
 from mooring.server.auth.authorization import READING
-from mooring.server.event_stream import (
-    KINDS,
-    MAX_PER_TOKEN,
-    EventSubscription,
-    StreamKind,
-    TooManyListeners,
-    TooManyPerToken,
-)
+from mooring.server.event_stream import KINDS, EventSubscription, StreamKind
 from mooring.server.http.response import HTTPError, Response
 
 endpoints = EndpointList()
@@ -44,25 +37,12 @@ async def events(call: ApiCall) -> Response:
     stream = call.server.stream
     if call.request.method == "HEAD":
         return Response(b"", media=MEDIA)
-    try:
-        listener = stream.open(
-            EventSubscription(caller.groups, service, kinds),
-            call.request.headers.get("last-event-id", "")[:100],
-            token=caller.token,
-            acts=caller.role != "viewer",
-            authorized=lambda: _current_principal(call) == caller,
-        )
-    except TooManyPerToken:
-        raise HTTPError(
-            429,
-            "too_many_streams",
-            "streams_of_token",
-            name=caller.name,
-            limit=MAX_PER_TOKEN,
-            retry_after=10,
-        ) from None
-    except TooManyListeners:
-        raise HTTPError(503, "too_many_streams", "streams_of_server", retry_after=10) from None
+    listener = stream.open(
+        EventSubscription(caller.groups, service, kinds),
+        call.request.headers.get("last-event-id", "")[:100],
+        caller=caller,
+        authorized=lambda: _current_principal(call) == caller,
+    )
     headers = {"X-Accel-Buffering": "no"}  # otherwise nginx buffers the events
     return Response(stream=listener.frames(), media=MEDIA, headers=headers)
 
