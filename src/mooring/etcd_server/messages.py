@@ -4,6 +4,7 @@ that etcd rejects, by their sizes, keys, options and overlapping operations."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from mooring.etcd_server.errors import (
@@ -83,11 +84,11 @@ def check_txn(request: Any) -> None:
 
 
 def is_read_only(request: Any) -> bool:
-    return all(
-        operation.HasField("request_range")
-        for operations in (request.success, request.failure)
-        for operation in operations
-    )
+    operations = chain(request.success, request.failure)
+    return all(operation.HasField("request_range") for operation in operations)
+
+
+_CHECKS = {"request_range": check_key, "request_put": check_put, "request_delete_range": check_key}
 
 
 def _check_operations(request: Any, most: int) -> None:
@@ -96,23 +97,15 @@ def _check_operations(request: Any, most: int) -> None:
         raise RpcAborted(TOO_MANY_OPERATIONS)
     for compare in request.compare:
         check_key(compare)
-    for operations in (request.success, request.failure):
-        for operation in operations:
-            _check_operation(operation, most - count)
-
-
-_CHECKS = {"request_range": check_key, "request_put": check_put, "request_delete_range": check_key}
-
-
-def _check_operation(operation: Any, most: int) -> None:
-    kind = operation.WhichOneof("choice0")
-    if kind is None:
-        raise RpcAborted(KEY_NOT_FOUND)
-    if kind == "request_txn":
-        # Nested operations count too, which also limits the depth.
-        _check_operations(operation.request_txn, most)
-    else:
-        _CHECKS[kind](getattr(operation, kind))
+    for operation in chain(request.success, request.failure):
+        kind = operation.WhichOneof("choice0")
+        if kind is None:
+            raise RpcAborted(KEY_NOT_FOUND)
+        if kind == "request_txn":
+            # Nested operations count too, which also limits the depth.
+            _check_operations(operation.request_txn, most - count)
+        else:
+            _CHECKS[kind](getattr(operation, kind))
 
 
 def _touched(operations: Sequence[Any]) -> tuple[set[bytes], list[Interval]]:
