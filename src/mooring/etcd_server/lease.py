@@ -77,7 +77,16 @@ class LeaseService:
         """Renewals, answered in order. Concurrent renewals share one write to disk."""
         tasks = Tasks()
         renewing: asyncio.Queue[_Renewal] = asyncio.Queue(_RENEWING)
-        tasks.start(self._receive(context, tasks, renewing), name="requests for renewals")
+
+        async def receive() -> None:
+            while (request := await context.read()) is not grpc.aio.EOF:
+                if isinstance(request, RpcStatus):
+                    await renewing.put(request)
+                    return
+                await renewing.put(tasks.start(self._renew(request.ID), name="renewal of a lease"))
+            await renewing.put(None)
+
+        tasks.start(receive(), name="requests for renewals")
         try:
             while (renewal := await renewing.get()) is not None:
                 if isinstance(renewal, RpcStatus):
@@ -88,19 +97,6 @@ class LeaseService:
                 await context.write(answer)
         finally:
             await tasks.aclose()
-
-    async def _receive(
-        self,
-        context: grpc.aio.ServicerContext,
-        tasks: Tasks,
-        renewing: asyncio.Queue[_Renewal],
-    ) -> None:
-        while (request := await context.read()) is not grpc.aio.EOF:
-            if isinstance(request, RpcStatus):
-                await renewing.put(request)
-                return
-            await renewing.put(tasks.start(self._renew(request.ID), name="renewal of a lease"))
-        await renewing.put(None)
 
     async def _renew(self, lease: int) -> Any:
         """The response to one renewal. Its revision was read before, so that no client concludes
