@@ -86,17 +86,6 @@ def oversized(size: int, limit: int) -> RpcStatus:
     )
 
 
-def unknown(service: str, method: str | None) -> RpcStatus:
-    """The error for an unknown method, or for any method of an unknown service."""
-    if method is None:
-        return RpcStatus(_Code.UNIMPLEMENTED, f"unknown service {service}")
-    return RpcStatus(_Code.UNIMPLEMENTED, f"unknown method {method} for service {service}")
-
-
-def malformed(path: str) -> RpcStatus:
-    return RpcStatus(_Code.RESOURCE_EXHAUSTED, f'malformed method name: "{path}"')
-
-
 def not_served(what: str, instead: str) -> RpcStatus:
     """The error for a method of etcd that is not supported; `instead` is the alternative."""
     return RpcStatus(_Code.UNIMPLEMENTED, f"mooring does not serve {what}: {instead}")

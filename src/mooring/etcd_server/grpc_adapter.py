@@ -17,10 +17,8 @@ from mooring.etcd_server.errors import (
     UNREADABLE_IN_STREAM,
     RpcAborted,
     RpcStatus,
-    malformed,
     oversized,
     status_of,
-    unknown,
 )
 from mooring.store.contract import MAX_REQUEST_BYTES
 from mooring.store.embedded.store import EngineRunner
@@ -141,10 +139,12 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _unknown(self, path: str) -> Any:
         service, slash, method = path.removeprefix("/").rpartition("/")
+        code, text = grpc.StatusCode.UNIMPLEMENTED, f"unknown service {service}"
         if not slash:
-            return _refusing(malformed(path))
-        known = any(name.startswith(f"/{service}/") for name in self.handlers)
-        return _refusing(unknown(service, method if known else None))
+            code, text = grpc.StatusCode.RESOURCE_EXHAUSTED, f'malformed method name: "{path}"'
+        elif any(name.startswith(f"/{service}/") for name in self.handlers):
+            text = f"unknown method {method} for service {service}"
+        return _refusing(RpcStatus(code, text))
 
     async def _answer(
         self, run: Run, request: Any, context: grpc.aio.ServicerContext, needs_token: bool
