@@ -97,8 +97,9 @@ def describe(endpoints: Iterable[ApiEndpoint], *, cookie: str) -> Schema:
 def _operation(
     endpoint: ApiEndpoint, by_type: Mapping[str, Schema], components: Mapping[str, Any]
 ) -> Schema:
+    words = re.findall(r"[A-Za-z0-9]+", endpoint.path)
     operation: Schema = {
-        "operationId": _name(endpoint),
+        "operationId": "_".join([endpoint.method.lower(), *words]),
         "summary": endpoint.summary,
         "tags": [endpoint.path.strip("/").split("/")[0] or "console"],
         "security": [{"token": []}, {"session": []}] if endpoint.needs.roles else [],
@@ -118,11 +119,6 @@ def _operation(
             "content": {"application/json": {"schema": by_type[repr(endpoint.body)]}},
         }
     return operation
-
-
-def _name(endpoint: ApiEndpoint) -> str:
-    words = re.findall(r"[A-Za-z0-9]+", endpoint.path)
-    return "_".join([endpoint.method.lower(), *words])
 
 
 def _query(schema: Schema, components: Mapping[str, Any]) -> list[Schema]:

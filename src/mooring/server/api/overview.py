@@ -99,16 +99,13 @@ def overview(
             GroupCounts(group, total.services, total.instances, total.healthy, total.active)
             for group, total in sorted(counts.items())
         ],
-        heartbeat_lag=heartbeat_lag(delays),
+        heartbeat_lag=HeartbeatLag(
+            max=delays[-1] if delays else None,
+            p99=percentile(delays, 0.99) if delays else None,
+            count=len(delays),
+        ),
         events=[EventInfo.of(event) for event in recent_events(fleet, services)],
     )
-
-
-def heartbeat_lag(delays: Sequence[float]) -> HeartbeatLag:
-    """The lag of sorted delays."""
-    if not delays:
-        return HeartbeatLag(None, None, 0)
-    return HeartbeatLag(delays[-1], percentile(delays, 0.99), len(delays))
 
 
 def recent_events(fleet: Fleet, services: Iterable[KnownService]) -> list[TimelineEvent]:

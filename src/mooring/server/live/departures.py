@@ -44,17 +44,13 @@ class _Liveness:
     ttl: float | None = None
     expected: tuple[float, Departure] | None = None
 
-    @property
-    def longest_interval(self) -> float:
-        """The second longest interval, since the longest may be an outlier; 0 if none is known."""
-        return max(sorted(self.intervals)[-2:-1] or self.intervals, default=0.0)
-
     def is_recent(self, moment: float) -> bool:
         """Whether the last heartbeat is so recent that the instance cannot have expired."""
         if self.ttl is not None:
             heartbeat = self.reported if self.heartbeat is None else self.heartbeat
             return moment - max(heartbeat, self.reported) < _SAFE_SHARE * self.ttl
-        longest = self.longest_interval
+        # The second longest interval, since the longest may be an outlier; 0 if none is known.
+        longest = max(sorted(self.intervals)[-2:-1] or self.intervals, default=0.0)
         if moment - self.reported < max(_RECENT_REPORT, longest):
             return True
         if self.heartbeat is None:
