@@ -209,9 +209,11 @@ def test_the_shape_of_a_service_and_of_its_instances():
     )
     two = at(2, status=Status(healthy=False))
     seen = {one.id: Observation(silence=1.5, sampled=MOMENT, response_time=12.5)}
-    summary = service_summary("a", {one.id: one, two.id: two}, seen, changed=MOMENT)
-    instances = (instance_detail(one, seen[one.id]),)
-    detail = ServiceDetail(**msgspec.structs.asdict(summary), instances=instances)
+    metrics = aggregates([one, two])
+    instances = {one.id: one, two.id: two}
+    summary = service_summary("a", instances, seen, changed=MOMENT, metrics=metrics)
+    details = (instance_detail(one, seen[one.id]),)
+    detail = ServiceDetail(**msgspec.structs.asdict(summary), instances=details)
     shown = msgspec.json.decode(encode(detail))
     instance = shown.pop("instances")
     assert shown == {

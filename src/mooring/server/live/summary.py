@@ -368,9 +368,9 @@ def service_summary(
     observed: Mapping[str, Observation],
     *,
     changed: Time | None,
-    metrics: dict[str, Aggregate] | None = None,
+    metrics: dict[str, Aggregate],
 ) -> ServiceSummary:
-    """`metrics` are the aggregates of the instances, if already computed."""
+    """`metrics` are the aggregates of the instances."""
     ordered = [instances[id] for id in sorted(instances)]
     pairs = [(instance, observed.get(instance.id, NOT_OBSERVED)) for instance in ordered]
     healthy_count = sum(healthy(*pair) for pair in pairs)
@@ -380,7 +380,7 @@ def service_summary(
         total_instances=len(ordered),
         healthy_instances=healthy_count,
         enabled_instances=enabled_count,
-        aggregated_metrics=aggregates(ordered) if metrics is None else metrics,
+        aggregated_metrics=metrics,
         last_update_time=rfc3339(changed),
         healthy_rate=rate(healthy_count, len(ordered)),
         enabled_rate=rate(enabled_count, len(ordered)),
