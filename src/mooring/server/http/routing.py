@@ -40,35 +40,31 @@ class Router(Generic[T]):
     def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
         self._root: _RouteNode[T] = _RouteNode()
         for method, path, target in routes:
-            self._add(method, path, target)
-
-    def _add(self, method: str, path: str, target: T) -> None:
-        node = self._root
-        for segment in path.encode().split(b"/")[1:]:
-            if segment.startswith(b"{"):
-                node.parameter = node.parameter or _RouteNode()
-                node = node.parameter
-            else:
-                node = node.fixed.setdefault(segment, _RouteNode())
-        if method in node.targets:
-            raise ValueError(f"{method} {path} is declared twice")
-        node.targets[method] = (target, parameters(path))
+            node = self._root
+            for segment in path.encode().split(b"/")[1:]:
+                if segment.startswith(b"{"):
+                    node.parameter = node.parameter or _RouteNode()
+                    node = node.parameter
+                else:
+                    node = node.fixed.setdefault(segment, _RouteNode())
+            if method in node.targets:
+                raise ValueError(f"{method} {path} is declared twice")
+            node.targets[method] = (target, parameters(path))
 
     def match(self, method: str, raw_path: bytes) -> tuple[T, dict[str, str]]:
         """The target and the decoded parameters. Raises `HTTPError` if the path is unknown (404) or
         invalid (400), or does not support the method (405)."""
-        node: _RouteNode[T] | None = self._root
+        node = self._root
         values: list[bytes] = []
         for segment in raw_path.split(b"/")[1:]:
-            assert node is not None
             next_node = node.fixed.get(segment)
             if next_node is None:
                 next_node = node.parameter
                 values.append(segment)
-            node = next_node
-            if node is None:
+            if next_node is None:
                 raise _not_found(raw_path)
-        if node is None or not node.targets or not raw_path.startswith(b"/"):
+            node = next_node
+        if not node.targets or not raw_path.startswith(b"/"):
             raise _not_found(raw_path)
         match = node.targets.get("GET" if method == "HEAD" else method)
         if match is None:
