@@ -28,8 +28,8 @@ from mooring.server.live.summary import (
     Observation,
     check_message,
     heartbeat_message,
+    in_utc,
 )
-from mooring.server.live.summary import moment as moment_of
 from mooring.server.live.timeline import (
     EventKind,
     MetricHistory,
@@ -125,7 +125,7 @@ class Fleet:
         instance = None if known is None else known.instances.get(id)
         if known is None or instance is None or any(event.kind == "added" for event in events):
             return events
-        since = moment_of(instance.status.registered_at) or known.since
+        since = in_utc(instance.status.registered_at) or known.since
         registered = message("registered_before", address=instance.address)
         return [TimelineEvent(since, service, id, "added", registered), *events]
 

@@ -176,7 +176,7 @@ MAX_PATHS = 1000
 """Metrics of one service that are aggregated."""
 
 
-def moment(reported: Time | None) -> Time | None:
+def in_utc(reported: Time | None) -> Time | None:
     """A time that an instance reported, in UTC; None if it is out of range."""
     if reported is None:
         return None
@@ -343,9 +343,9 @@ def instance_detail(instance: Instance, observed: Observation = NOT_OBSERVED) ->
         metadata=masked_metadata(instance.metadata),
         ports=dict(sorted(instance.ports.items())),
         config=_masked(config_fields(instance.config)),
-        registration_time=rfc3339(moment(status.registered_at)),
+        registration_time=rfc3339(in_utc(status.registered_at)),
         last_heartbeat=rfc3339(observed.last_heartbeat),
-        last_metadata_update=rfc3339(moment(status.updated_at)),
+        last_metadata_update=rfc3339(in_utc(status.updated_at)),
         metrics=_masked(status.metrics),
         heartbeat_delay=observed.heartbeat_delay,
     )
@@ -356,7 +356,7 @@ def instance_metrics(instance: Instance, observed: Observation = NOT_OBSERVED) -
         instance_id=instance.id,
         service_name=instance.service,
         metrics=_masked(instance.status.metrics),
-        last_metadata_update=rfc3339(moment(instance.status.updated_at)),
+        last_metadata_update=rfc3339(in_utc(instance.status.updated_at)),
         last_heartbeat=rfc3339(observed.last_heartbeat),
         heartbeat_delay=observed.heartbeat_delay,
     )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mooring.messages import Message, message
 from mooring.model import Instance, Time
 from mooring.server.live.departures import Departure, InstanceKey
-from mooring.server.live.summary import STATE_MESSAGES, moment, numbers
+from mooring.server.live.summary import STATE_MESSAGES, in_utc, numbers
 
 EventKind = Literal[
     "added",
@@ -179,7 +179,7 @@ class MetricHistory:
             self._paths.clear()
         names = tuple(metrics)
         paths = self._paths.setdefault(names, names)
-        time = moment(instance.status.updated_at) or time
+        time = in_utc(instance.status.updated_at) or time
         samples.append(MetricSample(time, paths, array("d", metrics.values())))
         share = max(MAX_SAMPLES // len(self._samples), MIN_INSTANCE_SAMPLES)
         while len(samples) > min(share, MAX_INSTANCE_SAMPLES):
