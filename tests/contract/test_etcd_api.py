@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from mooring.etcd_server import watch
 from mooring.etcd_server.server import EtcdAPIServer
 from mooring.store.etcd import proto
 from mooring.testing.etcd import EtcdServer
@@ -51,14 +52,18 @@ IN_A_FILE = pytest.param(
 
 @pytest.fixture(params=["memory", IN_A_FILE])
 async def pair(
-    real: EtcdServer, request: pytest.FixtureRequest, tmp_path: Path
+    real: EtcdServer,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Pair]:
+    monkeypatch.setattr(watch, "PROGRESS_INTERVAL", 0.3)
     async with methods(real.address) as etcd:
         await etcd.put(proto.PutRequest(key=b"x"))
         emptied = await etcd.delete_range(proto.DeleteRangeRequest(key=b"\0", range_end=b"\0"))
         host = host_at(emptied.header.revision, tmp_path if request.param == "file" else None)
         async with (
-            EtcdAPIServer(host, bind="127.0.0.1:0", progress_interval=0.3) as server,
+            EtcdAPIServer(host, bind="127.0.0.1:0") as server,
             methods(server.address) as wire,
         ):
             yield Pair(etcd, wire, host)

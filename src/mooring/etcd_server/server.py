@@ -23,7 +23,7 @@ from mooring.etcd_server.kv import KVService
 from mooring.etcd_server.lease import LeaseService
 from mooring.etcd_server.locking import LockService, ServerLocks
 from mooring.etcd_server.maintenance import MEMBERS, ClusterService, MaintenanceService
-from mooring.etcd_server.watch import PROGRESS_INTERVAL, WatchService
+from mooring.etcd_server.watch import WatchService
 from mooring.store.embedded.store import EngineRunner
 from mooring.store.etcd.grpc_shutdown import stop
 from mooring.tasks import Tasks
@@ -152,13 +152,11 @@ class EtcdAPIServer:
         bind: str = "127.0.0.1:2379",
         tls: ServerTLS | None = None,
         users: Mapping[str, str] | None = None,
-        progress_interval: float = PROGRESS_INTERVAL,
         locks: ServerLocks | None = None,
         connections: ConnectionLimit | None = None,
     ) -> None:
         self.port = 0
         self._runner, self._bind, self._tls = runner, bind, tls
-        self._progress_interval = progress_interval
         self._locks = locks
         self._auth = AuthService(runner, users or {})
         self._calls = RpcHandlers(self._auth, runner)
@@ -208,7 +206,7 @@ class EtcdAPIServer:
         calls, runner = self._calls, self._runner
         services: list[tuple[object, str]] = [
             (KVService(runner), "range put delete_range txn compact"),
-            (WatchService(runner, self._auth, self._progress_interval), "watch"),
+            (WatchService(runner, self._auth), "watch"),
             (LeaseService(runner), "grant revoke time_to_live leases keepalive"),
             (MaintenanceService(runner), "status hash hash_kv alarm snapshot defragment"),
             (ClusterService(self.url), "member_list"),

@@ -139,25 +139,18 @@ _UNSENT = 128  # responses that wait for the client, before reading requests is 
 
 
 class WatchService:
-    def __init__(self, runner: EngineRunner, auth: AuthService, progress_interval: float) -> None:
+    def __init__(self, runner: EngineRunner, auth: AuthService) -> None:
         self._runner, self._auth = runner, auth
-        self._progress_interval = progress_interval
 
     async def watch(self, context: grpc.aio.ServicerContext) -> None:
-        stream = _Stream(self._runner, self._auth, context, self._progress_interval)
-        await stream.run()
+        await _Stream(self._runner, self._auth, context).run()
 
 
 class _Stream:
     def __init__(
-        self,
-        runner: EngineRunner,
-        auth: AuthService,
-        context: grpc.aio.ServicerContext,
-        progress_interval: float,
+        self, runner: EngineRunner, auth: AuthService, context: grpc.aio.ServicerContext
     ) -> None:
         self._runner, self._auth, self._context = runner, auth, context
-        self._progress_interval = progress_interval
         self._loop = asyncio.get_running_loop()
         self._watches: dict[int, _StreamWatch] = {}
         self._next_id = 0
@@ -167,7 +160,7 @@ class _Stream:
         self._progress: set[int] = set()  # the ids of the watches to send progress for
         self._woken = asyncio.Event()
         self._failure: RpcStatus | None = None
-        self._timer = self._loop.call_later(progress_interval, self._notify)
+        self._timer = self._loop.call_later(PROGRESS_INTERVAL, self._notify)
 
     async def run(self) -> None:
         tasks = Tasks()
@@ -265,7 +258,7 @@ class _Stream:
         """Send progress to the watches that requested notifications."""
         self._progress.update(watch.id for watch in self._watches.values() if watch.progress)
         self._woken.set()
-        self._timer = self._loop.call_later(self._progress_interval, self._notify)
+        self._timer = self._loop.call_later(PROGRESS_INTERVAL, self._notify)
 
     async def _send(self) -> None:
         while True:
