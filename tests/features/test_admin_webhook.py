@@ -136,11 +136,12 @@ def alerts(
     wrong: CurrentProblems, url: str, duty: NotifierElection | None = None, **settings: Any
 ) -> Alerts:
     alert_settings = AlertSettings(webhook=url, after=0.05, **settings)
-    return Alerts(wrong, alert_settings, duty or Alone(), interval=0.02)
+    return Alerts(wrong, alert_settings, duty or Alone())
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts_module, "INTERVAL", 0.02)
     monkeypatch.setattr(alerts_module, "_FIRST_RETRY", 0.05)
     monkeypatch.setattr(alerts_module, "_MAX_RETRY", 0.1)
 

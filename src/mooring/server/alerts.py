@@ -359,15 +359,9 @@ class Alerts:
     the webhook."""
 
     def __init__(
-        self,
-        problems: CurrentProblems,
-        settings: AlertSettings,
-        election: NotifierElection,
-        *,
-        interval: float = INTERVAL,
+        self, problems: CurrentProblems, settings: AlertSettings, election: NotifierElection
     ) -> None:
-        self._problems, self._settings, self._interval = problems, settings, interval
-        self._election = election
+        self._problems, self._settings, self._election = problems, settings, election
         self._was_elected = self._saved = False
         self._term = 0
         self._state = AlertState(settings.after)
@@ -396,7 +390,7 @@ class Alerts:
                     backoff.reset()
                 else:
                     retry_at = loop.time() + backoff.next()
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(INTERVAL)
 
     def _due(self) -> Notification:
         severities = SEVERITIES[: SEVERITIES.index(self._settings.severity) + 1]
