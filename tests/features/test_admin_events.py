@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from mooring.model import Instance
+from mooring.server import event_stream
 from tests.admin import Admin
 from tests.backends import OF_THE_API, usual
 from tests.waiting import PATIENCE, eventually
@@ -140,8 +141,8 @@ async def test_unauthorized_and_invalid_streams_are_refused(admin: Admin):
     assert (await admin.request("HEAD", "/admin/events", as_="viewer")).status_code == 200
 
 
-async def test_the_number_of_listeners_is_limited(admin: Admin):
-    admin.server.stream._max_listeners = 1
+async def test_the_number_of_listeners_is_limited(admin: Admin, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_stream, "MAX_LISTENERS", 1)
     async with events(admin) as listener:
         await listener.next("hello")
         refused = await admin.get("/admin/events")
@@ -149,8 +150,10 @@ async def test_the_number_of_listeners_is_limited(admin: Admin):
         assert refused.json()["error"]["code"] == "too_many_streams"
 
 
-async def test_the_listeners_of_one_token_are_limited(admin: Admin):
-    admin.server.stream._max_per_token = 1
+async def test_the_listeners_of_one_token_are_limited(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_stream, "MAX_PER_TOKEN", 1)
     async with events(admin) as listener:
         await listener.next("hello")
         refused = await admin.get("/admin/events")

@@ -102,7 +102,9 @@ def fleet() -> Fleet:
 async def stream(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EventStream]:
     """A stream that ticks when the test calls `advance`."""
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 3600.0)
-    async with EventStream(fleet, tick=3600.0, max_listeners=3) as opened:
+    monkeypatch.setattr(streaming, "TICK", 3600.0)
+    monkeypatch.setattr(streaming, "MAX_LISTENERS", 3)
+    async with EventStream(fleet) as opened:
         await settled(fleet)
         yield opened
 
@@ -288,7 +290,8 @@ async def test_a_resumed_stream_sends_problems_that_began_without_listeners(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 0.0)
-    async with EventStream(fleet, tick=3600.0) as stream:
+    monkeypatch.setattr(streaming, "TICK", 3600.0)
+    async with EventStream(fleet) as stream:
         await settled(fleet)
         before = Listener(stream)
         await before.next()
@@ -320,7 +323,8 @@ async def test_a_position_that_is_too_old_resets_the_listener(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 3600.0)
-    async with EventStream(fleet, tick=3600.0) as stream:
+    monkeypatch.setattr(streaming, "TICK", 3600.0)
+    async with EventStream(fleet) as stream:
         await settled(fleet)
         stream._services = ChangeLog(limit=10)
         slow = Listener(stream)
@@ -338,7 +342,8 @@ async def test_health_and_problems_are_sent_when_they_change(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(streaming, "HEALTH_INTERVAL", 0.0)
-    async with EventStream(fleet, tick=3600.0) as stream:
+    monkeypatch.setattr(streaming, "TICK", 3600.0)
+    async with EventStream(fleet) as stream:
         await settled(fleet)
         listener = Listener(stream)
         await listener.next()
@@ -383,8 +388,11 @@ async def test_the_number_of_listeners_is_limited(stream: EventStream):
     stream.open(EventSubscription(), caller=ANN)
 
 
-async def test_the_listeners_of_one_token_are_limited(fleet: Fleet):
-    async with EventStream(fleet, max_listeners=20, max_per_token=2) as stream:
+async def test_the_listeners_of_one_token_are_limited(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(streaming, "MAX_PER_TOKEN", 2)
+    async with EventStream(fleet) as stream:
         listening = [
             Listener(stream, ask, caller=bearer("a"))
             for ask in (ALL, EventSubscription(frozenset({"shop"})))
@@ -396,8 +404,11 @@ async def test_the_listeners_of_one_token_are_limited(fleet: Fleet):
         Listener(stream, caller=bearer("a"))
 
 
-async def test_some_listeners_are_reserved_for_operators(fleet: Fleet):
-    async with EventStream(fleet, max_listeners=20) as stream:
+async def test_some_listeners_are_reserved_for_operators(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(streaming, "MAX_LISTENERS", 20)
+    async with EventStream(fleet) as stream:
         listening = [Listener(stream) for _ in range(18)]
         with refused(503, "streams_of_server"):
             stream.open(ALL, caller=ANN)
@@ -449,8 +460,9 @@ async def test_closing_ends_all_listeners(fleet: Fleet):
         stream.open(EventSubscription(), caller=ANN)
 
 
-async def test_the_stream_ticks_without_help(fleet: Fleet):
-    async with EventStream(fleet, tick=0.01) as stream:
+async def test_the_stream_ticks_without_help(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streaming, "TICK", 0.01)
+    async with EventStream(fleet) as stream:
         listener = Listener(stream, EventSubscription(kinds=frozenset({"services"})))
         await listener.next()
         fleet.change("orders")

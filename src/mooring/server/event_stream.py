@@ -163,16 +163,8 @@ class _ScopeState:
 class EventStream:
     """Publishes changes to its listeners while it is entered. Leaving it ends all of them."""
 
-    def __init__(
-        self,
-        source: EventSource,
-        *,
-        tick: float = TICK,
-        max_listeners: int = MAX_LISTENERS,
-        max_per_token: int = MAX_PER_TOKEN,
-    ) -> None:
-        self._source, self._tick = source, tick
-        self._max_listeners, self._max_per_token = max_listeners, max_per_token
+    def __init__(self, source: EventSource) -> None:
+        self._source = source
         self._epoch = secrets.token_hex(4)
         self.position = 0
         self._services: ChangeLog[str] = ChangeLog()
@@ -210,7 +202,7 @@ class EventStream:
             await wait_for(self._wake, within=HEALTH_INTERVAL)
             self._wake.clear()
             self.advance()
-            await asyncio.sleep(self._tick)
+            await asyncio.sleep(TICK)
 
     def advance(self) -> None:
         """One tick: assign the next position to the changes since the previous tick."""
@@ -260,16 +252,16 @@ class EventStream:
         """A listener that resumes after the event `last`, and ends when it is no longer
         `authorized`. Raises `HTTPError` if there is no place for it (503) or its token (429); some
         places are reserved for callers that can act on the events."""
-        reserved = self._max_listeners // RESERVE if caller.role == "viewer" else 0
-        if self.closed or self.clients >= self._max_listeners - reserved:
+        reserved = MAX_LISTENERS // RESERVE if caller.role == "viewer" else 0
+        if self.closed or self.clients >= MAX_LISTENERS - reserved:
             raise HTTPError(503, "too_many_streams", "streams_of_server", retry_after=10)
-        if caller.token and self._clients_of(caller.token) >= self._max_per_token:
+        if caller.token and self._clients_of(caller.token) >= MAX_PER_TOKEN:
             raise HTTPError(
                 429,
                 "too_many_streams",
                 "streams_of_token",
                 name=caller.name,
-                limit=self._max_per_token,
+                limit=MAX_PER_TOKEN,
                 retry_after=10,
             )
         scope = self._scopes.get(subscription.groups)
