@@ -26,6 +26,9 @@ from mooring.tenants.redirect_guard import redirect_in_value
 
 endpoints = EndpointList()
 operation = partial(endpoints.add, needs=OPERATE_SERVICE, query=ReasonQuery)
+configuration = partial(
+    endpoints.add, "GET", needs=READ_SERVICE, query=UnmaskQuery, answers={200: dict[str, Any]}
+)
 
 MAX_CHANGES = 100
 """Values in one change: the audit entry contains all of them."""
@@ -56,25 +59,13 @@ class ServiceInfoPatch(
     description: Annotated[str, msgspec.Meta(max_length=10_000)] | msgspec.UnsetType = msgspec.UNSET
 
 
-@endpoints.add(
-    "GET",
-    f"{SERVICE}/config",
-    READ_SERVICE,
-    query=UnmaskQuery,
-    answers={200: dict[str, Any]},
-)
+@configuration(f"{SERVICE}/config")
 async def service_config(call: ApiCall) -> Response:
     """Get the configuration of a service, secrets masked."""
     return _config_response(call, await call.server.registry.config(await service_of(call)))
 
 
-@endpoints.add(
-    "GET",
-    f"{INSTANCE}/config",
-    READ_SERVICE,
-    query=UnmaskQuery,
-    answers={200: dict[str, Any]},
-)
+@configuration(f"{INSTANCE}/config")
 async def instance_config(call: ApiCall) -> Response:
     """Get the configuration of an instance, secrets masked; it persists across restarts."""
     return _config_response(call, await _instance_config(call))
