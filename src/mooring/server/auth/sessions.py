@@ -20,7 +20,7 @@ from starlette.requests import Request
 from mooring.errors import StoreError
 from mooring.server.auth.authorization import Principal
 from mooring.server.auth.signed_records import SignedRecords
-from mooring.server.auth.tokens import Token, Tokens, digest
+from mooring.server.auth.tokens import Tokens, digest
 
 log = logging.getLogger(__name__)
 
@@ -140,15 +140,13 @@ class Sessions:
         login = await self._codes.find(digest(code))
         if login is None or not await self._codes.remove(digest(code)):
             return None
-        token = self._tokens.current(login.sha256)
-        return None if token is None else await self._start(token)
+        return await self._start(login.sha256)
 
     async def start(self, text: str) -> tuple[Principal, str] | None:
         """Start a session with a token; None if it is not valid."""
         if self._tokens.bearer(text) is None:
             return None
-        token = self._tokens.current(digest(text))
-        return None if token is None else await self._start(token)
+        return await self._start(digest(text))
 
     def principal(self, request: Request) -> Principal | None:
         """The principal of the session cookie of a request. With cookies of two sessions, one of
@@ -171,7 +169,10 @@ class Sessions:
         """The `Set-Cookie` value that removes the session cookie."""
         return self._cookie("", 0)
 
-    async def _start(self, token: Token) -> tuple[Principal, str]:
+    async def _start(self, sha256: str) -> tuple[Principal, str] | None:
+        token = self._tokens.current(sha256)
+        if token is None:
+            return None
         id = secrets.token_hex(6)
         until = self._clock() + SESSION_LASTS
         login = Login(token=token.id, sha256=token.sha256, until=until, id=id)
