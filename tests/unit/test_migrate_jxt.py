@@ -703,7 +703,7 @@ def test_new_indexes_that_are_missing_wrong_or_astray():
             entry("jxt/tenants/_index/strange/x", {"tenantId": 1}),
         )
     }
-    steps = compare_new_indexes(KEYS, {1: one, 2: two, 3: hidden}, index)
+    steps = list(compare_new_indexes(KEYS, {1: one, 2: two, 3: hidden}, index))
     root = "jxt/tenants/_index/"
     assert {(step.unit, step.name.removeprefix(root)): step.verdict for step in steps} == {
         (1, "by-code/acme"): "unindexed",
@@ -711,6 +711,10 @@ def test_new_indexes_that_are_missing_wrong_or_astray():
         (1, "ftp-user/u"): "contested",
         (1, "host/ghost.b"): "dangling",
         (0, "host/who.b"): "orphan",
+    }
+    assert {step.why for step in steps} >= {
+        "the code 'acme' is tenant 1's: it refers to no tenant",
+        "tenant 1 has the FTP user 'u' too, and it refers to tenant 2",
     }
 
 

@@ -137,12 +137,12 @@ def _compare_new_index(
     if tenant not in owners:
         first, claim = next(iter(owners.items()))
         actual = f"it refers to tenant {tenant}" if tenant else "it refers to no tenant"
-        why = f"{claim} is tenant {first}'s: {actual}"
+        why = f"{claim.shown} is tenant {first}'s: {actual}"
         yield PartPlan(first, name, "unindexed", why, modified)
         tenant = first
     for unit, claim in owners.items():
         if unit != tenant:
-            why = f"tenant {unit} has {claim} too, and it refers to tenant {tenant}"
+            why = f"tenant {unit} has {claim.shown} too, and it refers to tenant {tenant}"
             yield PartPlan(unit, name, "contested", why, modified)
 
 
@@ -290,7 +290,7 @@ class OldIndexes:
         missing: list[bytes] = []
         for name, tenant in gaps.items():
             if tenant is not None and await self._is_claimed(name, tenant):
-                result.problems.append(f"{wanted[name]} is tenant {tenant}'s among the old keys")
+                result.problems.append(f"{wanted[name].shown} is tenant {tenant}'s among the old keys")
             else:
                 missing.append(name)
         for name in missing[:_BATCH]:

@@ -74,7 +74,7 @@ def _assign(claimants: Iterable[_Claimant], conflicts: dict[int, dict[str, str]]
                 continue
             for name, claim in wanted.items():
                 if (holder := holders.get(name, unit)) != unit:
-                    conflicts.setdefault(unit, {})[path] = f"{claim} is tenant {holder}'s"
+                    conflicts.setdefault(unit, {})[path] = f"{claim.shown} is tenant {holder}'s"
                     break
             else:
                 holders.update(dict.fromkeys(wanted, unit))

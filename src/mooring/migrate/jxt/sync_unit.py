@@ -284,7 +284,7 @@ class UnitSync:
         wanted = claims(self._keys, state.unit, parts)
         index = await self._indexes.entries({*wanted, *unnormalized_keys(self._keys, parts)})
         return {
-            claim.path: f"{claim} is tenant {other}'s"
+            claim.path: f"{claim.shown} is tenant {other}'s"
             for claim, _, other in conflicting_claims(state.unit, wanted, self._keys, index)
             if state.new.get(claim.path) != parts[claim.path]
         }
