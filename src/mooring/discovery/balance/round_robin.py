@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from mooring.discovery.balance.picker import (
     Counting,
     Node,
@@ -21,49 +23,25 @@ class RoundRobin(Counting):
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Node, _RingEntry] = {}
-        self._next: _RingEntry | None = None
+        self._nodes: OrderedDict[Node, None] = OrderedDict()
+        """In the order of their turns, the next one first."""
 
     def add(self, node: Node) -> None:
-        check_new(node, present=node in self._entries)
-        self._entries[node] = entry = _RingEntry(node)
-        following = self._next
-        if following is None:
-            self._next = entry.before = entry.after = entry
-        else:
-            entry.after, entry.before = following, following.before
-            following.before.after = entry
-            following.before = entry
+        check_new(node, present=node in self._nodes)
+        self._nodes[node] = None
 
     def remove(self, node: Node) -> None:
-        entry = self._entries.pop(node)
-        entry.before.after = entry.after
-        entry.after.before = entry.before
-        if self._next is entry:
-            self._next = entry.after if self._entries else None
-        del entry.before, entry.after  # the last entry refers to itself
+        del self._nodes[node]
 
     def reweight(self, node: Node, weight: float) -> None:
-        check_present(node, present=node in self._entries)
+        check_present(node, present=node in self._nodes)
         node.weight = effective_weight(weight, node.id)
 
     def pick(self, key: str | bytes | None = None) -> Node:
-        entry = self._next
-        if entry is None:
-            raise no_node()
-        self._next = entry.after
-        return entry.node
+        for node in self._nodes:
+            self._nodes.move_to_end(node)
+            return node
+        raise no_node()
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-
-class _RingEntry:
-    """An entry of the circular list."""
-
-    __slots__ = ("after", "before", "node")
-    before: _RingEntry
-    after: _RingEntry
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
+        return len(self._nodes)
