@@ -38,51 +38,34 @@ def exclusion(
         return message("is_draining" if state == "draining" else "is_down")
     if not instance.weight:
         return message("no_weight")
-    return (
-        _version_mismatch(instance, selector)
-        or _tag_mismatch(instance, selector)
-        or _zone_mismatch(instance, selector)
-        or _unmet_condition(instance, selector)
-    )
+    return _mismatch(instance, selector)
 
 
-def _version_mismatch(instance: Instance, selector: Selector) -> Message | None:
-    if not selector.version or instance.version == selector.version:
-        return None
-    return message("other_version", version=instance.version, wanted=selector.version)
-
-
-def _tag_mismatch(instance: Instance, selector: Selector) -> Message | None:
+def _mismatch(instance: Instance, selector: Selector) -> Message | None:
+    """Why an instance does not match a selector; None if it does."""
+    if selector.version and instance.version != selector.version:
+        return message("other_version", version=instance.version, wanted=selector.version)
     for name, wanted in selector.tags.items():
         actual = instance.metadata.get(name)
         if actual is None:
             return message("no_tag", name=name, wanted=wanted)
         if actual != wanted:
             return message("other_tag", name=name, value=actual, wanted=wanted)
+    if selector.zone_only and instance.zone != selector.zone:
+        if not instance.zone:
+            return message("unknown_zone", wanted=selector.zone)
+        return message("outside_zone", zone=instance.zone, wanted=selector.zone)
+    try:
+        if selector.where is not None and not selector.where(instance):
+            return message("condition_unmet")
+    except Exception as error:  # noqa: BLE001 - the caller's own code
+        return message("condition_failed", error=describe(error))
     return None
 
 
-def _zone_mismatch(instance: Instance, selector: Selector) -> Message | None:
-    if not selector.zone_only or instance.zone == selector.zone:
-        return None
-    if not instance.zone:
-        return message("unknown_zone", wanted=selector.zone)
-    return message("outside_zone", zone=instance.zone, wanted=selector.zone)
-
-
-def _unmet_condition(instance: Instance, selector: Selector) -> Message | None:
-    if selector.where is None:
-        return None
-    try:
-        matches = selector.where(instance)
-    except Exception as error:  # noqa: BLE001 - the caller's own code
-        return message("condition_failed", error=describe(error))
-    return None if matches else message("condition_unmet")
-
-
-def callable_now(instances: Iterable[Instance], selector: Selector | None = None) -> list[Instance]:
+def callable_now(instances: Iterable[Instance]) -> list[Instance]:
     """The instances that may be called, regardless of health, or the draining ones."""
-    selector, candidates = selector or Selector(), list(instances)
+    selector, candidates = Selector(), list(instances)
     up = [instance for instance in candidates if not exclusion(instance, selector)]
     return up or [
         instance for instance in candidates if not exclusion(instance, selector, last_resort=True)
