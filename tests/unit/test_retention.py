@@ -108,7 +108,7 @@ def test_instances_that_are_not_callable_do_not_count(left: Instance):
 
 
 def test_a_vanished_fleet_is_kept_in_doubt_until_every_instance_is_back():
-    shown = Shown(*(one(port) for port in range(1, 6)), grace=10)
+    shown = Shown(*(one(port) for port in range(1, 6)))
     shown.remove(*range(1, 6), at=1)
     assert shown.at(2) == [1, 2, 3, 4, 5]
     assert shown.retention.doubtful
@@ -123,14 +123,14 @@ def test_a_vanished_fleet_is_kept_in_doubt_until_every_instance_is_back():
 
 
 def test_instances_that_vanish_one_after_another_are_kept_together():
-    shown = Shown(*(one(port) for port in range(1, 6)), grace=10)
+    shown = Shown(*(one(port) for port in range(1, 6)))
     for port in range(1, 6):
         shown.remove(port, at=port)
     assert shown.at(6) == [1, 2, 3, 4, 5]
 
 
 def test_instances_that_vanished_long_ago_stay_removed():
-    shown = Shown(one(1), one(2), grace=10)
+    shown = Shown(one(1), one(2))
     shown.remove(1, at=1)
     shown.remove(2, at=20)
     assert shown.at(21) == [2]
@@ -147,11 +147,11 @@ def test_a_draining_instance_is_kept_rather_than_one_that_crashed_before():
 
 
 def test_a_successor_ends_the_doubt():
-    shown = Shown(one(1), grace=10)
+    shown = Shown(one(1))
     shown.remove(1, at=1)
     shown.put(one(2), at=2)
     assert shown.at(2) == [2]
-    again = Shown(one(1), one(2), grace=10)
+    again = Shown(one(1), one(2))
     again.remove(1, 2, at=1)
     again.put(one(1, incarnation="second"), at=2)
     assert again.at(2) == [1]
@@ -168,7 +168,7 @@ def test_keep_lasts_until_an_instance_is_callable():
 
 
 def test_keep_continues_after_the_doubt():
-    shown = Shown(one(1), empty="keep", grace=10)
+    shown = Shown(one(1), empty="keep")
     shown.remove(1, at=1)
     assert shown.retention.doubtful
     assert shown.at(1000) == [1]

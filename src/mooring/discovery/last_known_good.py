@@ -56,14 +56,7 @@ Changes = list[tuple[str, Instance | None]]
 class Retention:
     """Decides which instances stay on the list. Pure: the time is passed in."""
 
-    def __init__(
-        self,
-        selector: Selector,
-        *,
-        empty: Empty = "accept",
-        hold: float = HOLD,
-        grace: float = GRACE,
-    ) -> None:
+    def __init__(self, selector: Selector, *, empty: Empty = "accept", hold: float = HOLD) -> None:
         self.items: dict[str, Instance] = {}
         """The instances in the registry."""
         self.held: dict[str, Instance] = {}
@@ -74,7 +67,7 @@ class Retention:
         """Why instances are held; None if none are."""
         self.doubtful = False
         """Whether the held instances vanished without deregistering."""
-        self._selector, self._empty, self._hold, self._grace = selector, empty, hold, grace
+        self._selector, self._empty, self._hold = selector, empty, hold
         self._recently_left: dict[str, tuple[Instance, float]] = {}
 
     def update(self, changes: Iterable[tuple[str, Instance | None]]) -> dict[str, Instance]:
@@ -93,7 +86,7 @@ class Retention:
         the grace period, if no instance can be called any more. Empty otherwise."""
         while self._recently_left:
             id, (_, when) = next(iter(self._recently_left.items()))
-            if when > now - self._grace:
+            if when > now - GRACE:
                 break
             del self._recently_left[id]
         for id, instance in left.items():
@@ -131,9 +124,8 @@ class Retention:
         deregistered, hold those. The feed has `kept` some of them long enough already."""
         if not vanished.keys().isdisjoint(left):
             self.held.update(vanished)
-            self.due, self.doubtful = now + self._grace, True
-            count, seconds = len(self.held), self._grace
-            self.reason = message("kept_vanished", count=count, seconds=seconds)
+            self.due, self.doubtful = now + GRACE, True
+            self.reason = message("kept_vanished", count=len(self.held), seconds=GRACE)
             return
         last = self._usable(left)
         if not last or self.doubtful:
