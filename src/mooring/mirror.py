@@ -99,6 +99,12 @@ class Update(msgspec.Struct, Generic[K, V], frozen=True):
     resync: bool = False
 
 
+def difference(before: Mapping[K, V], after: Mapping[K, V]) -> list[tuple[K, V | None]]:
+    """The changes from one state to the other, removals first."""
+    removed: list[tuple[K, V | None]] = [(key, None) for key in before if key not in after]
+    return removed + [(key, new) for key, new in after.items() if before.get(key) != new]
+
+
 class Mirror(Generic[K, V]):
     """A live copy of a feed, such as a range of keys. Use it as an async context manager.
 
@@ -310,10 +316,7 @@ class Mirror(Generic[K, V]):
         """Read everything and report the difference to the previous state, removals first."""
         began = time.monotonic()
         items, mark = await self._feed.snapshot()
-        removed = [Change(k, v, None) for k, v in self._items.items() if k not in items]
-        updated = [
-            Change(k, before, v) for k, v in items.items() if (before := self._items.get(k)) != v
-        ]
+        changes = [Change(k, self._items.get(k), v) for k, v in difference(self._items, items)]
         first = not self.loaded
         self._items.clear()  # in place, since `items` returned a view of it
         self._items.update(items)
@@ -323,8 +326,8 @@ class Mirror(Generic[K, V]):
         self._state_changed.set()
         if not first:
             self.resyncs += 1
-        if removed or updated or first:
-            self._notify(Update(mark, (*removed, *updated), resync=True))
+        if changes or first:
+            self._notify(Update(mark, tuple(changes), resync=True))
 
     def _apply(self, step: Step[K, V]) -> None:
         changes = []

@@ -31,7 +31,7 @@ import msgspec
 from mooring.atomic_file import DiskCopy
 from mooring.discovery.selector import Selector, exclusion
 from mooring.messages import Message, message
-from mooring.mirror import Step, Steps
+from mooring.mirror import Step, Steps, difference
 from mooring.model import Instance, Time, now
 from mooring.registry.contract import InstanceFeed
 from mooring.tasks import Tasks
@@ -222,9 +222,7 @@ class RetainedFeed:
         items, mark = await self._feed.snapshot()
         before = self._retention.items
         if self._loaded:
-            removed: Changes = [(id, None) for id in before if id not in items]
-            updated = [(id, item) for id, item in items.items() if before.get(id) != item]
-            await self._apply([*removed, *updated])
+            await self._apply(difference(before, items))
         else:
             before.update(items)
             self._loaded = True

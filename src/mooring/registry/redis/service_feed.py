@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from mooring.messages import Message, message, verbatim
-from mooring.mirror import Step, Steps
+from mooring.mirror import Step, Steps, difference
 from mooring.model import Config, Instance
 from mooring.registry.contract import Problem
 from mooring.registry.redis.layout import ServiceKeys
@@ -35,12 +35,6 @@ _FRESH = 1.0
 """Seconds for which a snapshot is fresh enough to follow from."""
 
 InstanceChanges: TypeAlias = list[tuple[str, Instance | None]]
-
-
-def difference(before: Mapping[str, Instance], after: Mapping[str, Instance]) -> InstanceChanges:
-    """The changes from one state to the other, removals first."""
-    removed: InstanceChanges = [(id, None) for id in before if id not in after]
-    return removed + [(id, new) for id, new in after.items() if before.get(id) != new]
 
 
 class LastAnswer:
