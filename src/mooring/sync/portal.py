@@ -142,25 +142,22 @@ class Portal:
                 self._leave_resource()
                 raise Closed(f"{self.name} was closed while it was opened")
 
-    def close(self, *, within: float | None = None) -> None:
-        """Leave the resource. Running calls raise `Closed`. Idempotent. Raises `TimeoutError` if
-        leaving takes longer than `within` seconds.
+    def close(self) -> None:
+        """Leave the resource. Running calls raise `Closed`. Idempotent.
 
         In a signal handler that interrupted `open` or `close`, it returns at once, and the
         interrupted call closes the resource.
         """
-        with self._change(within) as allowed:
+        with self._change() as allowed:
             if not allowed:
                 self._close_requested = True
             elif self.running:
-                self._leave_resource(within)
+                self._leave_resource()
 
     @contextlib.contextmanager
-    def _change(self, within: float | None = None) -> Iterator[bool]:
+    def _change(self) -> Iterator[bool]:
         """One thread at a time. Yields False in a signal handler that interrupted a change."""
-        if not self._change_lock.acquire(timeout=-1 if within is None else within):
-            raise TimeoutError("another thread is opening or closing it")
-        try:
+        with self._change_lock:
             if self._changing:
                 yield False
                 return
@@ -169,12 +166,10 @@ class Portal:
                 yield True
             finally:
                 self._changing = False
-        finally:
-            self._change_lock.release()
 
-    def _leave_resource(self, within: float | None = None) -> None:
+    def _leave_resource(self) -> None:
         try:
-            with _until(None if within is None else time.monotonic() + within):
+            with cleaning():
                 self.call(self._leave)
         finally:
             self._end()
