@@ -81,9 +81,9 @@ async def until_stopped(
             for registration in registrations
         ]
         again = tasks.start(arrived.get(), name="a second signal")
-        drained = tasks.start(_all(draining), name="all drained")
+        drained: asyncio.Future[Any] = asyncio.gather(*draining, return_exceptions=True)
         await asyncio.wait([drained, again], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-        for task in (again, drained, *draining):
+        for task in (again, *draining):
             task.cancel()  # after a second signal or the time limit, do not wait for the rest
         return first
 
@@ -93,11 +93,6 @@ async def _next(arrived: asyncio.Queue[signal.Signals]) -> signal.Signals:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SIGNAL_CHECK):
                 return await arrived.get()
-
-
-async def _all(tasks: Sequence[asyncio.Task[object]]) -> None:
-    for task in tasks:
-        await asyncio.wait([task])
 
 
 Listener = Callable[[signal.Signals], None]
