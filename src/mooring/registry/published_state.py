@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol, cast
+from collections.abc import Mapping
+from typing import cast
 
 import msgspec
 
 from mooring.errors import InvalidRequest
+from mooring.heartbeat.collectors import Collecting
 from mooring.messages import message
 from mooring.model import JSON, Instance, State, Status, check_json, now
 from mooring.registry.contract import Registrar
 
 log = logging.getLogger(__name__)
-
-
-class Metrics(Protocol):
-    """The source of the collected metrics of an instance."""
-
-    def start(self) -> None:
-        """Start collecting, unless it runs already."""
-
-    @property
-    def metrics(self) -> Mapping[str, object]:
-        """The metrics by collector, in types that JSON supports."""
-
-    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when there are new metrics. Returns a function that unsubscribes."""
 
 
 class PublishedState:
@@ -47,7 +34,7 @@ class PublishedState:
         "state",
     )
 
-    def __init__(self, registrar: Registrar, instance: Instance, collected: Metrics | None) -> None:
+    def __init__(self, registrar: Registrar, instance: Instance, collected: Collecting) -> None:
         self.instance, self._lost_fields = registrar.prepare(instance)
         self.state: State = "up"
         self.healthy = True
@@ -102,8 +89,8 @@ class PublishedState:
     @property
     def metrics(self) -> dict[str, JSON]:
         if self._merged is None:
-            collected = self._collected.metrics if self._collected else {}
-            self._merged = {**cast("Mapping[str, JSON]", collected), **self._own_metrics}
+            collected = cast("Mapping[str, JSON]", self._collected.metrics)
+            self._merged = {**collected, **self._own_metrics}
         return self._merged
 
     def as_of_now(self) -> Instance:

@@ -22,11 +22,12 @@ from mooring import telemetry
 from mooring.addresses import reachable_host
 from mooring.errors import AccessDenied, Closed, InvalidRequest, Removed, StoreError, Superseded
 from mooring.formatting import describe
+from mooring.heartbeat.collectors import Collecting
 from mooring.heartbeat.policy import Beats, Decision
 from mooring.messages import message
 from mooring.model import JSON, NO_CONFIG, Config, Instance, RegistrationState
 from mooring.registry.contract import Registrar
-from mooring.registry.published_state import Metrics, PublishedState
+from mooring.registry.published_state import PublishedState
 from mooring.registry.shutdown import LINGER, close_on_sigterm, leave_to_sigterm
 from mooring.settings import Policy
 from mooring.tasks import Backoff, Tasks, cleanup, wait_for
@@ -90,17 +91,17 @@ class Registration:
         registrar: Registrar,
         instance: Instance,
         *,
-        ttl: float | None = None,
-        policy: Policy | None = None,
-        metrics: Metrics | None = None,
-        wait: float = 5.0,
+        ttl: float | None,
+        policy: Policy,
+        metrics: Collecting,
+        wait: float,
     ) -> None:
         if not instance.host:
             instance = msgspec.structs.replace(instance, host=reachable_host())
         self._published = PublishedState(registrar, instance, metrics)
         self._registrar, self._ttl, self._wait = registrar, ttl, wait
         self._beats = Beats(
-            policy or Policy(),
+            policy,
             renewed=registrar.guarantees.renews,
             seed=hash((_SEED, os.getpid())),
         )
@@ -182,16 +183,14 @@ class Registration:
     async def __aenter__(self) -> Self:
         if self._closing is not None:
             raise self._closed("registration_closed")
-        if self._metrics is not None:
-            self._metrics.start()
+        self._metrics.start()
         close_on_sigterm(self, asyncio.get_running_loop())
         record = self._registrar.instance_record(self._published.instance, ttl=self._ttl)
         self._published.log_lost_fields()
         self._record, self._entered = record, True
         telemetry.REGISTRATIONS.show(*self._labels, self)
         record.open(self._on_record_change)
-        if self._metrics is not None:
-            self._end_metrics = self._metrics.subscribe(self._on_metrics)
+        self._end_metrics = self._metrics.subscribe(self._on_metrics)
         self._enter("registering")
         self._tasks.start(self._keep(), name=f"registration of {self._labels[1]}")
         try:
