@@ -20,9 +20,7 @@ from mooring.registry.contract import (
     Listing,
     Registry,
     RegistryGuarantees,
-    RemoteRegistration,
     ServiceCount,
-    StatusReport,
     registered_here,
 )
 from mooring.registry.kv.commit_batches import CommitBatches
@@ -38,11 +36,9 @@ from mooring.tasks import in_parallel
 
 _PAGE = 1000
 _PAGE_OF_VALUES = 250
-_BEATS_PER_TTL = 3
-"""Heartbeats of a remote registration within its TTL: two may be lost."""
 
 
-class StoreRegistry(StoreOperations, Registry):
+class StoreRegistry(StoreOperations, StoreRemoteRegistrations, Registry):
     def __init__(self, store: Store, layout: Layout) -> None:
         super().__init__(store, layout)
         self.url, self.lease_store = store.url, store
@@ -62,7 +58,6 @@ class StoreRegistry(StoreOperations, Registry):
             described=self.described,
             leave=self._leave,
         )
-        self._remote = StoreRemoteRegistrations(store, layout)
         self._host_watches: dict[Range, HostWatch] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
         self._config_users: Counter[str] = Counter()
@@ -139,19 +134,6 @@ class StoreRegistry(StoreOperations, Registry):
             del self._config_users[service]
             if (mirror := self._configs.pop(service, None)) is not None:
                 await mirror.aclose()
-
-    async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
-        ttl = self.layout.ttl if ttl is None else ttl
-        check_ttl(ttl)
-        ready, lost = self.prepare(instance)
-        entered, ttl = await self._remote.enter(ready, ttl=ttl, returning=instance.incarnation)
-        return RemoteRegistration(entered, ttl, ttl / _BEATS_PER_TTL, tuple(lost))
-
-    async def _beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
-        return await self._remote.beat(service, id, incarnation, report)
-
-    async def leave(self, service: str, id: str, incarnation: str) -> bool:
-        return await self._remote.leave(service, id, incarnation)
 
     async def groups(self) -> list[str]:
         groups: dict[str, None] = {}

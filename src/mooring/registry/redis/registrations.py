@@ -16,6 +16,9 @@ from mooring.messages import message
 from mooring.model import JSON, NO_CONFIG, Config, Instance, check_text
 from mooring.registry.contract import (
     InstanceRecord,
+    Registrar,
+    RemoteRegistrar,
+    RemoteRegistration,
     StatusReport,
     check_incarnation,
     removed,
@@ -35,6 +38,8 @@ from mooring.registry.redis.live_service import (
 )
 from mooring.registry.redis.reader import Reader
 from mooring.session import clock
+from mooring.settings import RegistrySettings
+from mooring.store.validation import check_ttl
 
 log = logging.getLogger(__name__)
 
@@ -187,62 +192,61 @@ class RedisInstanceRecord(InstanceRecord):
         self._entered = False
 
 
-class RedisRemoteRegistrations:
-    """Registrations whose whole state is in Redis.
+class RedisRemoteRegistrations(Registrar, RemoteRegistrar):
+    """Registrations whose whole state is in Redis."""
 
-    `timeout`: seconds without a heartbeat after which an instance counts as dead. `limit`: the
-    bytes that its metadata and metrics may have.
-    """
+    connection: Connection
+    keys: RedisKeys
+    reader: Reader
+    settings: RegistrySettings
 
-    def __init__(
-        self, connection: Connection, keys: RedisKeys, reader: Reader, *, timeout: float, limit: int
-    ) -> None:
-        self._connection, self._keys, self._reader = connection, keys, reader
-        self._timeout, self._limit = timeout, limit
-
-    def _writer(self, service: str) -> ServiceWriter:
-        return ServiceWriter(self._connection, self._keys, service)
-
-    async def enter(self, instance: Instance, *, returns: bool) -> None:
-        """Register a prepared instance. `returns`: as the same incarnation, even after it left."""
+    async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
+        """On Redis the TTL is the timeout of cleanup, whatever `ttl` requests."""
+        if ttl is not None:
+            check_ttl(ttl)
+        returns, timeout = bool(instance.incarnation), self.settings.cleanup.global_timeout
+        instance, lost = self.prepare(instance)
         fields = layout.encode(instance)
         if returns and (metrics := await self._metrics(instance)):
             status = msgspec.structs.replace(instance.status, metrics=metrics)
             complete = layout.encode(msgspec.structs.replace(instance, status=status))
-            fields = complete if layout.size(complete) <= self._limit else fields
-        await self._writer(instance.service).register(
+            limit = self.settings.redis.metadata_limit
+            fields = complete if layout.size(complete) <= limit else fields
+        writer = ServiceWriter(self.connection, self.keys, instance.service)
+        await writer.register(
             instance,
             fields,
             place=_place(instance.incarnation),
             head=message_head(instance.service, instance.id, instance),
             registered="",
             fresh=not returns,
-            timeout=self._timeout,
+            timeout=timeout,
             returns=returns,
         )
+        every = self.settings.heartbeat.heartbeat_interval
+        return RemoteRegistration(instance, timeout, every, tuple(lost))
 
     async def _metrics(self, instance: Instance) -> Mapping[str, JSON]:
         """The metrics in the record of this incarnation, if it exists."""
-        keys = self._keys.of(instance.service)
-        stored = (await self._reader.details(keys, [instance.id])).instances.get(instance.id)
+        keys = self.keys.of(instance.service)
+        stored = (await self.reader.details(keys, [instance.id])).instances.get(instance.id)
         if stored is None or stored.incarnation != instance.incarnation:
             return {}
         return stored.status.metrics
 
-    async def beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
-        """Returns whether the instance is still registered."""
+    async def _beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
         check_text("id", id)
-        keys = self._keys.of(service)
+        keys = self.keys.of(service)
         beat = Beat(id, incarnation, "", None, "")
         if not report.empty:
-            instance = (await self._reader.details(keys, [id])).instances.get(id)
+            instance = (await self.reader.details(keys, [id])).instances.get(id)
             if instance is not None and instance.incarnation == incarnation:
-                beat = self._update(instance, report)
-        (result,) = await send(self._connection, self._keys, keys, [beat])
+                beat = self._beat_with(instance, report)
+        (result,) = await send(self.connection, self.keys, keys, [beat])
         if result == "ok":
-            if self._keys.cluster:
+            if self.keys.cluster:
                 with contextlib.suppress(StoreError):  # the next heartbeat retries
-                    await list_service(self._connection, self._keys, service)
+                    await list_service(self.connection, self.keys, service)
             return True
         if result == "superseded":
             if await self._is_alive(keys, id):
@@ -254,32 +258,34 @@ class RedisRemoteRegistrations:
             raise removed(service, id)
         return False
 
-    def _update(self, instance: Instance, report: StatusReport) -> Beat:
+    def _beat_with(self, instance: Instance, report: StatusReport) -> Beat:
         status = report.over(instance.status)
         instance = msgspec.structs.replace(instance, status=status)
         fields = layout.encode(instance)
-        if (size := layout.size(fields)) > self._limit:
-            raise _too_large(instance, size, self._limit)
+        if (size := layout.size(fields)) > (limit := self.settings.redis.metadata_limit):
+            raise _too_large(instance, size, limit)
         head = message_head(instance.service, instance.id, instance)
         return Beat(instance.id, instance.incarnation, "", status.healthy, head, fields)
 
     async def _score(self, keys: ServiceKeys, key: str, member: str) -> float:
         what = message("op_read", key=keys.name)
-        return float(await self._connection.call("ZSCORE", key, member, what=what) or 0)
+        return float(await self.connection.call("ZSCORE", key, member, what=what) or 0)
 
     async def _is_alive(self, keys: ServiceKeys, id: str) -> bool:
         """Whether the instance with this id sent a heartbeat within the timeout."""
         score = await self._score(keys, keys.heartbeats, id)
-        return score > (await self._reader.state(keys)).now - self._timeout * 1000
+        return (
+            score
+            > (await self.reader.state(keys)).now - self.settings.cleanup.global_timeout * 1000
+        )
 
     async def _was_removed(self, keys: ServiceKeys, member: str) -> bool:
         """Whether Redis remembers that an operator deregistered the instance."""
         until = await self._score(keys, keys.removed, member)
-        return until > (await self._reader.state(keys)).now
+        return until > (await self.reader.state(keys)).now
 
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
-        """Returns whether the instance was registered."""
-        writer = self._writer(check_service(service))
+        writer = ServiceWriter(self.connection, self.keys, check_service(service))
         check_incarnation(service, id, incarnation)
         check_text("id", id)
         head = message_head(service, id)

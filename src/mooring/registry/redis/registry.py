@@ -21,9 +21,7 @@ from mooring.registry.contract import (
     Problem,
     Registry,
     RegistryGuarantees,
-    RemoteRegistration,
     ServiceCount,
-    StatusReport,
     operator_fields,
     registered_here,
 )
@@ -49,7 +47,7 @@ _NOTE_TTL = 7 * 86400
 """Seconds for which the note of the last leader is kept."""
 
 
-class RedisRegistry(RedisOperations, Registry):
+class RedisRegistry(RedisOperations, RedisRemoteRegistrations, Registry):
     evictions: RedisEvictions
     leader_lease: RedisLeaderLease
 
@@ -74,13 +72,6 @@ class RedisRegistry(RedisOperations, Registry):
         self._channels = ChangeChannels(connection, keys)
         self._services: dict[str, LiveService] = {}
         self._registered_here: set[tuple[str, str]] = set()
-        self._remote = RedisRemoteRegistrations(
-            connection,
-            keys,
-            self.reader,
-            timeout=settings.cleanup.global_timeout,
-            limit=settings.redis.metadata_limit,
-        )
 
     @property
     def timeout(self) -> float:
@@ -138,21 +129,6 @@ class RedisRegistry(RedisOperations, Registry):
 
         limit = self.settings.redis.metadata_limit
         return RedisInstanceRecord(live, instance, limit=limit, leave=leave)
-
-    async def enter(self, instance: Instance, *, ttl: float | None = None) -> RemoteRegistration:
-        """On Redis the TTL is the timeout of cleanup, whatever `ttl` requests."""
-        if ttl is not None:
-            check_ttl(ttl)
-        ready, lost = self.prepare(instance)
-        await self._remote.enter(ready, returns=bool(instance.incarnation))
-        every = self.settings.heartbeat.heartbeat_interval
-        return RemoteRegistration(ready, self.settings.cleanup.global_timeout, every, tuple(lost))
-
-    async def _beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
-        return await self._remote.beat(service, id, incarnation, report)
-
-    async def leave(self, service: str, id: str, incarnation: str) -> bool:
-        return await self._remote.leave(service, id, incarnation)
 
     async def groups(self) -> list[str]:
         listed, described = await self._listed(), await self._described()
