@@ -22,7 +22,7 @@ from bench.load import in_flight
 from bench.measure import Line, Plan, Section, Target, interleaved, per_second, ratio
 from bench.population import SERVICE, instance
 from mooring.registry.redis import layout as fields
-from mooring.registry.redis.live_service import Beat, HeartbeatBatches, message_head, send
+from mooring.registry.redis.live_service import Beat, HeartbeatBatches, ServiceWriter, message_head
 from mooring.registry.redis.pipeline import HEARTBEAT
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.testing.redis import RedisServer
@@ -80,13 +80,13 @@ async def _beat(registry: RedisRegistry, member: Member) -> Beat:
 
 
 def _sending(registry: RedisRegistry) -> Callable[[list[Beat]], Awaitable[list[str]]]:
-    return partial(send, registry.connection, registry.keys, registry.keys.of(SERVICE))
+    return ServiceWriter(registry.connection, registry.keys.of(SERVICE)).send
 
 
 async def _in_flight(
     plan: Plan, server: RedisServer, registry: RedisRegistry, bare: Redis, beats: list[Beat]
 ) -> list[Line]:
-    beating = HeartbeatBatches(registry.connection, registry.keys, registry.keys.of(SERVICE))
+    beating = HeartbeatBatches(ServiceWriter(registry.connection, registry.keys.of(SERVICE)))
     calls: dict[str, Call] = {
         "ours": await _ours(registry, beats),
         "redis-py": await _theirs(registry, bare, beats),
@@ -155,7 +155,7 @@ async def _theirs(registry: RedisRegistry, bare: Redis, beats: list[Beat]) -> Ca
 
 async def _command(registry: RedisRegistry, beats: list[Beat]) -> tuple[str, int, *tuple[str, ...]]:
     sent = Sent()
-    await send(sent, registry.keys, registry.keys.of(SERVICE), beats)
+    await ServiceWriter(sent, registry.keys.of(SERVICE)).send(beats)
     digest, count, *rest = sent.command
     assert digest == HEARTBEAT.digest
     return HEARTBEAT.digest, int(count), *map(str, rest)

@@ -15,7 +15,7 @@ from mooring.errors import Removed
 from mooring.model import JSON
 from mooring.registry.evictions import CleanupReport
 from mooring.registry.redis.connection import Connection
-from mooring.registry.redis.live_service import send
+from mooring.registry.redis.live_service import ServiceWriter
 from mooring.testing.redis import RedisCluster, RedisServer
 from tests.faults.redis_actors import NO_BRAKE, Process, World
 
@@ -209,7 +209,7 @@ async def test_a_heartbeat_for_a_hash_without_its_member_creates_nothing(
     await world.call("ZREM", keys.heartbeats, "a")
     before = await world.record("a")
     beats = [process.record._beat_of(process.instance) for process in (one, other)]
-    assert await send(world.connection, world.keys, keys, beats) == ["gone", "ok"]
+    assert await ServiceWriter(world.connection, keys).send(beats) == ["gone", "ok"]
     await one.record.beat(one.with_status({"load": 1}), update=update)
     assert one.record.disturbed
     assert await world.record("a") == before
@@ -285,7 +285,7 @@ async def test_an_invalid_record_does_not_affect_its_neighbours(world: World):
         before = await world.scores()
         await asyncio.sleep(0.002)
         beats = [one.record._beat_of(one.instance, dict(fields)) for one in processes]
-        results = await send(world.connection, world.keys, keys, beats)
+        results = await ServiceWriter(world.connection, keys).send(beats)
         assert results[0] == results[3] == "ok"
         assert "WRONGTYPE" in results[1]
         assert results[2] == "gone"
@@ -387,7 +387,7 @@ class Round:
             beats = [one.record._beat_of(one.instance) for one in self.processes]
             if beats:
                 keys = self.world.keys.of("echo")
-                await send(self.world.connection, self.world.keys, keys, beats)
+                await ServiceWriter(self.world.connection, keys).send(beats)
             await self.pause()
 
     async def look(self) -> None:

@@ -88,7 +88,8 @@ def test_the_keys_are_those_that_the_documentation_lists():
 def test_keys_of_both_versions_are_distinguished_under_one_prefix():
     v1 = V1Keys("registry")
     service = V2.of("svc")
-    ours = [value for name, value in vars(service).items() if name not in ("name", "base")]
+    other = ("name", "base", "services", "cluster")
+    ours = [value for name, value in vars(service).items() if name not in other]
     ours += [service.instance("a"), f"{service.base}:persistent"]
     assert all(is_v2_key(V2, key) for key in ours)
     theirs = [v1.instance("svc", "a"), v1.instance("svc", "10.0.0.1:80"), v1.heartbeats("svc")]

@@ -37,7 +37,7 @@ from mooring.migrate.redis_v1.plan import NOT_A_HASH, V2Service, differences, re
 from mooring.migrate.redis_v1.reader import DEREGISTER, MIRROR, UnreadableService, printable
 from mooring.model import Config
 from mooring.registry.redis import layout
-from mooring.registry.redis.live_service import drop_service, message_head
+from mooring.registry.redis.live_service import ServiceWriter, message_head
 from mooring.registry.redis.reader import with_config
 from mooring.tasks import Backoff, Tasks, slices
 
@@ -350,16 +350,15 @@ class Bridge:
 
     async def _deregister(self, name: str, id: str) -> bool:
         keys = self._v2.of(name)
-        tiers = [keys.heartbeats, keys.instance(id)]
         reply: Any = await self._connection.run(
             DEREGISTER,
-            tiers if self._v2.cluster else [*tiers, self._v2.services],
+            [keys.heartbeats, keys.instance(id), *keys.tier1],
             [id, INCARNATION, keys.changes, message_head(name, id), name],
             what=f"deregistration of {name} {id}",
         )
         removed, empty = reply
-        if empty and self._v2.cluster:
-            await drop_service(self._connection, self._v2, name)
+        if empty and keys.cluster:
+            await ServiceWriter(self._connection, keys).drop_service()
         return bool(removed)
 
     async def _to_v1(self, v1: V1Service, plan: BridgePlan, now: int, report: BridgePass) -> None:

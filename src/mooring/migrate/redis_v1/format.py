@@ -79,7 +79,7 @@ def _v2_suffixes() -> frozenset[str]:
     """The part after the service in v2 keys, except for instances."""
     sample = RedisKeys("p").of("s")
     start = f"{sample.base}:"
-    keys = [value for value in vars(sample).values() if value.startswith(start)]
+    keys = [value for value in vars(sample).values() if str(value).startswith(start)]
     return frozenset(key.removeprefix(start) for key in keys)
 
 

@@ -19,7 +19,7 @@ from mooring.messages import message
 from mooring.registry.evictions import Brake, CleanupReport, Evictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys, ServiceKeys, is_service
-from mooring.registry.redis.live_service import drop_service, list_service, message_head
+from mooring.registry.redis.live_service import ServiceWriter, message_head
 from mooring.registry.redis.pipeline import CLEANUP, RELEASE
 from mooring.registry.redis.reader import Reader, read_each
 from mooring.settings import CleanupSettings
@@ -175,11 +175,10 @@ class RedisEvictions(Evictions):
             keys = self._keys.of(name)
             report.services += 1
             empty = await self._expire(keys, orphans, report)
-            if self._keys.cluster and empty:
-                await drop_service(self._connection, self._keys, name)
-            elif self._keys.cluster:
+            if keys.cluster:
+                writer = ServiceWriter(self._connection, keys)
                 what = message("op_cleanup", service=name)
-                await list_service(self._connection, self._keys, name, what=what)
+                await (writer.drop_service() if empty else writer.list_service(what=what))
         except InvalidName as error:
             report.problems.append(f"{self._keys.services} holds an invalid name: {error}")
         except StoreError as error:
@@ -251,7 +250,7 @@ class RedisEvictions(Evictions):
     ) -> tuple[int, bool]:
         """Evict instances with a heartbeat before `oldest`, in ms. Returns the number of instances
         that left the range, and whether the brake is engaged."""
-        settings, tier1 = self.settings, [] if self._keys.cluster else [self._keys.services]
+        settings = self.settings
         reply: Any = await self._connection.run(
             CLEANUP,
             [
@@ -259,12 +258,12 @@ class RedisEvictions(Evictions):
                 keys.brake,
                 keys.evictions,
                 keys.persistent,
-                *tier1,
+                *keys.tier1,
                 *(_bytes(keys.instance(id)) for id in ids),
             ],
             [
                 keys.changes,
-                len(tier1),
+                len(keys.tier1),
                 keys.name,
                 oldest,
                 int(settings.global_timeout * 1000),

@@ -69,6 +69,7 @@ class RedisKeys:
 class ServiceKeys:
     def __init__(self, keys: RedisKeys, service: str) -> None:
         self.name = service
+        self.services, self.cluster = keys.services, keys.cluster
         self.base = (
             f"{keys.services}:{{{service}}}" if keys.cluster else f"{keys.services}:{service}"
         )
@@ -79,6 +80,11 @@ class ServiceKeys:
         self.brake = f"{self.base}:brake"
         self.evictions = f"{self.base}:evictions"
         self.changes = f"{self.base}:changes"
+
+    @property
+    def tier1(self) -> list[str]:
+        """The key of tier 1 for the scripts, which cannot reach it on a cluster."""
+        return [] if self.cluster else [self.services]
 
     def instance(self, id: str) -> str:
         return f"{self.base}:instance:{id}"

@@ -67,8 +67,8 @@ class Beat(NamedTuple):
 
 
 class HeartbeatBatches:
-    def __init__(self, connection: Connection, keys: RedisKeys, service: ServiceKeys) -> None:
-        self._connection, self._keys, self._service = connection, keys, service
+    def __init__(self, writer: ServiceWriter) -> None:
+        self._writer = writer
         self._waiting: list[tuple[Beat, asyncio.Future[str]]] = []
         self._sending = False
         self._tasks = Tasks()
@@ -80,7 +80,7 @@ class HeartbeatBatches:
         self._waiting.append((beat, answer))
         if not self._sending:
             self._sending = True
-            self._tasks.start(self._send(), name=f"heartbeats of {self._service.name}")
+            self._tasks.start(self._send(), name=f"heartbeats of {self._writer.name}")
         return await answer
 
     async def _send(self) -> None:
@@ -91,14 +91,14 @@ class HeartbeatBatches:
                 batch, self._waiting = self._waiting[:count], self._waiting[count:]
                 beats = [beat for beat, _ in batch]
                 try:
-                    results = await send(self._connection, self._keys, self._service, beats)
+                    results = await self._writer.send(beats)
                 except Exception as error:  # noqa: BLE001 - the callers get it
                     for _, answer in batch:
                         settle(answer, error)
                 else:
                     for (_, answer), result in zip(batch, results, strict=True):
                         settle(answer, result)
-                    if "ok" in results and self._keys.cluster:
+                    if "ok" in results and self._writer.keys.cluster:
                         self._list()
         finally:
             self._sending = False
@@ -109,14 +109,14 @@ class HeartbeatBatches:
         """On a cluster the scripts cannot reach tier 1: repair it in the background, because its
         node may be down."""
         if self._listing is None or self._listing.done():
-            name = f"list of services for {self._service.name}"
+            name = f"list of services for {self._writer.name}"
             self._listing = self._tasks.start(self._list_service(), name=name)
 
     async def _list_service(self) -> None:
         try:
-            await list_service(self._connection, self._keys, self._service.name)
+            await self._writer.list_service()
         except StoreError as error:
-            log.debug("%s: %s", self._service.name, error)  # the next heartbeat retries
+            log.debug("%s: %s", self._writer.name, error)  # the next heartbeat retries
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
@@ -132,36 +132,12 @@ def batch_size(beats: Sequence[Beat]) -> int:
     return len(beats)
 
 
-async def send(
-    connection: Connection, keys: RedisKeys, service: ServiceKeys, beats: list[Beat]
-) -> list[str]:
-    """Send heartbeats in one call. Returns for each what `HeartbeatBatches.beat` returns."""
-    tier1 = [] if keys.cluster else [keys.services]
-    reply = await connection.run(
-        HEARTBEAT,
-        [
-            service.heartbeats,
-            service.persistent,
-            *tier1,
-            *(service.instance(beat.id) for beat in beats),
-        ],
-        [
-            service.changes,
-            len(tier1),
-            service.name,
-            *(argument for beat in beats for argument in beat.arguments()),
-        ],
-        what=message("op_heartbeat", service=service.name, id=None),
-    )
-    return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]
-
-
 class ServiceWriter:
     """Runs the scripts that write a service."""
 
-    def __init__(self, connection: Connection, keys: RedisKeys, service: str) -> None:
-        self.name, self.keys = service, keys.of(service)
-        self._connection, self._all_keys = connection, keys
+    def __init__(self, connection: Connection, keys: ServiceKeys) -> None:
+        self.name, self.keys = keys.name, keys
+        self._connection = connection
 
     async def register(
         self,
@@ -184,8 +160,8 @@ class ServiceWriter:
         if fresh and tried:
             mode, registered = "again", str(int(tried * 1000))
         what = message("op_registration", service=self.name, id=instance.id)
-        if self._all_keys.cluster:
-            await list_service(self._connection, self._all_keys, self.name, what=what)
+        if self.keys.cluster:
+            await self.list_service(what=what)
         reply: Any = await self._connection.run(
             REGISTER,
             self._tiers(instance.id),
@@ -213,8 +189,7 @@ class ServiceWriter:
 
     def _tiers(self, id: str) -> list[str]:
         keys = self.keys
-        tiers = [keys.heartbeats, keys.instance(id), keys.removed, keys.persistent]
-        return tiers if self._all_keys.cluster else [*tiers, self._all_keys.services]
+        return [keys.heartbeats, keys.instance(id), keys.removed, keys.persistent, *keys.tier1]
 
     async def deregister(self, id: str, incarnation: str, *, head: str, place: str = "") -> bool:
         """Delete the record of this incarnation; without one, as an operator, of any. An earlier
@@ -235,9 +210,35 @@ class ServiceWriter:
             what=message("op_deregistration", service=self.name, id=id),
         )
         existed, empty = reply
-        if empty and self._all_keys.cluster:
-            await drop_service(self._connection, self._all_keys, self.name)
+        if empty and self.keys.cluster:
+            await self.drop_service()
         return bool(existed)
+
+    async def send(self, beats: Sequence[Beat]) -> list[str]:
+        """Send heartbeats in one call. Returns for each what `HeartbeatBatches.beat` returns."""
+        keys = self.keys
+        instances = [keys.instance(beat.id) for beat in beats]
+        arguments = [argument for beat in beats for argument in beat.arguments()]
+        reply = await self._connection.run(
+            HEARTBEAT,
+            [keys.heartbeats, keys.persistent, *keys.tier1, *instances],
+            [keys.changes, len(keys.tier1), keys.name, *arguments],
+            what=message("op_heartbeat", service=keys.name, id=None),
+        )
+        return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]
+
+    async def list_service(self, *, what: Message | None = None) -> None:
+        """Add the service to tier 1 on a cluster, where the scripts cannot reach it."""
+        what = what or message("op_list", what=message("what_services"))
+        await self._connection.call("SADD", self.keys.services, self.name, what=what, writes=True)
+
+    async def drop_service(self) -> None:
+        """Remove the service, which has no instances, from tier 1 on a cluster. An instance that
+        registers later adds it again; if one registered just before, this does."""
+        what = message("op_delist", service=self.name)
+        await self._connection.call("SREM", self.keys.services, self.name, what=what, writes=True)
+        if await self._connection.call("EXISTS", self.keys.heartbeats, what=what):
+            await self.list_service(what=what)
 
 
 class LiveRecord(Protocol):
@@ -264,10 +265,10 @@ class LiveService(ServiceWriter):
         *,
         timeout: float,
     ) -> None:
-        super().__init__(connection, keys, service)
+        super().__init__(connection, keys.of(service))
         self.timeout = timeout
         self.config: Mapping[str, Config] = {}
-        self.heartbeats = HeartbeatBatches(connection, keys, self.keys)
+        self.heartbeats = HeartbeatBatches(self)
         self._channels = channels
         self._records: list[LiveRecord] = []
         self._reader = Reader(connection)
@@ -331,23 +332,6 @@ class LiveService(ServiceWriter):
             self._unsubscribe = None
         await self._tasks.aclose()
         await self.heartbeats.aclose()
-
-
-async def list_service(
-    connection: Connection, keys: RedisKeys, service: str, *, what: Message | None = None
-) -> None:
-    """Add a service to tier 1 on a cluster, where the scripts cannot reach it."""
-    what = what or message("op_list", what=message("what_services"))
-    await connection.call("SADD", keys.services, service, what=what, writes=True)
-
-
-async def drop_service(connection: Connection, keys: RedisKeys, service: str) -> None:
-    """Remove a service without instances from tier 1 on a cluster. An instance that registers later
-    adds it again; if one registered just before, this does."""
-    what = message("op_delist", service=service)
-    await connection.call("SREM", keys.services, service, what=what, writes=True)
-    if await connection.call("EXISTS", keys.of(service).heartbeats, what=what):
-        await list_service(connection, keys, service, what=what)
 
 
 def message_head(service: str, id: str, instance: Instance | None = None) -> str:

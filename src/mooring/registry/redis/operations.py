@@ -11,7 +11,7 @@ from mooring.names import check_name
 from mooring.registry.operations import ObjectOperations, StoredObject
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import RedisKeys, ServiceKeys, check_service
-from mooring.registry.redis.live_service import ServiceWriter, drop_service, message_head
+from mooring.registry.redis.live_service import ServiceWriter, message_head
 from mooring.registry.redis.pipeline import EDIT, FORGET
 
 
@@ -65,7 +65,7 @@ class RedisOperations(ObjectOperations):
 
     async def deregister(self, service: str, id: str) -> bool:
         check_text("id", id)
-        writer = ServiceWriter(self.connection, self.keys, check_service(service))
+        writer = ServiceWriter(self.connection, self.keys.of(service))
         return await writer.deregister(id, "", head=message_head(service, id))
 
     async def configured(self, service: str) -> bool:
@@ -75,14 +75,14 @@ class RedisOperations(ObjectOperations):
     async def forget(self, service: str) -> bool:
         """On Redis, silent instances are registered until cleanup evicts them."""
         keys, what = self.keys.of(service), message("op_deletion", service=service)
-        shared = [] if self.keys.cluster else [self.keys.info, self.keys.services]
+        shared = [] if keys.cluster else [self.keys.info, keys.services]
         done = await self.connection.run(
             FORGET,
             [keys.heartbeats, keys.config, *shared],
             [service, keys.changes, message_head(service, "")],
             what=what,
         )
-        if done and self.keys.cluster:
+        if done and keys.cluster:
             await self.connection.call("HDEL", self.keys.info, service, what=what, writes=True)
-            await drop_service(self.connection, self.keys, service)
+            await ServiceWriter(self.connection, keys).drop_service()
         return bool(done)

@@ -27,14 +27,12 @@ from mooring.registry.contract import (
 from mooring.registry.redis import layout
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.errors import refused
-from mooring.registry.redis.layout import RedisKeys, ServiceKeys, check_service
+from mooring.registry.redis.layout import RedisKeys, ServiceKeys
 from mooring.registry.redis.live_service import (
     Beat,
     LiveService,
     ServiceWriter,
-    list_service,
     message_head,
-    send,
 )
 from mooring.registry.redis.reader import Reader
 from mooring.session import clock
@@ -212,7 +210,7 @@ class RedisRemoteRegistrations(Registrar, RemoteRegistrar):
             complete = layout.encode(msgspec.structs.replace(instance, status=status))
             limit = self.settings.redis.metadata_limit
             fields = complete if layout.size(complete) <= limit else fields
-        writer = ServiceWriter(self.connection, self.keys, instance.service)
+        writer = ServiceWriter(self.connection, self.keys.of(instance.service))
         await writer.register(
             instance,
             fields,
@@ -242,11 +240,12 @@ class RedisRemoteRegistrations(Registrar, RemoteRegistrar):
             instance = (await self.reader.details(keys, [id])).instances.get(id)
             if instance is not None and instance.incarnation == incarnation:
                 beat = self._beat_with(instance, report)
-        (result,) = await send(self.connection, self.keys, keys, [beat])
+        writer = ServiceWriter(self.connection, keys)
+        (result,) = await writer.send([beat])
         if result == "ok":
-            if self.keys.cluster:
+            if keys.cluster:
                 with contextlib.suppress(StoreError):  # the next heartbeat retries
-                    await list_service(self.connection, self.keys, service)
+                    await writer.list_service()
             return True
         if result == "superseded":
             if await self._is_alive(keys, id):
@@ -285,7 +284,7 @@ class RedisRemoteRegistrations(Registrar, RemoteRegistrar):
         return until > (await self.reader.state(keys)).now
 
     async def leave(self, service: str, id: str, incarnation: str) -> bool:
-        writer = ServiceWriter(self.connection, self.keys, check_service(service))
+        writer = ServiceWriter(self.connection, self.keys.of(service))
         check_incarnation(service, id, incarnation)
         check_text("id", id)
         head = message_head(service, id)
