@@ -87,7 +87,7 @@ class AccessTrial:
         settings, pattern = self._registry.connection.settings, f"{self._registry.keys.services}:*"
         for address in self.masters:
             try:
-                async with client_of(settings, address) as client:
+                async with _client(settings, address) as client:
                     await client.execute_command("SCAN", "0", "MATCH", pattern, "COUNT", "10")
             except FAILURES as error:
                 raise translate(
@@ -194,14 +194,10 @@ async def _servers(
 
 async def _server(settings: RedisConnectionSettings, address: str) -> ServerInfo:
     try:
-        async with (
-            asyncio.timeout(_TIMEOUT + settings.timeout),
-            client_of(settings, address) as client,
-        ):
-            latency = await _latency(client)
+        async with _client(settings, address) as client:
             return ServerInfo(
                 address,
-                latency,
+                await _latency(client),
                 info=await _info(client),
                 saves=await _saves(client),
                 clock_ahead=await _clock_ahead(client),
@@ -211,15 +207,18 @@ async def _server(settings: RedisConnectionSettings, address: str) -> ServerInfo
 
 
 @asynccontextmanager
-async def client_of(
+async def _client(
     settings: RedisConnectionSettings, address: str, **other: Any
 ) -> AsyncIterator[Any]:
-    """A client of the driver for one server."""
+    """A client of the driver for a few calls to one server."""
     host, _, port = address.rpartition(":")
     options = {**options_of(settings), "decode_responses": True, **other}
     if settings.kind == "cluster":
         options["db"] = 0
-    async with aclosing(Redis(host=host.strip("[]"), port=int(port), **options)) as client:
+    async with (
+        asyncio.timeout(_TIMEOUT + settings.timeout),
+        aclosing(Redis(host=host.strip("[]"), port=int(port), **options)) as client,
+    ):
         yield client
 
 
@@ -288,10 +287,7 @@ async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Se
         "credential_provider": None,
     }
     try:
-        async with (
-            asyncio.timeout(_TIMEOUT + settings.timeout),
-            client_of(settings, address, **login) as client,
-        ):
+        async with _client(settings, address, **login) as client:
             server = ServerInfo(address, await _latency(client))
             master = await client.execute_command(
                 "SENTINEL GET-MASTER-ADDR-BY-NAME", settings.master
@@ -309,10 +305,7 @@ async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Se
 async def _inspect_cluster(settings: RedisConnectionSettings) -> Topology:
     for address in settings.hosts:
         try:
-            async with (
-                asyncio.timeout(_TIMEOUT + settings.timeout),
-                client_of(settings, address) as client,
-            ):
+            async with _client(settings, address) as client:
                 info = await client.execute_command("CLUSTER INFO")
                 members = await client.execute_command("CLUSTER NODES")
         except FAILURES:
