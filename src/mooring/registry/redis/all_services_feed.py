@@ -28,7 +28,7 @@ from mooring.registry.redis.service_feed import (
     ServiceFeed,
     ServiceWatch,
 )
-from mooring.tasks import Tasks
+from mooring.tasks import Tasks, slices
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,7 @@ class AllServicesFeed:
                 self.drop(name)
         feeds = [self.feed(name) for name in sorted({*names, *self._feeds})]
         failed: list[StoreError] = []
-        for first in range(0, len(feeds), _FIRST_READS):
-            batch = feeds[first : first + _FIRST_READS]
+        for batch in slices(feeds, _FIRST_READS):
             errors = await asyncio.gather(*map(self._read, batch))
             failed += [error for error in errors if error is not None]
         if feeds and len(failed) == len(feeds):

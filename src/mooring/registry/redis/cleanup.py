@@ -23,7 +23,7 @@ from mooring.registry.redis.live_service import ServiceWriter, message_head
 from mooring.registry.redis.pipeline import CLEANUP, RELEASE
 from mooring.registry.redis.reader import Reader, read_each
 from mooring.settings import CleanupSettings
-from mooring.tasks import Backoff, in_parallel
+from mooring.tasks import Backoff, in_parallel, slices
 
 log = logging.getLogger(__name__)
 
@@ -194,8 +194,8 @@ class RedisEvictions(Evictions):
         if time.monotonic() < self._resumes_at(keys.name):
             report.problems.append(f"{keys.name}: eviction is paused for a while after a break")
             return False
-        for first in range(0, len(orphans), _BATCH):
-            await self._run_script(keys, orphans[first : first + _BATCH], report, oldest)
+        for batch in slices(orphans, _BATCH):
+            await self._run_script(keys, batch, report, oldest)
         await self._lower(keys, now + timeout, report, oldest)
         await self._sweep_range(keys, ("-inf", f"({oldest}"), report, oldest)
         left = await self._connection.call(

@@ -30,7 +30,7 @@ from mooring.registry.redis.pipeline import LANES, RedisCall, Script, plain, scr
 from mooring.registry.redis.pipeline import Argument as Argument
 from mooring.settings.connections import RedisConnectionSettings
 from mooring.store.url import read_password
-from mooring.tasks import Backoff, Tasks, settle
+from mooring.tasks import Backoff, Tasks, settle, slices
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,7 @@ class Connection:
         if self._closed:
             return self._fail_all(calls, self._was_closed())
         for group in self._grouped(calls):
-            for first in range(0, len(group), _BATCH):
-                batch = group[first : first + _BATCH]
+            for batch in slices(group, _BATCH):
                 self._tasks.start(self._answer(batch), name=f"calls to {self.where}")
 
     def _grouped(self, calls: list[RedisCall]) -> Iterable[list[RedisCall]]:

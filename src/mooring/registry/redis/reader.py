@@ -24,6 +24,7 @@ from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.layout import ServiceKeys
 from mooring.registry.redis.liveness import ServerClock, brake_of
 from mooring.registry.redis.pipeline import LIST, STATE
+from mooring.tasks import slices
 
 log = logging.getLogger(__name__)
 
@@ -140,11 +141,9 @@ class Reader:
     async def details(self, service: ServiceKeys, ids: Iterable[str]) -> InstanceDetails:
         """Read instances. Decodes some while others are in transit, so that neither Redis nor this
         process waits for the other."""
-        details, remaining = InstanceDetails({}, {}), list(ids)
-        chunks = [remaining[first : first + _CHUNK] for first in range(0, len(remaining), _CHUNK)]
-        for first in range(0, len(chunks), _CALLS):
-            batch = chunks[first : first + _CALLS]
-            await asyncio.gather(*(self._read(details, service, chunk) for chunk in batch))
+        details = InstanceDetails({}, {})
+        for chunks in slices(slices(ids, _CHUNK), _CALLS):
+            await asyncio.gather(*(self._read(details, service, chunk) for chunk in chunks))
         return details
 
     async def _read(self, details: InstanceDetails, service: ServiceKeys, ids: list[str]) -> None:
