@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,7 +30,7 @@ def open_store(url: str | StoreURL) -> Store:
     parsed = parse(url) if isinstance(url, str) else url
     if parsed.scheme in REDIS:
         raise no_store(parsed)
-    store = _OPENERS[parsed.scheme](parsed)
+    store = _open_embedded(parsed) if parsed.scheme in EMBEDDED else _open_etcd(parsed)
     prefix = parsed.options.get("namespace")
     return store if prefix is None else Namespaced(store, prefix.encode())
 
@@ -100,14 +99,6 @@ def _open_etcd(url: StoreURL) -> Store:
         timeout=url.option("timeout", 5.0),
     )
     return EtcdStore(settings, url=str(url))
-
-
-_OPENERS: Mapping[str, Callable[[StoreURL], Store]] = {
-    "memory": _open_embedded,
-    "sqlite": _open_embedded,
-    "etcd": _open_etcd,
-    "etcds": _open_etcd,
-}
 
 
 def missing_tenants(error: ImportError) -> ImportError:
