@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from mooring.errors import AccessDenied, Conflict, StoreError, Unavailable
 from mooring.messages import message
 from mooring.session import Session
 from mooring.store.contract import Delete, Store, key, unchanged
-from mooring.tasks import Backoff, Tasks, settle, wait_for
+from mooring.tasks import Backoff, Schedule, Tasks, settle
 
 PULSE = 1.0
 """Seconds between two calls of `LeaseUser.pulse`."""
 
-_DELETION_CHECKS = (15.0, 5.0, 1.0)
-"""Seconds before each check that a key is deleted, the last check first."""
-
-
-class PendingDeletion(NamedTuple):
-    """A key to delete: the number of checks that remain, and when the next is due."""
-
-    checks: int
-    due: float
+_DELETION_CHECKS = (5.0, 15.0)
+"""Seconds before each further check that a key is deleted; the first one is made at once."""
 
 
 class LeaseUser(Protocol):
@@ -53,8 +46,9 @@ class SharedLease:
         self._replaced: set[Session] = set()
         self._awaiting: dict[Session, asyncio.Task[object]] = {}
         """The tasks that wait for the loss of each session."""
-        self._to_delete: dict[bytes, PendingDeletion] = {}
-        self._more_to_delete = asyncio.Event()
+        self._to_delete: dict[bytes, Iterator[float]] = {}
+        """Keys to delete, and the pauses before the checks that remain."""
+        self._deletions: Schedule[bytes] = Schedule()
         self._tasks = Tasks()
 
     @property
@@ -145,9 +139,9 @@ class SharedLease:
     def delete_later(self, names: Iterable[bytes]) -> None:
         """Delete keys on this lease that a released user could not delete, because the store was
         unavailable or time ran out. Other users keep the lease alive, so the keys never expire."""
-        pending = PendingDeletion(len(_DELETION_CHECKS), time.monotonic())
-        self._to_delete.update(dict.fromkeys(names, pending))
-        self._more_to_delete.set()
+        for name in names:
+            self._to_delete[name] = iter(_DELETION_CHECKS)
+            self._deletions.plan(name, time.monotonic())
 
     def claim(self, names: Iterable[bytes]) -> None:
         """Do not delete these keys: they are in use again."""
@@ -156,26 +150,22 @@ class SharedLease:
 
     async def _delete_pending(self) -> None:
         """Delete keys, and check several times: a write may arrive after its sender gave up."""
+        for name in self._to_delete:
+            self._deletions.plan(name, time.monotonic())
         backoff = Backoff()
         while True:
-            self._more_to_delete.clear()
-            moment = time.monotonic()
-            for name, pending in tuple(self._to_delete.items()):
-                if pending.due > moment or name not in self._to_delete:
-                    continue
-                if await self._delete(name, backoff) and self._to_delete.get(name) is pending:
-                    self._schedule_next_check(name, pending)
-            due = min((pending.due for pending in self._to_delete.values()), default=None)
-            left = None if due is None else max(due - time.monotonic(), 0.0)
-            await wait_for(self._more_to_delete, within=left)
-
-    def _schedule_next_check(self, name: bytes, pending: PendingDeletion) -> None:
-        left = pending.checks - 1
-        if left:
-            due = time.monotonic() + _DELETION_CHECKS[left - 1]
-            self._to_delete[name] = PendingDeletion(left, due)
-        else:
-            del self._to_delete[name]
+            name = await self._deletions.next()
+            pauses = self._to_delete.get(name)
+            if pauses is None:
+                continue
+            deleted = await self._delete(name, backoff)
+            if self._to_delete.get(name) is not pauses:
+                continue  # it was claimed meanwhile
+            pause = next(pauses, None) if deleted else 0.0
+            if pause is None:
+                del self._to_delete[name]
+            else:
+                self._deletions.plan(name, time.monotonic() + pause)
 
     async def _delete(self, name: bytes, backoff: Backoff) -> bool:
         """Returns whether the key is certain to be gone, or to belong to another process."""
