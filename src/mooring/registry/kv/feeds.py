@@ -84,6 +84,9 @@ class InstanceIndex:
         self._configs[service] = config
         return {(service, id) for id in self._files.get(service, ())}
 
+    def entries_in(self, range: Range) -> dict[bytes, Entry]:
+        return {key: entry for key, entry in self._entries.items() if key in range}
+
     def files_of(self, service: str, id: str) -> list[tuple[File, Entry]]:
         """The files on the lease of an instance."""
         files = self._files.get(service, {}).get(id, {}).values()
@@ -175,18 +178,18 @@ class InstancesFeed(Generic[K]):
     ) -> None:
         self.name = name
         self._index, self._name_of = index, name_of
+        self._ranges = ranges
         self._feeds = [RangeFeed(store, range) for range in ranges]
-        self._held: list[dict[bytes, Entry]] = [{} for _ in self._feeds]
-        self._marks = [0] * len(self._feeds)
+        self._marks: list[int] = []
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         return tuple(self._index.problems.values())
 
     async def snapshot(self) -> tuple[dict[K, Instance], int]:
-        for number, feed in enumerate(self._feeds):
-            self._held[number], self._marks[number] = await feed.snapshot()
-        self._index.replace(entry for held in self._held for entry in held.values())
+        snapshots = [await feed.snapshot() for feed in self._feeds]
+        self._marks = [mark for _, mark in snapshots]
+        self._index.replace(entry for entries, _ in snapshots for entry in entries.values())
         instances = {self._name_of(name): one for name, one in self._index.instances.items()}
         return instances, max(self._marks)
 
@@ -196,8 +199,10 @@ class InstancesFeed(Generic[K]):
     ) -> AsyncIterator[Steps[K, Instance]]:
         async with AsyncExitStack() as stack:
             sources = [
-                await stack.enter_async_context(feed.follow(seen, entries, known=known))
-                for feed, seen, entries in zip(self._feeds, self._marks, self._held, strict=True)
+                await stack.enter_async_context(
+                    feed.follow(seen, self._index.entries_in(range), known=known)
+                )
+                for feed, range, seen in zip(self._feeds, self._ranges, self._marks, strict=True)
             ]
             merged = _MergedSteps(sources, self._apply)
             stack.push_async_callback(merged.aclose)
@@ -206,12 +211,7 @@ class InstancesFeed(Generic[K]):
     def _apply(self, source: int, step: Step[bytes, Entry]) -> Step[K, Instance]:
         self._marks[source] = step.mark
         touched: set[ServiceAndId] = set()
-        held = self._held[source]
         for key, entry in step.changes:
-            if entry is None:
-                held.pop(key, None)
-            else:
-                held[key] = entry
             touched |= self._index.put(key, entry)
         changes = [(self._name_of(name), after) for name, after in self._index.build(touched)]
         return Step(max(self._marks), changes)
