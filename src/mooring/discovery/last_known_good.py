@@ -300,10 +300,7 @@ class _RetainedSteps:
         following: asyncio.Task[object] | None = None
         while True:
             if following is None and self._feed.due is None:  # the usual case, without a task
-                try:
-                    step: object = await anext(source)
-                except StopAsyncIteration:
-                    return
+                step = await _next(source)
             else:
                 if following is None:
                     following = self._tasks.start(_next(source), name="next step of a feed")
