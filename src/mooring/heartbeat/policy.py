@@ -44,21 +44,6 @@ class Beats:
     seed, so that those that started together send together, in one call.
     """
 
-    __slots__ = (
-        "_beat_due",
-        "_beat_every",
-        "_crowded",
-        "_draws",
-        "_has_metrics",
-        "_metadata_due",
-        "_published",
-        "_published_any",
-        "_seed",
-        "_unchanged",
-        "pending",
-        "policy",
-    )
-
     def __init__(self, policy: Policy, *, renewed: bool = False, seed: int = 0) -> None:
         self.policy = policy
         self._seed, self._draws = seed, 0

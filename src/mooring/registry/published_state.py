@@ -21,19 +21,6 @@ log = logging.getLogger(__name__)
 class PublishedState:
     """The record of one instance as it should be in the registry."""
 
-    __slots__ = (
-        "_collected",
-        "_lost_fields",
-        "_merged",
-        "_own_metrics",
-        "_registered_at",
-        "_registrar",
-        "changed",
-        "healthy",
-        "instance",
-        "state",
-    )
-
     def __init__(self, registrar: Registrar, instance: Instance, collected: Collecting) -> None:
         self.instance, self._lost_fields = registrar.prepare(instance)
         self.state: State = "up"

@@ -56,36 +56,6 @@ class Registration:
     instance of the parent, and cannot affect the parent's registration.
     """
 
-    # There may be thousands: without `__dict__` each takes a third of the memory.
-    __slots__ = (
-        "__weakref__",
-        "_beats",
-        "_callbacks",
-        "_closing",
-        "_config",
-        "_config_callbacks",
-        "_end_metrics",
-        "_entered",
-        "_failed",
-        "_fresh",
-        "_labels",
-        "_leaving",
-        "_metrics",
-        "_phase",
-        "_problem",
-        "_process",
-        "_published",
-        "_reason",
-        "_record",
-        "_registrar",
-        "_settled",
-        "_state",
-        "_tasks",
-        "_ttl",
-        "_wait",
-        "_wake",
-    )
-
     def __init__(
         self,
         registrar: Registrar,
