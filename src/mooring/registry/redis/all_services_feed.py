@@ -20,10 +20,8 @@ from mooring.messages import message, verbatim
 from mooring.mirror import Step, Steps
 from mooring.model import Instance
 from mooring.registry.contract import Problem
-from mooring.registry.redis.pubsub import STALL
 from mooring.registry.redis.service_feed import (
     POLL,
-    SILENCE,
     LastAnswer,
     ServiceFeed,
     ServiceWatch,
@@ -108,11 +106,9 @@ class AllServicesFeed:
         """The services that have instances."""
         asked = time.monotonic()
         names = set(await self._names())
-        moment, last = time.monotonic(), self.last_answer.time
-        if moment - asked > STALL or (last and moment - last > SILENCE):
+        if self.last_answer.ends_break(asked):
             for feed in self._feeds.values():
                 feed.broke()
-        self.last_answer.time = moment
         return names
 
     def feed(self, name: str) -> ServiceFeed:

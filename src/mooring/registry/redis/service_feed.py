@@ -40,10 +40,14 @@ InstanceChanges: TypeAlias = list[tuple[str, Instance | None]]
 class LastAnswer:
     """When Redis last answered one of the feeds that share this."""
 
-    __slots__ = ("time",)
-
     def __init__(self) -> None:
         self.time = 0.0
+
+    def ends_break(self, asked: float) -> bool:
+        """Redis answered a request: whether there was a break before the answer."""
+        moment, last = time.monotonic(), self.time
+        self.time = moment
+        return moment - asked > STALL or bool(last and moment - last > SILENCE)
 
 
 class ServiceFeed:
@@ -63,7 +67,7 @@ class ServiceFeed:
         where: str,
         timeout: float,
         grace: float,
-        last_answer: LastAnswer | None = None,
+        last_answer: LastAnswer,
     ) -> None:
         self.name = verbatim(f"{where} {service.name}")
         self.service = service.name
@@ -80,7 +84,7 @@ class ServiceFeed:
         self._config: Mapping[str, Config] = {}
         self._problems: dict[str, Problem] = {}
         self._service_problems: tuple[Problem, ...] = ()
-        self._last_answer = last_answer or LastAnswer()
+        self._last_answer = last_answer
         self._breaks = channels.breaks
         self._grace_until = 0.0
         self._missing_since: dict[str, float] = {}
@@ -249,13 +253,9 @@ class ServiceFeed:
         return missing
 
     def _check_for_break(self, asked: float) -> None:
-        """Redis answered a request: detect a break before the answer."""
-        moment, breaks = time.monotonic(), self._channels.breaks
-        last = self._last_answer.time
-        silent = last and moment - last > SILENCE
-        if silent or moment - asked > STALL or breaks != self._breaks:
+        before, self._breaks = self._breaks, self._channels.breaks
+        if self._last_answer.ends_break(asked) or self._breaks != before:
             self.broke()
-        self._last_answer.time, self._breaks = moment, breaks
 
     def _check_brake(self, state: ServiceState) -> None:
         self._service_problems, brake = state.problems, state.brake
