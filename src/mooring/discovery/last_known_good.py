@@ -92,7 +92,7 @@ class Retention:
         for id, instance in left.items():
             self._recently_left.pop(id, None)  # to move it to the end
             self._recently_left[id] = instance, now
-        if self._has_callable():
+        if any(not exclusion(item, self._selector) for item in self.items.values()):
             return {}
         recently_left = {id: instance for id, (instance, _) in self._recently_left.items()}
         return {
@@ -108,9 +108,6 @@ class Retention:
             for id, instance in instances.items()
             if not exclusion(instance, self._selector, last_resort=True)
         }
-
-    def _has_callable(self) -> bool:
-        return any(not exclusion(item, self._selector) for item in self.items.values())
 
     def keep(
         self,
