@@ -29,9 +29,6 @@ class Hprose(Layout):
     name = "hprose"
     ttl = 10.0
 
-    def __init__(self, cpus: int | None = None) -> None:
-        self._cpus = cpus or os.cpu_count() or 1
-
     def canonical(self, service: str) -> str:
         if "/" in service:
             raise InvalidName(message("hprose_with_group", service=service))
@@ -60,7 +57,7 @@ class Hprose(Layout):
             "UUID": instance.id,
             "Domain": instance.service,
             "ServerUrl": server_url(instance),
-            "CPU": self._cpus,
+            "CPU": os.cpu_count() or 1,
         }
         return {self._key(instance): values.encode(fields)}
 
