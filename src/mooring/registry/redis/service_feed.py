@@ -77,7 +77,7 @@ class ServiceFeed:
         """Instances whose deregistration was announced since the last read."""
         self.refreshed_at = 0.0
         """When the service was last read as a whole, on the monotonic clock."""
-        self._reader, self._channels, self._keys = reader, channels, service
+        self.channels, self._reader, self._keys = channels, reader, service
         self._timeout, self._grace = timeout, grace
         self._listed: dict[str, Instance] = {}
         """The instances in Redis, without operator overrides."""
@@ -118,11 +118,11 @@ class ServiceFeed:
 
     @property
     def subscribed(self) -> bool:
-        return self._channels.hears(self.service)
+        return self.channels.hears(self.service)
 
     @property
     def heard(self) -> float:
-        return max(self._last_answer.time, self._channels.heard if self.subscribed else 0.0)
+        return max(self._last_answer.time, self.channels.heard if self.subscribed else 0.0)
 
     async def explained(self, gone: Mapping[str, Instance]) -> set[str]:
         """All of them: this feed keeps instances that vanished for a grace period of its own."""
@@ -253,7 +253,7 @@ class ServiceFeed:
         return missing
 
     def _check_for_break(self, asked: float) -> None:
-        before, self._breaks = self._breaks, self._channels.breaks
+        before, self._breaks = self._breaks, self.channels.breaks
         if self._last_answer.ends_break(asked) or self._breaks != before:
             self.broke()
 
@@ -288,10 +288,6 @@ class ServiceFeed:
         finally:
             watch.close()
 
-    def subscribe(self, callback: Callable[[ChangeMessage | None], None]) -> Callable[[], None]:
-        """Subscribe to the change channel. Returns a function that unsubscribes."""
-        return self._channels.subscribe(self.service, callback)
-
 
 class ServiceWatch:
     """Reads a service after messages on its change channel, and at an interval. `held` is what the
@@ -311,7 +307,7 @@ class ServiceWatch:
         self._pending: InstanceChanges = []
         self._subscribed = False
         self.schedule(POLL_UNSUBSCRIBED)  # usually the subscription is confirmed before that
-        self.close = feed.subscribe(self._on_message)
+        self.close = feed.channels.subscribe(feed.service, self._on_message)
 
     def schedule(self, pause: float) -> None:
         """Read the whole service after `pause` seconds."""
