@@ -75,26 +75,22 @@ class SharedRegistration:
         key = "\0".join((hub.scope, self._instance.service, self._instance.address))
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         self._turn = Turn((folder or runtime_folder()) / name)
-        self._registration: Registration | None = None
+        self.registration: Registration | None = None
+        """The registration, if this process has registered."""
         self._entered = asyncio.Event()
         self._tasks = Tasks()
         self._closed = self._removed = False
         self._process = os.getpid()
 
     @property
-    def registration(self) -> Registration | None:
-        """The registration, if this process has registered."""
-        return self._registration
-
-    @property
     def instance(self) -> Instance:
-        return self._instance if self._registration is None else self._registration.instance
+        return self._instance if self.registration is None else self.registration.instance
 
     @property
     def state(self) -> State:
         """The state of the registration; `waiting` if another process has registered."""
-        if self._registration is not None:
-            return self._registration.state
+        if self.registration is not None:
+            return self.registration.state
         if self._closed:
             return "closed"
         return "removed" if self._removed else "waiting"
@@ -138,7 +134,7 @@ class SharedRegistration:
         registration = self._hub.register(self._instance, ttl=self._ttl, wait=self._wait)
         registration.subscribe(lambda state: self._turn.forbid() if state == "removed" else None)
         try:
-            self._registration = registration
+            self.registration = registration
             await registration.__aenter__()
         except BaseException:
             self._turn.end()
@@ -151,9 +147,9 @@ class SharedRegistration:
 
         A waiting process also lingers, because the registered one usually drains at the same time.
         """
-        waiting = self._registration is None
-        if not await self._hand_over() and self._registration is not None:
-            await self._registration.drain(grace=grace, linger=linger)
+        waiting = self.registration is None
+        if not await self._hand_over() and self.registration is not None:
+            await self.registration.drain(grace=grace, linger=linger)
         elif waiting:
             await asyncio.sleep(min(linger, grace))
         await self.aclose()
@@ -161,7 +157,7 @@ class SharedRegistration:
     async def _hand_over(self) -> bool:
         """Whether another process has registered or takes over, so that nothing is left to do."""
         self._closed = True
-        registration = self._registration
+        registration = self.registration
         if registration is not None:
             # Otherwise this registration could be written after the successor's.
             await wait_for(self._entered, within=HAND_OVER)
@@ -182,8 +178,8 @@ class SharedRegistration:
             return  # a forked child did not enter it
         if not self._closed:
             await cleanup(self._hand_over(), within=2 * HAND_OVER + 1)
-        if self._registration is not None:
-            await self._registration.aclose()
+        if self.registration is not None:
+            await self.registration.aclose()
         self._turn.end()
 
     async def __aexit__(self, *_: object) -> None:

@@ -162,9 +162,9 @@ async def _all_that_a_consumer_does(server: Guarded) -> None:
         async with consumer.discover("echo"):
             channel = registry._channels
             await eventually(lambda: channel.hears("echo") or bool(server.refusals()))
-            subscribed = channel._heard
+            subscribed = channel.heard
             # Nothing changes: the next message that it receives is the reply to a PING.
-            await eventually(lambda: channel._heard > subscribed or bool(server.refusals()))
+            await eventually(lambda: channel.heard > subscribed or bool(server.refusals()))
         with contextlib.suppress(AssertionError):
             await eventually(lambda: bool(server.refusals()))
 

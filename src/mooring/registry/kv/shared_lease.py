@@ -38,7 +38,7 @@ class SharedLease:
         self.granted: set[int] = set()
         """All leases so far: a key on one of them does not belong to a successor."""
         self._store, self._ttl = store, ttl
-        self._session: Session | None = None
+        self.current: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
         self._users: dict[LeaseUser, None] = {}
         self._deserted = False
@@ -52,17 +52,13 @@ class SharedLease:
         self._tasks = Tasks()
 
     @property
-    def current(self) -> Session | None:
-        return self._session
-
-    @property
     def in_doubt(self) -> bool:
-        return self._session is not None and self._session.state in ("suspended", "lost")
+        return self.current is not None and self.current.state in ("suspended", "lost")
 
     @property
     def expired(self) -> bool:
         """Whether the lease is lost by the local clock, even if its users were not notified yet."""
-        return self._session is not None and self._session.state == "lost"
+        return self.current is not None and self.current.state == "lost"
 
     def acquire(self, user: LeaseUser) -> None:
         if not self._users:
@@ -80,8 +76,8 @@ class SharedLease:
     async def session(self) -> Session:
         """A session that is not known to be lost; opens one if necessary. Concurrent callers share
         one attempt and its error."""
-        if self._session is not None and self._session.state in ("alive", "suspended"):
-            return self._session
+        if self.current is not None and self.current.state in ("alive", "suspended"):
+            return self.current
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_future()
             self._tasks.start(self._open(self._opening), name="opening a shared lease")
@@ -97,7 +93,7 @@ class SharedLease:
             raise
         else:
             self.granted.add(session.lease)
-            self._session, self._deserted = session, False
+            self.current, self._deserted = session, False
             awaiting = self._await_loss(session)
             self._awaiting[session] = self._tasks.start(awaiting, name=f"lease {session.lease:x}")
             opened.set_result(session)
@@ -107,8 +103,8 @@ class SharedLease:
 
     async def discard(self, session: Session) -> None:
         """Stop using a session whose lease the store does not know any more."""
-        if self._session is session:
-            self._session = None
+        if self.current is session:
+            self.current = None
             await self._close(session)
 
     async def _close(self, session: Session) -> None:
@@ -122,9 +118,9 @@ class SharedLease:
         A store that was unavailable may have been restored from a backup, with the keys of users
         that were released since. The remaining users would keep those keys alive.
         """
-        session = self._session
+        session = self.current
         if session is not None and self._deserted:
-            self._session = None
+            self.current = None
             self._replaced.add(session)
             for user in tuple(self._users):
                 user.lost()
@@ -197,9 +193,9 @@ class SharedLease:
             return
         # A user that arrives meanwhile must not wait for anything that ends here.
         sessions, self._replaced = self._replaced, set()
-        if self._session is not None:
-            sessions.add(self._session)
-        self._session = None
+        if self.current is not None:
+            sessions.add(self.current)
+        self.current = None
         tasks, self._tasks = self._tasks, Tasks()
         self._opening, self._awaiting = None, {}
         await tasks.aclose()

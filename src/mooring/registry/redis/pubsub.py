@@ -53,7 +53,8 @@ class ChangeChannels:
     def __init__(self, connection: Connection, keys: RedisKeys) -> None:
         self._connection, self._keys = connection, keys
         self._listeners: dict[str, list[Listener]] = {}
-        self._heard = 0.0
+        self.heard = 0.0
+        """When the server last sent anything, on the monotonic clock."""
         self._wake = asyncio.Event()
         self._subscribed: set[str] = set()
         self._tasks = Tasks()
@@ -70,11 +71,6 @@ class ChangeChannels:
         overdue because of that."""
         stalls = bool(self._pinged) and time.monotonic() - self._pinged > STALL
         return self._breaks + stalls
-
-    @property
-    def heard(self) -> float:
-        """When the server last sent anything, on the monotonic clock."""
-        return self._heard
 
     def hears(self, service: str) -> bool:
         """Whether messages about a service arrive now."""
@@ -107,12 +103,12 @@ class ChangeChannels:
                 client = await self._connection.listener()
                 pool: Any = client.connection_pool
                 connection: Any = pool.make_connection()  # outside the pool: it is not shared
-                heard = self._heard
+                heard = self.heard
                 try:
                     await connection.connect()
                     await self._listen(connection)
                 finally:
-                    if self._heard > heard:
+                    if self.heard > heard:
                         backoff.reset()
                     self._subscribed = set()
                     await connection.disconnect(nowait=True)
@@ -159,7 +155,7 @@ class ChangeChannels:
             while True:
                 reply = await connection.read_response(timeout=float("inf"), push_request=True)
                 self._breaks, self._pinged = self.breaks, 0.0
-                self._heard = time.monotonic()
+                self.heard = time.monotonic()
                 self._process(reply)
         except LOST as error:
             # Count it at once: a feed may ask before `_listen` notices.
