@@ -72,17 +72,13 @@ def timeout(seconds: float) -> Iterator[None]:
     """Limit the blocking calls of this thread in the block: a call that is not done in time is
     cancelled and raises `TimeoutError`. May be nested; the earliest deadline applies."""
     ends, outer = time.monotonic() + seconds, _deadline.get()
-    with _until(ends if outer is None else min(ends, outer)):
+    with until(ends if outer is None else min(ends, outer)):
         yield
 
 
-def cleaning() -> contextlib.AbstractContextManager[None]:
-    """Lift the deadline for cleanup calls, which have their own limits."""
-    return _until(None)
-
-
 @contextlib.contextmanager
-def _until(deadline: float | None) -> Iterator[None]:
+def until(deadline: float | None) -> Iterator[None]:
+    """Set the deadline; None for cleanup calls, which have their own limits."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -169,7 +165,7 @@ class Portal:
 
     def _leave_resource(self) -> None:
         try:
-            with cleaning():
+            with until(None):
                 self.call(self._leave)
         finally:
             self._end()

@@ -35,7 +35,7 @@ import msgspec
 
 from mooring.errors import Closed, InvalidRequest
 from mooring.formatting import quoted
-from mooring.sync.portal import Caller, Portal, cleaning
+from mooring.sync.portal import Caller, Portal, until
 
 T = TypeVar("T")
 
@@ -276,7 +276,7 @@ def _exit(
         self._portal.close()
         return None
     work = functools.partial(self._target.__aexit__, kind, error, trace)
-    with cleaning():
+    with until(None):
         try:
             return bool(run(self, work, outlives=True))
         except Closed:
