@@ -208,10 +208,7 @@ def check_metadata(metadata: object) -> None:
 
 def check_metadata_size(service: str, metadata: Mapping[str, object]) -> None:
     """Raise `InvalidRequest` if the metadata, which consists of text, exceeds the limit."""
-    texts = [str(text) for pair in metadata.items() for text in pair]
-    if sum(map(len, texts)) * 4 <= MAX_METADATA:
-        return  # no character has more than four bytes
-    size = sum(len(text.encode()) for text in texts)
+    size = sum(len(str(text).encode()) for pair in metadata.items() for text in pair)
     if size > MAX_METADATA:
         raise InvalidRequest(
             message("metadata_too_large", service=service, size=size, limit=MAX_METADATA)

@@ -238,10 +238,7 @@ def _bool(value: bool) -> str:
 
 
 def _flag(fields: Mapping[str, str], name: str) -> bool:
-    text = fields.get(name, "true")
-    if text == "true":
-        return True
-    text = text.lower()
+    text = fields.get(name, "true").lower()
     if text not in ("true", "false", "1", "0"):
         raise _wrong(name, message("neither_true_nor_false", text=text))
     return text in ("true", "1")
@@ -263,11 +260,8 @@ def _port(fields: Mapping[str, str]) -> int:
 
 
 def _state(fields: Mapping[str, str]) -> State:
-    text = fields.get("state", "up")
-    if text == "up":
-        return "up"
     try:
-        state: State = msgspec.convert(text, State)
+        state: State = msgspec.convert(fields.get("state", "up"), State)
     except msgspec.ValidationError as error:
         problem = rejection(error, "state")
         raise Malformed(message("has_invalid_value", field="", problem=problem)) from error
