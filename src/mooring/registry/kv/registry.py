@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import uuid
 from collections.abc import AsyncIterator, Mapping
 
@@ -64,12 +63,12 @@ class StoreRegistry(StoreOperations, StoreRemoteRegistrations, Registry):
         id = instance.address
         if "id" in self.layout.carries:
             id = str(uuid.uuid4()) if instance.id in ("", id) else instance.id
-        ready = copy.copy(instance)
-        # The instance was validated when it was created: `replace` would validate it again.
-        msgspec.structs.force_setattr(ready, "service", self.layout.canonical(instance.service))
-        msgspec.structs.force_setattr(ready, "id", id)
-        incarnation = instance.incarnation or new_incarnation()
-        msgspec.structs.force_setattr(ready, "incarnation", incarnation)
+        ready = msgspec.structs.replace(
+            instance,
+            service=self.layout.canonical(instance.service),
+            id=id,
+            incarnation=instance.incarnation or new_incarnation(),
+        )
         size = sum(len(name) + len(value) for name, value in self.layout.encode(ready).items())
         if size > MAX_REQUEST_BYTES:
             raise InvalidRequest(
