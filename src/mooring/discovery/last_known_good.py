@@ -241,8 +241,10 @@ class RetainedFeed:
         retention, before = self._retention, self._retention.reason
         left = retention.update(changes)
         released = retention.release(changes) if retention.held else []
-        if left:
-            await self._hold_last(left)
+        if left and (suspects := retention.suspects(left, time.monotonic())):
+            known = await self._feed.explained(suspects)
+            vanished = {id: item for id, item in suspects.items() if id not in known}
+            retention.keep(left, vanished, time.monotonic(), kept=self._feed_kept)
         self._feed_kept = frozenset(self._feed.kept)
         self._report(before)
         if not left and not released:
@@ -252,14 +254,6 @@ class RetainedFeed:
         shown += [(id, item) for id, item in held.items() if id not in left]
         removed = {*left, *released} - held.keys() - retention.items.keys()
         return [(id, None) for id in removed] + shown
-
-    async def _hold_last(self, left: Mapping[str, Instance]) -> None:
-        """Hold instances that left if no instance can be called any more."""
-        suspects = self._retention.suspects(left, time.monotonic())
-        if suspects:
-            known = await self._feed.explained(suspects)
-            vanished = {id: item for id, item in suspects.items() if id not in known}
-            self._retention.keep(left, vanished, time.monotonic(), kept=self._feed_kept)
 
     def expire(self) -> Changes:
         """Release instances whose time is over. Returns how the list changes."""
