@@ -299,11 +299,15 @@ class StoreInstanceRecord(InstanceRecord):
                     problem=problem,
                 )
             ) from problem
-        if instance.service not in self._shared.described:
+        if (service := instance.service) not in self._shared.described:
+            self._shared.described.add(service)
             try:
-                await self._describe()
-            except StoreError as error:
-                log.info("%s: its description will be created later: %s", instance.service, error)
+                await create_descriptions(self._shared.store, self._shared.layout, instance)
+            except BaseException as error:
+                self._shared.described.discard(service)
+                if not isinstance(error, StoreError):
+                    raise
+                log.info("%s: its description will be created later: %s", service, error)
 
     def _smaller_and_smaller(self, instance: Instance) -> Iterator[tuple[dict[bytes, bytes], str]]:
         """The desired keys, then alternatives in case they are too large, each with what it leaves
@@ -375,15 +379,6 @@ class StoreInstanceRecord(InstanceRecord):
     async def beat(self, instance: Instance, *, update: bool) -> None:
         if update:
             await self.put(instance, fresh=False)
-
-    async def _describe(self) -> None:
-        service = self._instance.service
-        self._shared.described.add(service)
-        try:
-            await create_descriptions(self._shared.store, self._shared.layout, self._instance)
-        except BaseException:
-            self._shared.described.discard(service)
-            raise
 
     async def _mark_draining(self, record: Mapping[bytes, bytes]) -> None:
         """Mark the record as draining, if the layout has a status: consumers can then distinguish
