@@ -13,7 +13,7 @@ import msgspec
 
 from mooring.errors import StoreError, TooLarge
 from mooring.messages import message
-from mooring.model import JSON, NO_CONFIG, Config, Instance, check_text
+from mooring.model import NO_CONFIG, Config, Instance, check_text
 from mooring.registry.contract import (
     InstanceRecord,
     Registrar,
@@ -204,14 +204,14 @@ class RedisRemoteRegistrations(Registrar, RemoteRegistrar):
             check_ttl(ttl)
         returns, timeout = bool(instance.incarnation), self.settings.cleanup.global_timeout
         instance, lost = self.prepare(instance)
-        fields = layout.encode(instance)
-        if returns and (metrics := await self._metrics(instance)):
-            status = msgspec.structs.replace(instance.status, metrics=metrics)
+        keys, fields = self.keys.of(instance.service), layout.encode(instance)
+        stored = await self._stored(keys, instance.id, instance.incarnation) if returns else None
+        if stored is not None and stored.status.metrics:
+            status = msgspec.structs.replace(instance.status, metrics=stored.status.metrics)
             complete = layout.encode(msgspec.structs.replace(instance, status=status))
             limit = self.settings.redis.metadata_limit
             fields = complete if layout.size(complete) <= limit else fields
-        writer = ServiceWriter(self.connection, self.keys.of(instance.service))
-        await writer.register(
+        await ServiceWriter(self.connection, keys).register(
             instance,
             fields,
             place=_place(instance.incarnation),
@@ -224,22 +224,18 @@ class RedisRemoteRegistrations(Registrar, RemoteRegistrar):
         every = self.settings.heartbeat.heartbeat_interval
         return RemoteRegistration(instance, timeout, every, tuple(lost))
 
-    async def _metrics(self, instance: Instance) -> Mapping[str, JSON]:
-        """The metrics in the record of this incarnation, if it exists."""
-        keys = self.keys.of(instance.service)
-        stored = (await self.reader.details(keys, [instance.id])).instances.get(instance.id)
-        if stored is None or stored.incarnation != instance.incarnation:
-            return {}
-        return stored.status.metrics
+    async def _stored(self, keys: ServiceKeys, id: str, incarnation: str) -> Instance | None:
+        """The record of this incarnation, if it exists."""
+        stored = (await self.reader.details(keys, [id])).instances.get(id)
+        return stored if stored is not None and stored.incarnation == incarnation else None
 
     async def _beat(self, service: str, id: str, incarnation: str, report: StatusReport) -> bool:
         check_text("id", id)
         keys = self.keys.of(service)
         beat = Beat(id, incarnation, "", None, "")
-        if not report.empty:
-            instance = (await self.reader.details(keys, [id])).instances.get(id)
-            if instance is not None and instance.incarnation == incarnation:
-                beat = self._beat_with(instance, report)
+        stored = None if report.empty else await self._stored(keys, id, incarnation)
+        if stored is not None:
+            beat = self._beat_with(stored, report)
         writer = ServiceWriter(self.connection, keys)
         (result,) = await writer.send([beat])
         if result == "ok":
@@ -273,10 +269,8 @@ class RedisRemoteRegistrations(Registrar, RemoteRegistrar):
     async def _is_alive(self, keys: ServiceKeys, id: str) -> bool:
         """Whether the instance with this id sent a heartbeat within the timeout."""
         score = await self._score(keys, keys.heartbeats, id)
-        return (
-            score
-            > (await self.reader.state(keys)).now - self.settings.cleanup.global_timeout * 1000
-        )
+        timeout = self.settings.cleanup.global_timeout * 1000
+        return score > (await self.reader.state(keys)).now - timeout
 
     async def _was_removed(self, keys: ServiceKeys, member: str) -> bool:
         """Whether Redis remembers that an operator deregistered the instance."""
