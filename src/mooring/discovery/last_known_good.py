@@ -22,7 +22,7 @@ import logging
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -229,12 +229,11 @@ class RetainedFeed:
     async def follow(
         self, mark: int, held: Mapping[str, Instance], *, known: float
     ) -> AsyncIterator[Steps[str, Instance]]:
-        async with self._feed.follow(mark, self._retention.items, known=known) as steps:
-            retained = _RetainedSteps(self, steps, mark)
-            try:
-                yield retained
-            finally:
-                await retained.aclose()
+        async with (
+            self._feed.follow(mark, self._retention.items, known=known) as steps,
+            aclosing(_RetainedSteps(self, steps, mark)) as retained,
+        ):
+            yield retained
 
     async def _apply(self, changes: Changes) -> Changes:
         """Apply a change of the registry. Returns how the list changes."""

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeAlias
 
 from mooring.errors import Closed, StoreError, Unavailable
@@ -154,12 +154,9 @@ class AllServicesFeed:
     async def follow(
         self, mark: int, held: Mapping[ServiceAndId, Instance], *, known: float
     ) -> AsyncIterator[Steps[ServiceAndId, Instance]]:
-        steps = _AllServicesSteps(self, held)
-        try:
+        async with aclosing(_AllServicesSteps(self, held)) as steps:
             await steps.discover()  # fails if Redis does not answer
             yield steps
-        finally:
-            await steps.aclose()
 
 
 class _AllServicesSteps:

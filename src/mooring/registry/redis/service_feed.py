@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Set
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import TypeAlias
 
 from mooring.messages import Message, message, verbatim
@@ -280,13 +280,10 @@ class ServiceFeed:
     async def follow(
         self, mark: int, held: Mapping[str, Instance], *, known: float
     ) -> AsyncIterator[Steps[str, Instance]]:
-        watch = ServiceWatch(self, held)
-        try:
+        with closing(ServiceWatch(self, held)) as watch:
             if time.monotonic() - known > _FRESH:
                 await watch.begin()  # fails if the service cannot be read
             yield watch
-        finally:
-            watch.close()
 
 
 class ServiceWatch:
