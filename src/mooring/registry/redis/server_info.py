@@ -195,11 +195,14 @@ async def _servers(
 async def _server(settings: RedisConnectionSettings, address: str) -> ServerInfo:
     try:
         async with _client(settings, address) as client:
+            latency = await _latency(client)
+            info = await _ask(client, "INFO") or {}
+            saves = await _ask(client, "CONFIG GET", "save")
             return ServerInfo(
                 address,
-                await _latency(client),
-                info=await _info(client),
-                saves=await _saves(client),
+                latency,
+                info={str(name): str(value) for name, value in info.items()},
+                saves=None if saves is None else str(saves.get("save", "")),
                 clock_ahead=await _clock_ahead(client),
             )
     except FAILURES as error:
@@ -245,16 +248,6 @@ async def _ask(client: Any, *command: str) -> Any:
 def _is_unknown(error: BaseException) -> bool:
     """Whether a server does not know a command. The driver strips the `ERR` of Redis."""
     return "unknown command" in str(error)
-
-
-async def _info(client: Any) -> dict[str, str]:
-    info = await _ask(client, "INFO")
-    return {str(name): str(value) for name, value in (info or {}).items()}
-
-
-async def _saves(client: Any) -> str | None:
-    reply = await _ask(client, "CONFIG GET", "save")
-    return None if reply is None else str(reply.get("save", ""))
 
 
 async def _clock_ahead(client: Any) -> tuple[float, float] | None:
