@@ -478,7 +478,10 @@ async def test_a_taken_name_is_written_once_it_is_free(store: Store):
         await put(store, "jxt//tenants/1/meta", META)
         await holds(store, "jxt/tenants/1/meta", META)
         await eventually(
-            lambda: any("the host 'a.example.com' is tenant 9's" in "".join(settled.problems) for settled in results)
+            lambda: any(
+                "the host 'a.example.com' is tenant 9's" in "".join(settled.problems)
+                for settled in results
+            )
         )
         await publisher.remove(9, "domain/primary")
         await holds(store, "jxt/tenants/1/domain/aliases", ["a.example.com"])

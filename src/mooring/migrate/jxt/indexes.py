@@ -290,7 +290,9 @@ class OldIndexes:
         missing: list[bytes] = []
         for name, tenant in gaps.items():
             if tenant is not None and await self._is_claimed(name, tenant):
-                result.problems.append(f"{wanted[name].shown} is tenant {tenant}'s among the old keys")
+                result.problems.append(
+                    f"{wanted[name].shown} is tenant {tenant}'s among the old keys"
+                )
             else:
                 missing.append(name)
         for name in missing[:_BATCH]:
