@@ -17,6 +17,7 @@ from mooring.messages import TEXTS, Message, joined, message, named, parameters,
 from mooring.names import check_name
 
 ROOT = Path(mooring.__file__).parent
+ENGLISH = ROOT / "messages/en.json"
 CHINESE = ROOT / "server/console/locales/zh_messages.js"
 _ENTRY = re.compile(r'^  (\w+):\s+"(.*)",$', re.MULTILINE)
 _COMMENT = re.compile(r"^  //.*\n", re.MULTILINE)
@@ -28,6 +29,11 @@ def chinese() -> dict[str, str]:
     entries = _ENTRY.findall(table)
     assert len(entries) == table.count(",\n"), "an entry of the table could not be read"
     return dict(entries)
+
+
+def test_every_kind_has_one_english_text():
+    kinds = re.findall(r'^    "(\w+)":', ENGLISH.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(kinds) == sorted(TEXTS)
 
 
 def test_the_chinese_table_has_the_same_kinds_with_the_same_parameters():

@@ -12,17 +12,22 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from mooring.formatting import LONGEST, describe, printable, readable
-from mooring.messages import errors, fleet
 
-TEXTS: Mapping[str, str] = {**fleet.TEXTS, **errors.TEXTS}
-"""The English text of each kind. `{name}` is a parameter, and `{name!q}` one that is always quoted;
-`[…]` is omitted if its parameters are empty. The placeholders declare the parameters of the kind.
-"""
+SECTIONS: Mapping[str, Mapping[str, str]] = msgspec.json.decode(
+    Path(__file__).with_name("en.json").read_bytes(), type=dict[str, dict[str, str]]
+)
+TEXTS: Mapping[str, str] = {
+    kind: text for section in SECTIONS.values() for kind, text in section.items()
+}
+"""The English text of each kind, from `en.json`. `{name}` is a parameter, and `{name!q}` one that
+is always quoted; `[…]` is omitted if its parameters are empty. The placeholders declare the
+parameters of the kind."""
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(!q)?\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*\{[^\[\]]*)\]")
