@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mooring
+from mooring.cli import app
+from mooring.cli.typer_extensions import LazyCommand
 from mooring.testing.etcd import EtcdServer
 from tests.acceptance.commands import Command, mooring_command
 
@@ -29,6 +33,24 @@ def test_h_is_help(arguments: list[str]):
     short = mooring_command(*arguments)
     assert short.returncode == 0
     assert short.stdout == mooring_command(*arguments[:-1], "--help").stdout
+
+
+def _commands(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """The command line of a group and of every command in it."""
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        loaded = command.load() if isinstance(command, LazyCommand) else command
+        yield from _commands(loaded, *path, name)
+
+
+def test_no_help_shows_types_of_python(command: Command):
+    commands = [*_commands(app)]
+    assert {(), ("version",), ("tenant",), ("tenant", "history"), ("wait",)} < {*commands}
+    for path in commands:
+        text = command(*path, "--help", COLUMNS="80").stdout
+        assert " --help " in text
+        shown = re.findall(r"<\w+|list\[|<=|>=|\{", text)
+        assert shown == [], f"mooring {' '.join(path)}"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typer.main import get_group, get_install_completion_arguments
 
 from mooring import __version__
 from mooring.cli.io.output import fill_descriptors, guarded
-from mooring.cli.typer_extensions import LazyCommand, LazyGroup
+from mooring.cli.typer_extensions import CommandGroup, LazyCommand, LazyGroup
 from mooring.errors import InvalidRequest, MooringError
 from mooring.formatting import printable
 
@@ -26,7 +26,7 @@ def _print_version(requested: bool) -> None:
 
 def _own_options() -> list[Any]:
     """The options of `mooring` itself."""
-    options = typer.Typer(add_completion=False)
+    options = CommandGroup()
 
     @options.callback()
     def mooring(

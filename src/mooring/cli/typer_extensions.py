@@ -1,4 +1,4 @@
-"""Extensions to Typer: lazily loaded commands, coroutine commands, and option groups."""
+"""Extensions to Typer: lazily loaded commands, coroutine commands, option groups, concise help."""
 
 from __future__ import annotations
 
@@ -14,6 +14,31 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ConciseHelp:
+    """A command whose help shows `SERVICE`, `--json` and `--count N`. Typer adds the Python type of
+    each parameter, also of flags, and puts required arguments in braces."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            shown = parameter.metavar if parameter.param_type_name == "option" else None
+            parameter.display_type_rich = lambda ctx, shown=shown: shown
+            parameter._get_number_range_help_str = lambda: None
+        return parameters
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
+
+
+class ConciseCommand(ConciseHelp, TyperCommand):
+    """A command, with concise help."""
+
+
+class ConciseGroup(ConciseHelp, TyperGroup):
+    """A group of commands, with concise help."""
 
 
 class LazyCommand(TyperCommand):
@@ -35,11 +60,11 @@ class LazyCommand(TyperCommand):
         else:
             function = getattr(module, name)
             runs_another = "context" in inspect.signature(function).parameters
-            app.command(name, cls=CommandAfterDashes if runs_another else TyperCommand)(function)
+            app.command(name, cls=CommandAfterDashes if runs_another else ConciseCommand)(function)
         return get_group(app).commands[name]
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(ConciseGroup):
     """A group of `LazyCommand`s."""
 
     def load(self) -> dict[str, Any]:
@@ -54,7 +79,7 @@ class LazyGroup(TyperGroup):
         return name, command.load() if isinstance(command, LazyCommand) else command, rest
 
 
-class CommandAfterDashes(TyperCommand):
+class CommandAfterDashes(ConciseCommand):
     """A command that runs the program after `--`. Its function gets that in `context.obj`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -76,10 +101,10 @@ class CommandGroup(typer.Typer):
     with an annotated option in each field."""
 
     def __init__(self, help: str | None = None) -> None:
-        super().__init__(help=help, no_args_is_help=True)
+        super().__init__(cls=ConciseGroup, help=help, no_args_is_help=True)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
-        register = super().command(name, **options)
+        register = super().command(name, **{"cls": ConciseCommand, **options})
 
         def decorate(function: F) -> F:
             register(_plain_function(function))
