@@ -53,6 +53,17 @@ def test_no_help_shows_types_of_python(command: Command):
         assert shown == [], f"mooring {' '.join(path)}"
 
 
+def test_help_lists_the_options_of_the_connection_last(command: Command):
+    connection = ["--store", "--registry", "--layout", "--namespace", "--v1-prefix", "--help"]
+    for path in _commands(app):
+        if path == ("serve",):
+            continue  # its store and registry are its own settings
+        text = command(*path, "--help").stdout
+        options = re.findall(r"^│[ *]+(--[\w-]+)", text, re.MULTILINE)
+        at = next(i for i, option in enumerate(options) if option in connection)
+        assert {*options[at:]} <= {*connection}, f"mooring {' '.join(path)}"
+
+
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [

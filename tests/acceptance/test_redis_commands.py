@@ -303,6 +303,12 @@ class TestCleanup:
             assert message in done.stderr
             assert ok(done) == ""
 
+    @pytest.mark.parametrize("call", ["cleanup", "brake list", "migrate redis-v1 plan"])
+    def test_without_the_url_of_a_redis_the_error_says_how_to_pass_it(self, call: str):
+        done = mooring_command(*call.split(), MOORING_STORE="", MOORING_REGISTRY="")
+        assert done.returncode == 2
+        assert "name the Redis registry with --registry URL or MOORING_REGISTRY" in done.stderr
+
     def test_an_invalid_timeout_is_refused(self, run: Run):
         assert "longer than" in refused(run("cleanup", "--timeout=5s"))
         assert run("cleanup", "--interval=soon").returncode == 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 
 from mooring.cli.commands.cleanup import ConfigOption, load_settings
-from mooring.cli.io.connect import open_hub
-from mooring.cli.io.options import JSONOption, RegistryOption, ServiceArgument, StoreOption
+from mooring.cli.io.connect import RedisTarget
+from mooring.cli.io.options import JSONOption, ServiceArgument
 from mooring.cli.io.output import log_to_stderr, note, show, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.durations import format_duration
@@ -19,11 +19,9 @@ app = CommandGroup()
 
 
 @app.command(name="list")
-async def list_brakes(
-    store: StoreOption = "", registry: RegistryOption = "", as_json: JSONOption = False
-) -> None:
+async def list_brakes(target: RedisTarget, as_json: JSONOption = False) -> None:
     """List services whose evictions are paused, with the reasons."""
-    async with open_hub(store, registry=registry) as hub:
+    async with target.connect() as hub:
         if (evictions := _evictions(hub)) is None:
             return
         log_to_stderr("mooring.registry.redis.cleanup")
@@ -49,9 +47,8 @@ async def list_brakes(
 @app.command()
 async def release(
     service: ServiceArgument,
+    target: RedisTarget,
     config: ConfigOption = None,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
     as_json: JSONOption = False,
 ) -> None:
     """Release the brake of a service.
@@ -59,7 +56,7 @@ async def release(
     The next pass evicts its silent instances. Exits with 1 if the service does not exist.
     """
     settings = load_settings(config)
-    async with open_hub(store, registry=registry, settings=settings) as hub:
+    async with target.connect(settings) as hub:
         if (evictions := _evictions(hub)) is None:
             return
         released = await evictions.release(service)

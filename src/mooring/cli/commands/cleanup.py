@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mooring.cli.io.connect import open_hub, run_until_stopped
-from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
+from mooring.cli.io.connect import RedisTarget, run_until_stopped
+from mooring.cli.io.options import JSONOption, seconds
 from mooring.cli.io.output import log_to_stderr, note, show_json
 from mooring.durations import format_duration
 from mooring.model import JSON
@@ -22,6 +22,7 @@ ConfigOption = Annotated[
 
 
 async def cleanup(
+    target: RedisTarget,
     once: Annotated[bool, typer.Option("--once", help="run one pass and print the result")] = False,
     interval: Annotated[
         str, typer.Option(metavar="DURATION", help="time between two passes (default: 30s)")
@@ -33,8 +34,6 @@ async def cleanup(
         ),
     ] = "",
     config: ConfigOption = None,
-    store: StoreOption = "",
-    registry: RegistryOption = "",
     as_json: JSONOption = False,
 ) -> None:
     """Evict instances without heartbeats from a Redis registry.
@@ -45,7 +44,7 @@ async def cleanup(
     With --once, exits with 1 if a service could not be checked.
     """
     settings = load_settings(config, interval, timeout)
-    async with open_hub(store, registry=registry, settings=settings) as hub:
+    async with target.connect(settings) as hub:
         evictions = hub.registry.evictions
         if evictions is None:
             note(f"nothing to clean up: {hub.registry.guarantees.expires}")

@@ -37,8 +37,8 @@ async def elect(
     ] = False,
     ttl: TTLOption = "10s",
     timeout: TimeoutOption = "",
-    store: StoreOption = "",
     as_json: JSONOption = False,
+    store: StoreOption = "",
 ) -> None:
     """Run a command while this process is the elected leader.
 

@@ -24,8 +24,8 @@ async def locks(
     prefix: Annotated[
         str, typer.Argument(metavar="PREFIX", help="only names with this prefix")
     ] = "",
-    store: StoreOption = "",
     as_json: JSONOption = False,
+    store: StoreOption = "",
 ) -> None:
     """List locks and elections with their holders and waiters."""
     async with open_hub(store) as hub:

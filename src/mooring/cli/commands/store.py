@@ -65,7 +65,6 @@ def backup(
 
 @app.command(name="export")
 def export_keys(
-    store: StoreOption = "",
     key_prefix: Annotated[
         str, typer.Option("--prefix", metavar="KEY", help="only keys with this prefix")
     ] = "",
@@ -73,6 +72,7 @@ def export_keys(
         bool, typer.Option("--leased", help="include keys that are attached to a lease")
     ] = False,
     file: OutputFile = None,
+    store: StoreOption = "",
 ) -> None:
     """Export keys as JSON lines."""
     with url_or_local(store) as url:

@@ -7,13 +7,13 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from mooring.cli.io.options import LayoutOption, NamespaceOption, RegistryOption, StoreOption
 from mooring.cli.io.output import log_crashes, log_to_stderr, note, show_json, warn
-from mooring.errors import Unavailable
+from mooring.errors import InvalidRequest, Unavailable
 from mooring.hub import Hub, connect
 from mooring.model import JSON, Instance
 from mooring.registry.lookup import require_service
@@ -67,6 +67,39 @@ class RegistryTarget:
 
     def connect(self) -> AbstractAsyncContextManager[Hub]:
         return open_hub(self.store, self.layout, registry=self.registry)
+
+
+@dataclass(frozen=True)
+class RedisTarget:
+    """Options that name the Redis registry that a command works on. There is no default."""
+
+    registry: Annotated[
+        str,
+        typer.Option(
+            "--registry",
+            envvar="MOORING_REGISTRY",
+            metavar="URL",
+            help="URL of the Redis registry, such as redis://HOST:6379 (no default)",
+        ),
+    ] = ""
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store",
+            envvar="MOORING_STORE",
+            metavar="URL",
+            help="URL of the Redis registry, if --registry is not given",
+        ),
+    ] = ""
+
+    def require(self) -> None:
+        """Raise `InvalidRequest` if neither option is given."""
+        if not (self.registry or self.store):
+            raise InvalidRequest("name the Redis registry with --registry URL or MOORING_REGISTRY")
+
+    def connect(self, settings: RegistrySettings | None = None) -> AbstractAsyncContextManager[Hub]:
+        self.require()
+        return open_hub(self.store, registry=self.registry, settings=settings)
 
 
 @dataclass(frozen=True)

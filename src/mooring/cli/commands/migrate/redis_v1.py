@@ -12,8 +12,8 @@ import typer
 
 from mooring.backends import open_redis
 from mooring.cli.commands.migrate.output import reject_verified, show_deleted, show_plan
-from mooring.cli.io.connect import registry_url, run_until_stopped
-from mooring.cli.io.options import JSONOption, RegistryOption, StoreOption, seconds
+from mooring.cli.io.connect import RedisTarget, registry_url, run_until_stopped
+from mooring.cli.io.options import JSONOption, seconds
 from mooring.cli.io.output import Columns, log_to_stderr, note, progress, show
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.durations import format_duration
@@ -32,11 +32,9 @@ app = CommandGroup(help="Migrate version 1.0 of the Redis registry to version 2.
 
 
 @dataclass(frozen=True)
-class RedisV1Target:
+class RedisV1Target(RedisTarget):
     """Options that name the registry to migrate."""
 
-    store: StoreOption = ""
-    registry: RegistryOption = ""
     prefix: Annotated[
         str,
         typer.Option(
@@ -46,6 +44,7 @@ class RedisV1Target:
 
     @asynccontextmanager
     async def migration(self) -> AsyncIterator[Migration]:
+        self.require()
         with registry_url(self.store, self.registry) as text:
             url = parse(text)
             if url.scheme not in REDIS:
