@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from coverage import Coverage
 from hypothesis import settings
 
 from mooring.backends import open_store
@@ -62,6 +63,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(chosen) != len(items):
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Save the coverage of a worker. After its session it has only ten seconds: then xdist kills
+    it."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and (measured := Coverage.current()):
+        measured.stop()
+        measured.save()
+        saved = Path(measured.get_data().data_filename())
+        saved.rename(saved.with_name(f".coverage.{worker}.{os.getpid()}"))
 
 
 @pytest.hookimpl(trylast=True)

@@ -52,8 +52,12 @@ def main() -> int:
             command = [sys.executable, "-m", *program, *step, *options]
             codes.append(subprocess.run(command, check=False, env=environment).returncode)
             times[name] = time.monotonic() - started
-    if measured & {*steps}:
-        print(f"coverage of the {' and '.join(name for name in steps if name in measured)}:")
+    if names := [name for name in steps if name in measured]:
+        workers = sum(_workers([*steps[name], *options]) for name in names)
+        saved = len([*Path().glob(".coverage.gw*")])  # see pytest_sessionfinish in tests/conftest
+        if saved < workers:
+            print(f"warning: only {saved} of {workers} workers saved their coverage")
+        print(f"coverage of the {' and '.join(names)}:")
         report_coverage()
     for name, seconds in times.items():
         print(f"{name}: {seconds // 60:.0f} min {seconds % 60:.0f} s")
@@ -61,6 +65,11 @@ def main() -> int:
         # The tests that the caller names may all belong to one step.
         codes = [code for code in codes if code != _NONE_FOUND]
     return int(any(codes))
+
+
+def _workers(arguments: list[str]) -> int:
+    """The number of workers; the last `-n` counts."""
+    return int(arguments[len(arguments) - arguments[::-1].index("-n")])
 
 
 def coverage(*arguments: str) -> str:
