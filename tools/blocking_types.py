@@ -1,6 +1,6 @@
 """Write `mooring/sync/__init__.pyi`, which describes the blocking API to type checkers.
 
-The stub is derived from the sources of the async API (the types in `mooring.sync.__all__`) by the
+The stub is derived from the sources of the async API (the types that `mooring` exports) by the
 rules that `mooring.sync.proxy` applies at run time. Run this tool after you change a public
 signature; a test fails until then.
 """
@@ -26,14 +26,19 @@ from mooring.sync.proxy import is_data, is_ours
 
 TARGET = Path(__file__).parents[1] / "src/mooring/sync/__init__.pyi"
 
-FUNCTIONS = ("connect", "timeout", "until_stopped")
-
-API = {
-    name: getattr(mooring, name).__module__
-    for name in mooring.sync.__all__
-    if name not in FUNCTIONS
+TYPES = {
+    name: value
+    for name in (*mooring.__all__, "Provider")
+    if isinstance(value := getattr(mooring, name), type)
 }
+API = {name: kind.__module__ for name, kind in sorted(TYPES.items()) if not is_data(kind)}
 """The module of each type that has a blocking twin."""
+
+DATA = sorted(
+    ((kind.__module__, name) for name, kind in TYPES.items() if is_data(kind)),
+    key=lambda place: (place[0], place[1].lower()),
+)
+"""The module and name of each type that is the same in both."""
 
 INNER = frozenset(
     {
@@ -128,7 +133,7 @@ class Source:
         if isinstance(value, type) and is_ours(value) and not is_data(value) and not given:
             if f"{home}.{name}" in INNER:
                 raise Left
-            raise SystemExit(f"{home}.{name} is not in mooring.sync.__all__ or INNER: add it")
+            raise SystemExit(f"{home}.{name} is neither in mooring.__all__ nor in INNER: add it")
         self.imports.add(module)
         return dotted
 
@@ -309,9 +314,10 @@ def stub() -> str:
         *(f"import {name}" for name in sorted(imports) if not is_own(name)),
         "",
         *(f"import {name}" for name in sorted(imports) if is_own(name)),
+        *(f"from {module} import {name} as {name}" for module, name in DATA),
         "from mooring.sync.portal import timeout as timeout",
         "from mooring.sync.portal import until_stopped as until_stopped",
-        f"__all__ = {sorted([*API, *FUNCTIONS])!r}",
+        f"__all__ = {mooring.sync.__all__!r}",
         EVENT,
         *parts,
     ]

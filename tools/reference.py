@@ -72,7 +72,8 @@ def python_page(group: str) -> str:
             "## Types",
             "",
             "The blocking types have the methods of the async types of the same name. Calls block "
-            f"instead of being awaited. `mooring.sync` exports these types: {names}.",
+            "instead of being awaited. `mooring.sync` exports the names of `mooring`; these are "
+            f"blocking types: {names}.",
             "",
         ]
     return "\n".join(lines)

@@ -169,8 +169,13 @@ def public_names(group: str) -> Iterator[tuple[str, str]]:
 
 
 def blocking_names() -> list[str]:
-    """The types with a blocking form in `mooring.sync`."""
-    return sorted(mooring.sync.__all__)
+    """The types of `mooring.sync` that differ from those of `mooring`."""
+    types = {name: getattr(mooring.sync, name) for name in (*mooring.sync.__all__, "Provider")}
+    return sorted(
+        name
+        for name, value in types.items()
+        if isinstance(value, type) and value is not getattr(mooring, name)
+    )
 
 
 def exported() -> set[str]:

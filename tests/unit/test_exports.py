@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -25,6 +24,7 @@ from mooring.sync.proxy import is_data
         mooring.heartbeat,
         mooring.settings,
         mooring.store,
+        mooring.sync,
         mooring.tenants,
     ],
 )
@@ -42,6 +42,8 @@ for driver in ("cryptography", "google", "grpc", "hprose", "httpx", "immutables"
     sys.modules[driver] = None
 from mooring import *
 assert Hub and View and Conflict
+from mooring.sync import *
+assert Hub and View and Conflict and timeout
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -68,13 +70,18 @@ def test_every_error_is_exported():
 
 
 def test_the_blocking_api_has_the_same_names_as_the_async_api():
-    """Types that are plain data are the same in both, so `mooring.sync` does not repeat them."""
-    names = {*mooring.__all__, "Provider"}
-    public = {name: getattr(mooring, name) for name in names}
-    twins = {name for name, value in public.items() if isinstance(value, type)}
-    twins = {name for name in twins if not is_data(public[name])}
-    functions = {name for name, value in public.items() if isinstance(value, types.FunctionType)}
-    assert {*mooring.sync.__all__} == {*twins, *functions, "timeout"}
+    """Except the version, and a function that only blocking code needs."""
+    assert {*mooring.__all__} - {*mooring.sync.__all__} == {"__version__"}
+    assert {*mooring.sync.__all__} - {*mooring.__all__} == {"timeout"}
+    assert {*mooring.sync.__all__, "Provider"} <= {*dir(mooring.sync)}
+
+
+def test_plain_data_is_the_same_in_the_blocking_api():
+    for name in {*mooring.__all__, "Provider"} - {"__version__"}:
+        value, blocking = getattr(mooring, name), getattr(mooring.sync, name)
+        assert (blocking is value) is (isinstance(value, type) and is_data(value)), name
+    assert mooring.sync.Instance is mooring.Instance
+    assert mooring.sync.LockLost is mooring.LockLost
 
 
 def test_every_name_of_the_contract_is_exported():

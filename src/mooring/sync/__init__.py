@@ -1,12 +1,12 @@
 """The blocking API: the same names as the async one, for code without an event loop.
 
     with mooring.sync.connect("etcd://127.0.0.1:2379") as hub:
-        with hub.register(mooring.Instance("echo", port=8080)):
+        with hub.register(mooring.sync.Instance("echo", port=8080)):
             with hub.discover("mail") as mail, mail.pick() as instance: ...
 
 One event loop in a daemon thread (`portal`) runs the async API, and proxies (`proxy`) wait for its
-results. Proxies are thread-safe. `__all__` names the types that have a proxy; other objects that a
-proxy returns are wrapped in the same way. Type checkers read `__init__.pyi`, which
+results. Proxies are thread-safe. Types that are plain data, and errors, are those of `mooring`; any
+other type is the type of its proxies. Type checkers read `__init__.pyi`, which
 `tools/blocking_types.py` generates.
 
 Callbacks (`subscribe`, `where=`, `blame=`) run in the thread of the loop: they must not block, and
@@ -22,35 +22,12 @@ from typing import Any
 import mooring
 import mooring.hub
 from mooring.store.url import parse
-from mooring.sync.portal import Portal, timeout, until_stopped
-from mooring.sync.proxy import blocking
+from mooring.sync.portal import Portal
+from mooring.sync.portal import timeout as timeout
+from mooring.sync.portal import until_stopped as until_stopped
+from mooring.sync.proxy import blocking, is_data
 
-_TYPES = (
-    "Barrier",
-    "Campaign",
-    "Election",
-    "Held",
-    "Hub",
-    "Leaders",
-    "Leadership",
-    "Lock",
-    "Mirror",
-    "Pick",
-    "Provider",
-    "Publisher",
-    "ReadWriteLock",
-    "Registration",
-    "Registry",
-    "RetryBudget",
-    "Semaphore",
-    "Session",
-    "Store",
-    "View",
-    "Watch",
-)
-"""The types of `mooring` that are not plain data. Their proxies have the same names here."""
-
-__all__ = [*_TYPES, "connect", "timeout", "until_stopped"]
+__all__ = [*sorted({*mooring.__all__} - {"__version__"} | {"timeout"})]
 
 
 def connect(url: str = "memory://", **options: Any) -> Any:
@@ -60,7 +37,12 @@ def connect(url: str = "memory://", **options: Any) -> Any:
     return blocking(type(hub))(portal, hub, owns=True)
 
 
-def __getattr__(name: str) -> type:
-    if name not in _TYPES:
+def __getattr__(name: str) -> object:
+    if name not in __all__ and name != "Provider":  # it needs an extra, as in `mooring`
         raise AttributeError(f"module 'mooring.sync' has no attribute '{name}'")
-    return blocking(getattr(mooring, name))
+    value = getattr(mooring, name)
+    return blocking(value) if isinstance(value, type) and not is_data(value) else value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "Provider"})

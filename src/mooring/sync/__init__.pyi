@@ -33,29 +33,118 @@ import mooring.tenants.publish.publish_state
 import mooring.tenants.publish.result
 import mooring.tenants.read.tenants
 import mooring.tenants.secrets
+from mooring.discovery.resilience import Resilience as Resilience
+from mooring.discovery.selector import Explanation as Explanation
+from mooring.errors import AccessDenied as AccessDenied
+from mooring.errors import CannotResume as CannotResume
+from mooring.errors import Closed as Closed
+from mooring.errors import Compacted as Compacted
+from mooring.errors import Conflict as Conflict
+from mooring.errors import FutureRevision as FutureRevision
+from mooring.errors import InUse as InUse
+from mooring.errors import InvalidName as InvalidName
+from mooring.errors import InvalidRequest as InvalidRequest
+from mooring.errors import InvalidURL as InvalidURL
+from mooring.errors import LeaseNotFound as LeaseNotFound
+from mooring.errors import LockError as LockError
+from mooring.errors import LockLost as LockLost
+from mooring.errors import LockTimeout as LockTimeout
+from mooring.errors import MigrationError as MigrationError
+from mooring.errors import MissingExtra as MissingExtra
+from mooring.errors import MooringError as MooringError
+from mooring.errors import NoInstance as NoInstance
+from mooring.errors import NotConfigured as NotConfigured
+from mooring.errors import NotFound as NotFound
+from mooring.errors import NotHeld as NotHeld
+from mooring.errors import OutcomeUnknown as OutcomeUnknown
+from mooring.errors import OutOfSpace as OutOfSpace
+from mooring.errors import Reentered as Reentered
+from mooring.errors import RegistryError as RegistryError
+from mooring.errors import Removed as Removed
+from mooring.errors import SessionLost as SessionLost
+from mooring.errors import StaleToken as StaleToken
+from mooring.errors import StoreError as StoreError
+from mooring.errors import Superseded as Superseded
+from mooring.errors import Taken as Taken
+from mooring.errors import TenantError as TenantError
+from mooring.errors import TooLarge as TooLarge
+from mooring.errors import Unavailable as Unavailable
+from mooring.errors import Undecipherable as Undecipherable
+from mooring.locks.election import Leader as Leader
+from mooring.locks.inspect import Contender as Contender
+from mooring.locks.inspect import LockInfo as LockInfo
+from mooring.model import Config as Config
+from mooring.model import Group as Group
+from mooring.model import Instance as Instance
+from mooring.model import Service as Service
+from mooring.model import Status as Status
 from mooring.sync.portal import timeout as timeout
 from mooring.sync.portal import until_stopped as until_stopped
 
 __all__ = [
+    "AccessDenied",
     "Barrier",
     "Campaign",
+    "CannotResume",
+    "Closed",
+    "Compacted",
+    "Config",
+    "Conflict",
+    "Contender",
     "Election",
+    "Explanation",
+    "FutureRevision",
+    "Group",
     "Held",
     "Hub",
+    "InUse",
+    "Instance",
+    "InvalidName",
+    "InvalidRequest",
+    "InvalidURL",
+    "Leader",
     "Leaders",
     "Leadership",
+    "LeaseNotFound",
     "Lock",
+    "LockError",
+    "LockInfo",
+    "LockLost",
+    "LockTimeout",
+    "MigrationError",
     "Mirror",
+    "MissingExtra",
+    "MooringError",
+    "NoInstance",
+    "NotConfigured",
+    "NotFound",
+    "NotHeld",
+    "OutOfSpace",
+    "OutcomeUnknown",
     "Pick",
-    "Provider",
     "Publisher",
     "ReadWriteLock",
+    "Reentered",
     "Registration",
     "Registry",
+    "RegistryError",
+    "Removed",
+    "Resilience",
     "RetryBudget",
     "Semaphore",
+    "Service",
     "Session",
+    "SessionLost",
+    "StaleToken",
+    "Status",
     "Store",
+    "StoreError",
+    "Superseded",
+    "Taken",
+    "TenantError",
+    "TooLarge",
+    "Unavailable",
+    "Undecipherable",
     "View",
     "Watch",
     "connect",
