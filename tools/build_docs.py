@@ -83,9 +83,17 @@ def build(scratch: Path, output: Path, docs: Path = ROOT / "docs") -> int:
     environment = {**os.environ, "NO_COLOR": "1"}
     code = subprocess.run(command, cwd=scratch, check=False, env=environment).returncode
     if code == 0:
+        mark_chinese(scratch / "site" / "zh")
         shutil.rmtree(output, ignore_errors=True)
         shutil.copytree(scratch / "site", output)
     return code
+
+
+def mark_chinese(folder: Path) -> None:
+    """Declare the language of the Chinese pages: Zensical has one language for the whole site."""
+    for page in folder.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace('<html lang="en"', '<html lang="zh"', 1), encoding="utf-8")
 
 
 def stage(pages: Path, docs: Path) -> None:

@@ -86,6 +86,12 @@ def test_every_page_of_the_repository_is_in_the_site(site):
         assert (site / path / "index.html").exists(), path
 
 
+def test_every_page_declares_its_language(site):
+    for page in site.rglob("index.html"):
+        language = "zh" if page.is_relative_to(site / "zh") else "en"
+        assert f'<html lang="{language}"' in page.read_text(encoding="utf-8"), page
+
+
 def test_the_search_index_has_chinese_text(site):
     items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
     assert [i["location"] for i in items if "围栏令牌" in i["text"]] == ["zh/search-test/"]
