@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +84,22 @@ def test_plain_data_is_the_same_in_the_blocking_api():
         assert (blocking is value) is (isinstance(value, type) and is_data(value)), name
     assert mooring.sync.Instance is mooring.Instance
     assert mooring.sync.LockLost is mooring.LockLost
+
+
+DEEPER = {"mooring.server.health_checks"}
+"""For checkers, which are plugins of the server; applications do not import it."""
+
+
+def test_the_documentation_imports_from_mooring_and_its_packages():
+    root = Path(__file__).parents[2]
+    imported = re.compile(r"^\s*(?:from|import) (mooring[\w.]*)", re.MULTILINE)
+    modules = {
+        module
+        for page in [*root.glob("*.md"), *root.glob("docs/**/*.md")]
+        for module in imported.findall(page.read_text(encoding="utf-8"))
+    }
+    assert {"mooring", "mooring.sync", "mooring.store"} <= modules
+    assert {module for module in modules if module.count(".") > 1} == DEEPER
 
 
 def test_every_name_of_the_contract_is_exported():

@@ -17,6 +17,10 @@ from mooring.errors import MissingExtra
 
 if TYPE_CHECKING:
     from mooring.tenants.document import Document as Document
+    from mooring.tenants.document import load as load
+    from mooring.tenants.document import load_all as load_all
+    from mooring.tenants.document import read_all as read_all
+    from mooring.tenants.history import HistoryEntry as HistoryEntry
     from mooring.tenants.model import Database as Database
     from mooring.tenants.model import Domain as Domain
     from mooring.tenants.model import Ftp as Ftp
@@ -24,7 +28,10 @@ if TYPE_CHECKING:
     from mooring.tenants.model import Resolver as Resolver
     from mooring.tenants.model import Storage as Storage
     from mooring.tenants.model import Tenant as Tenant
+    from mooring.tenants.parts import PartDiff as PartDiff
+    from mooring.tenants.publish.encryption import RekeyResult as RekeyResult
     from mooring.tenants.publish.publisher import Publisher as Publisher
+    from mooring.tenants.publish.result import PublishResult as PublishResult
     from mooring.tenants.read.parser import Changed as Changed
     from mooring.tenants.read.tenants import DatabaseCache as DatabaseCache
     from mooring.tenants.read.tenants import DomainCache as DomainCache
@@ -38,9 +45,13 @@ if TYPE_CHECKING:
     from mooring.tenants.secrets import Secret as Secret
 
 _MODULES = {
-    "document": ("Document",),
+    "document": ("Document", "load", "load_all", "read_all"),
+    "history": ("HistoryEntry",),
     "model": ("Database", "Domain", "Ftp", "Meta", "Resolver", "Storage", "Tenant"),
+    "parts": ("PartDiff",),
+    "publish.encryption": ("RekeyResult",),
     "publish.publisher": ("Publisher",),
+    "publish.result": ("PublishResult",),
     "read.parser": ("Changed",),
     "read.tenants": ("DatabaseCache", "DomainCache", "FtpCache", "StorageCache", "Tenants"),
     "resolver": ("acting_for", "current", "current_or_none"),
