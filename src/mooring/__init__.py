@@ -156,8 +156,19 @@ __all__ = ["__version__", *sorted(_MODULES.keys() - {"Provider"})]
 """Without `Provider`, which needs the extra `tenants`: `from mooring import *` works without it."""
 
 _PARTS = {
-    *("discovery", "errors", "heartbeat", "hub", "locks", "mirror", "model", "registry"),
-    *("session", "settings", "store", "sync", "tenants"),
+    "discovery",
+    "errors",
+    "heartbeat",
+    "hub",
+    "locks",
+    "mirror",
+    "model",
+    "registry",
+    "session",
+    "settings",
+    "store",
+    "sync",
+    "tenants",
 }
 """The modules that are available as attributes after `import mooring`."""
 

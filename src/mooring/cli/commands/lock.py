@@ -27,8 +27,12 @@ KEY = "MOORING_LOCK_KEY"
 
 _STOP_TIMEOUT = 5.0  # seconds until the command is killed once the lock is lost
 _FORWARDED_SIGNALS = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2),
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
 )
 
 NameArgument = Annotated[
