@@ -24,16 +24,43 @@ from mooring.tenants.validation import EXTRA, FIELDS
 ALLOWED = frozenset(
     {
         # of instances and services
-        *("enabled", "weight", "zone", "metadata", "description", "displayName"),
+        "enabled",
+        "weight",
+        "zone",
+        "metadata",
+        "description",
+        "displayName",
         # of tenants
-        *("status", "billingPlan", "homeDirectory", "writePermission"),
-        *("uploadQuotaGb", "maxFileSizeMb", "maxConcurrentUploads"),
-        *("maxOpenConns", "maxIdleConns", "passwordEncrypted", "passwordKeyId"),
+        "status",
+        "billingPlan",
+        "homeDirectory",
+        "writePermission",
+        "uploadQuotaGb",
+        "maxFileSizeMb",
+        "maxConcurrentUploads",
+        "maxOpenConns",
+        "maxIdleConns",
+        "passwordEncrypted",
+        "passwordKeyId",
         # of whatever else is configured
-        *("limit", "plan", "poolSize", "priority", "retries", "timeout", "tries"),
+        "limit",
+        "plan",
+        "poolSize",
+        "priority",
+        "retries",
+        "timeout",
+        "tries",
         # other secrets; `tokenUrl`, `dsn` and `credentials` are none: they can contain an address
-        *("password", "passwordHash", "passphrase", "secret", "clientSecret", "dbPassword"),
-        *("token", "accessToken", "apiToken", "apiKey"),
+        "password",
+        "passwordHash",
+        "passphrase",
+        "secret",
+        "clientSecret",
+        "dbPassword",
+        "token",
+        "accessToken",
+        "apiToken",
+        "apiKey",
     }
 )
 """Fields that may change beside a kept secret if their new value is neither a map nor a list: no
