@@ -11,15 +11,13 @@ from typing import Any
 
 from mooring.errors import Compacted, FutureRevision, LeaseNotFound
 from mooring.etcd_server.errors import KEY_NOT_FOUND, RpcAborted
-from mooring.etcd_server.messages import (
+from mooring.etcd_server.messages import header, key_value, range_of
+from mooring.etcd_server.validation import (
     check_key,
     check_put,
     check_size,
     check_txn,
-    header,
     is_read_only,
-    key_value,
-    range_of,
 )
 from mooring.store.contract import Entry, Range
 from mooring.store.embedded.engine import Engine
