@@ -29,6 +29,14 @@ from mooring.migrate.jxt.indexes import (
     old_index_claims,
     write_index_changes,
 )
+from mooring.migrate.jxt.merge_rule import (
+    NO_BASE,
+    Base,
+    MergeDecision,
+    Side,
+    decide,
+    decide_after_cutover,
+)
 from mooring.migrate.jxt.migration import (
     FORMAT,
     JxtHeader,
@@ -38,16 +46,10 @@ from mooring.migrate.jxt.migration import (
 )
 from mooring.migrate.jxt.plan import REASONS, Criteria, PartPlan, compare, name_conflicts
 from mooring.migrate.jxt.state import (
-    NO_BASE,
-    Base,
     CutoverMarker,
     LedgerKeys,
-    MergeDecision,
-    Side,
     SyncedState,
     UnitState,
-    decide,
-    decide_after_cutover,
     parse_cutover,
     parse_ledger,
     unit_state,

@@ -12,8 +12,8 @@ from mooring.errors import InvalidRequest
 from mooring.registry.evictions import Brake
 from mooring.registry.json_values import Malformed
 from mooring.registry.redis import layout as fields
+from mooring.registry.redis.consumer_liveness import brake_of
 from mooring.registry.redis.layout import RedisKeys
-from mooring.registry.redis.liveness import brake_of
 
 NUMBERS = ["9" * 5000, "9" * 400, "inf", "nan", "-1", "1e5", "²", "\\xff"]
 

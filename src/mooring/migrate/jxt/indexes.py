@@ -16,9 +16,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from mooring.migrate.jxt.format import OldIndex, OldIndexEntry, OldKeys, is_spelling_of
+from mooring.migrate.jxt.merge_rule import Base
 from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, PartPlan, Verdict
 from mooring.migrate.jxt.reader import UnitReader
-from mooring.migrate.jxt.state import Base, CutoverState, SyncedState, UnitState
+from mooring.migrate.jxt.state import CutoverState, SyncedState, UnitState
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Entry, Put, Query, Store, Write, key, unchanged
 from mooring.tasks import slices

@@ -27,9 +27,10 @@ from mooring.migrate.jxt.indexes import (
     OldIndexes,
     with_current_meta,
 )
+from mooring.migrate.jxt.merge_rule import Base, Move
 from mooring.migrate.jxt.plan import PartPlan, new_key
 from mooring.migrate.jxt.reader import UnitReader
-from mooring.migrate.jxt.state import Base, CutoverState, Move, Phase, SyncedState, UnitState
+from mooring.migrate.jxt.state import CutoverState, Phase, SyncedState, UnitState
 from mooring.migrate.jxt.translation import translate_back, why_locked
 from mooring.model import JSON
 from mooring.store.contract import Check, Delete, Put, Query, Store, Write, key, unchanged

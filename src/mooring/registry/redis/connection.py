@@ -24,8 +24,8 @@ from redis.credentials import CredentialProvider
 from mooring.errors import Closed, StoreError
 from mooring.messages import Message, as_message, message, verbatim
 from mooring.registry.redis.cluster import ClusterClient
+from mooring.registry.redis.consumer_liveness import ServerClock
 from mooring.registry.redis.errors import LOST, code_of, judge, kind_of, translate
-from mooring.registry.redis.liveness import ServerClock
 from mooring.registry.redis.pipeline import LANES, RedisCall, Script, plain, scripted, send
 from mooring.registry.redis.pipeline import Argument as Argument
 from mooring.settings.connections import RedisConnectionSettings

@@ -21,8 +21,8 @@ from mooring.registry.evictions import Brake
 from mooring.registry.json_values import Malformed
 from mooring.registry.redis import layout
 from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.consumer_liveness import ServerClock, brake_of
 from mooring.registry.redis.layout import ServiceKeys
-from mooring.registry.redis.liveness import ServerClock, brake_of
 from mooring.registry.redis.pipeline import LIST, STATE
 from mooring.tasks import slices
 

@@ -29,9 +29,9 @@ from mooring.registry.redis import layout
 from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.consumer_liveness import overdue, visible
 from mooring.registry.redis.layout import RedisKeys, check_service, is_service
 from mooring.registry.redis.live_service import LiveService
-from mooring.registry.redis.liveness import overdue, visible
 from mooring.registry.redis.operations import RedisOperations
 from mooring.registry.redis.pipeline import LEAD, NOTE
 from mooring.registry.redis.pubsub import ChangeChannels

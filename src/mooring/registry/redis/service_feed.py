@@ -15,8 +15,8 @@ from mooring.messages import Message, message, verbatim
 from mooring.mirror import Step, Steps, difference
 from mooring.model import Config, Instance
 from mooring.registry.contract import Problem
+from mooring.registry.redis.consumer_liveness import ServerClock, overdue, visible
 from mooring.registry.redis.layout import ServiceKeys
-from mooring.registry.redis.liveness import ServerClock, overdue, visible
 from mooring.registry.redis.pubsub import STALL, ChangeChannels, ChangeMessage
 from mooring.registry.redis.reader import Reader, ServiceState, with_config
 from mooring.tasks import wait_for

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooring.registry.redis.liveness import ServerClock, overdue
+from mooring.registry.redis.consumer_liveness import ServerClock, overdue
 
 NOON = 1_700_000_000_000
 
