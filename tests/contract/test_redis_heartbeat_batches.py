@@ -14,8 +14,8 @@ import mooring
 from mooring import Instance
 from mooring.hub import Hub
 from mooring.registry.redis import layout as fields
+from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.registry.redis.pipeline import HEARTBEAT, LIST
-from mooring.registry.redis.registrations import RedisInstanceRecord
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.testing.redis import RedisServer
 from tests.contract.registries import QUICK, REDIS

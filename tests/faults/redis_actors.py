@@ -18,11 +18,11 @@ from mooring.hub import Hub
 from mooring.model import JSON, Instance, Status, new_incarnation
 from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
+from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.registry.redis.layout import RedisKeys, flattened, from_pairs
 from mooring.registry.redis.live_service import LiveService, message_head
 from mooring.registry.redis.pubsub import ChangeChannels
 from mooring.registry.redis.reader import Reader
-from mooring.registry.redis.registrations import RedisInstanceRecord
 from mooring.registry.redis.registry import RedisRegistry
 from mooring.registry.redis.service_feed import ServiceFeed
 from mooring.settings import (

@@ -19,7 +19,7 @@ from mooring.errors import StoreError
 from mooring.hub import Hub
 from mooring.model import Instance
 from mooring.registry.redis.cluster import ClusterClient
-from mooring.registry.redis.registrations import RedisInstanceRecord
+from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.testing.redis import CommandFailed, RedisCluster, RedisServer, SentinelGroup
 from tests.faults.redis_actors import counted_looks, fleet, quick, registry_of
 from tests.waiting import PATIENCE, eventually

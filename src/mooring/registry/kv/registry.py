@@ -23,10 +23,10 @@ from mooring.registry.contract import (
 )
 from mooring.registry.kv.commit_batches import CommitBatches
 from mooring.registry.kv.feeds import InstanceIndex, InstancesFeed, ServiceFeed
+from mooring.registry.kv.instance_record import HostWatch, SharedState, StoreInstanceRecord
 from mooring.registry.kv.layouts.layout import Layout, Location
 from mooring.registry.kv.operations import StoreOperations
 from mooring.registry.kv.remote_registrations import StoreRemoteRegistrations
-from mooring.registry.kv.repair import HostWatch, SharedState, StoreInstanceRecord
 from mooring.registry.kv.shared_lease import Revisions, SharedLease
 from mooring.store.contract import MAX_REQUEST_BYTES, Entry, LeaseTime, Range, Store, key
 from mooring.store.validation import check_ttl

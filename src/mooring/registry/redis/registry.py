@@ -30,13 +30,14 @@ from mooring.registry.redis.all_services_feed import AllServicesFeed
 from mooring.registry.redis.cleanup import RedisEvictions
 from mooring.registry.redis.connection import Connection
 from mooring.registry.redis.consumer_liveness import overdue, visible
+from mooring.registry.redis.instance_record import RedisInstanceRecord
 from mooring.registry.redis.layout import RedisKeys, check_service, is_service
 from mooring.registry.redis.live_service import LiveService
 from mooring.registry.redis.operations import RedisOperations
 from mooring.registry.redis.pipeline import LEAD, NOTE
 from mooring.registry.redis.pubsub import ChangeChannels
 from mooring.registry.redis.reader import Reader, read_each, with_config
-from mooring.registry.redis.registrations import RedisInstanceRecord, RedisRemoteRegistrations
+from mooring.registry.redis.remote_registrations import RedisRemoteRegistrations
 from mooring.registry.redis.service_feed import LastAnswer, ServiceFeed
 from mooring.settings import RegistrySettings
 from mooring.store.validation import check_ttl
