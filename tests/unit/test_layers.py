@@ -72,7 +72,7 @@ DRIVERS = {
         "server/api/endpoint.py",
         "server/app.py",
         "server/auth/audit.py",
-        "server/auth/csrf.py",
+        "server/auth/host_and_csrf.py",
         "server/auth/sessions.py",
         "server/http/request.py",
         "server/http_listener.py",

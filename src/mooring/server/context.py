@@ -12,8 +12,8 @@ from mooring.errors import InvalidRequest, StoreError
 from mooring.hub import Hub
 from mooring.registry.contract import Registry
 from mooring.server.auth.audit import Audit
-from mooring.server.auth.csrf import Origins
 from mooring.server.auth.data_dir import DataDir
+from mooring.server.auth.host_and_csrf import Origins
 from mooring.server.auth.rate_limits import RateLimits
 from mooring.server.auth.record_store import RecordStore
 from mooring.server.auth.sessions import Sessions

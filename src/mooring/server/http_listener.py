@@ -21,7 +21,7 @@ from mooring.addresses import join
 from mooring.connection_limit import ConnectionLimit
 from mooring.errors import InvalidRequest, StoreError
 from mooring.formatting import reason
-from mooring.server.auth.csrf import normalized
+from mooring.server.auth.host_and_csrf import normalized
 from mooring.server.settings import ServerSettings, TLSFiles, split_address
 from mooring.tasks import Tasks
 

@@ -22,8 +22,8 @@ from mooring.formatting import quoted, yaml_in_words
 from mooring.messages import message
 from mooring.messages.validation import rejection
 from mooring.names import nearest
-from mooring.server.auth.csrf import parse_host
 from mooring.server.auth.data_dir import data_folder, expanded
+from mooring.server.auth.host_and_csrf import parse_host
 from mooring.server.auth.rate_limits import Rates
 from mooring.server.live.problems import GracePeriods, Severity
 from mooring.settings import RegistrySettings, loader

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from mooring.server.api.endpoint import ANONYMOUS
 from mooring.server.auth.authorization import Principal
-from mooring.server.auth.csrf import Origins, parse_host
+from mooring.server.auth.host_and_csrf import Origins, parse_host
 from mooring.server.http.response import HTTPError
 
 ORIGINS = Origins(["192.0.2.1", "Mooring.Example.com"])
