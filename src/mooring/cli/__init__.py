@@ -13,7 +13,7 @@ from typer.main import get_group, get_install_completion_arguments
 
 from mooring import __version__
 from mooring.cli.io.output import fill_descriptors, guarded
-from mooring.cli.typer_extensions import CommandGroup, LazyCommand, LazyGroup
+from mooring.cli.typer_extensions import CommandGroup, ConciseCommand, LazyCommand, LazyGroup
 from mooring.errors import InvalidRequest, MooringError
 from mooring.formatting import printable
 
@@ -98,7 +98,7 @@ app = LazyGroup(
             for panel, commands in _PANELS.items()
             for name, help in commands.items()
         ),
-        TyperCommand(
+        ConciseCommand(
             "version",
             callback=lambda: typer.echo(__version__),
             help="Print the version.",

@@ -394,7 +394,7 @@ class TestSharedValues:
         self, store: Store, publisher: Publisher
     ):
         away = Publisher(cast(Store, Leaving(store, 0, "after")), ring=RING)
-        with pytest.raises(OutcomeUnknown, match="platform settings: it may have been written"):
+        with pytest.raises(OutcomeUnknown, match="platform settings: a response was lost"):
             await away.put_common("platform/configs/mail", 1)
 
         async def hook(number: int, go: Commit) -> Committed:
