@@ -8,11 +8,10 @@ from typing import Any
 
 import typer
 from typer._completion_classes import completion_init
-from typer.core import TyperCommand
 from typer.main import get_group, get_install_completion_arguments
 
 from mooring import __version__
-from mooring.cli.io.output import fill_descriptors, guarded
+from mooring.cli.io.streams import fill_descriptors, guarded
 from mooring.cli.typer_extensions import CommandGroup, ConciseCommand, LazyCommand, LazyGroup
 from mooring.errors import InvalidRequest, MooringError
 from mooring.formatting import printable
