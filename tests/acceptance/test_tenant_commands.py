@@ -166,7 +166,7 @@ class TestDiffAndPublish:
             ("id: 7\nmeta: {code: a, nme: b}", "unknown field 'nme', did you mean 'name'?"),
             ("id: 7\nftp: {a: {passwordHash: 5}}", "ftp/a.passwordHash must be text"),
             ("id: 7\nftp: {a: {passwordHash: *hunter2}}", "line 2, column 25"),
-            ("", "is a map with id"),
+            ("", "must be a map with id"),
         ],
     )
     def test_an_invalid_file_is_one_line(self, terminal: Terminal, text: str, complaint: str):

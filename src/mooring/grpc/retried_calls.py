@@ -134,6 +134,7 @@ class PendingCall(grpc.aio.Call):  # type: ignore[misc]
             else:
                 self._call.cancel()
         self._settled.set_result(None)
+        del self._attempts  # its traceback refers to this call, and gRPC waits for unused calls
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._add_callback(callback)

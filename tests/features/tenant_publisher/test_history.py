@@ -330,7 +330,7 @@ class TestKeys:
     async def test_a_sealed_password_does_not_become_plain(self, store: Store):
         await Publisher(store, ring=RING).apply(document(1))
         plain = Publisher(store, ring=NO_KEY)
-        with pytest.raises(InvalidRequest, match=r"database/query\.password .*plain text"):
+        with pytest.raises(InvalidRequest, match=r"database/query\.password .*clear text"):
             await plain.put(1, "database/query", {"driver": "x", "database": "x", "password": "y"})
         await plain.put(1, "database/query", {"driver": "x", "database": "x"})
         kept = cast(dict[str, JSON], (await plain.read(1))["database/query"])

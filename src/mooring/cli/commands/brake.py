@@ -7,7 +7,8 @@ import datetime
 from mooring.cli.commands.cleanup import ConfigOption, load_settings
 from mooring.cli.io.connect import RedisTarget
 from mooring.cli.io.options import JSONOption, ServiceArgument
-from mooring.cli.io.output import log_to_stderr, note, show, show_json
+from mooring.cli.io.streams import log_to_stderr, note
+from mooring.cli.io.tables import show, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.durations import format_duration
 from mooring.hub import Hub

@@ -10,7 +10,8 @@ import typer
 
 from mooring.cli.io.connect import RedisTarget, run_until_stopped
 from mooring.cli.io.options import JSONOption, seconds
-from mooring.cli.io.output import log_to_stderr, note, show_json
+from mooring.cli.io.streams import log_to_stderr, note
+from mooring.cli.io.tables import show_json
 from mooring.durations import format_duration
 from mooring.model import JSON
 from mooring.registry.evictions import CleanupReport

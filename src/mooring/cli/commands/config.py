@@ -10,7 +10,8 @@ import typer
 
 from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import InstanceOption, JSONOption, RevealOption, ServiceArgument, pairs
-from mooring.cli.io.output import as_text, note, show_fields, show_json
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import as_text, show_fields, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import RegistryError
 from mooring.formatting import printable, quoted

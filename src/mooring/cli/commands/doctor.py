@@ -19,7 +19,7 @@ from rich.text import Text
 from mooring.backends import open_redis, open_store
 from mooring.cli.io.connect import url_or_local
 from mooring.cli.io.options import JSONOption
-from mooring.cli.io.output import show_json
+from mooring.cli.io.tables import show_json
 from mooring.durations import format_duration
 from mooring.errors import StoreError
 from mooring.formatting import quoted

@@ -15,7 +15,7 @@ from mooring.cli.commands.lock import (
 )
 from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import JSONOption, StoreOption
-from mooring.cli.io.output import show_json
+from mooring.cli.io.tables import show_json
 from mooring.formatting import printable, quoted
 from mooring.locks.election import Leader
 

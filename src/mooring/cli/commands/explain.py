@@ -11,7 +11,8 @@ from mooring.cli.io.options import (
     ZoneOption,
     pairs,
 )
-from mooring.cli.io.output import note, show, yes_no
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import show, yes_no
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain as explain_rotation
 from mooring.discovery.selector import Selector

@@ -8,7 +8,7 @@ import typer
 
 from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import JSONOption, ServiceArgument, pairs
-from mooring.cli.io.output import show_fields
+from mooring.cli.io.tables import show_fields
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.model import JSON, Group, Service
 from mooring.registry.lookup import require_group, require_service

@@ -8,7 +8,8 @@ import msgspec
 
 from mooring.cli.io.connect import RegistryTarget, list_instances
 from mooring.cli.io.options import JSONOption, RevealOption, ServiceArgument
-from mooring.cli.io.output import Columns, Styled, note, show, yes_no
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import Columns, Styled, show, yes_no
 from mooring.durations import format_duration
 from mooring.masking import masked_fields
 from mooring.model import JSON, Instance, RecordedMetadata, now

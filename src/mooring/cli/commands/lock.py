@@ -13,7 +13,7 @@ import typer
 from mooring.cli.io.child_process import Job, queue_signals, report_not_started
 from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import StoreOption, seconds
-from mooring.cli.io.output import note
+from mooring.cli.io.streams import note
 from mooring.errors import LockLost
 from mooring.formatting import quoted
 from mooring.locks.held import Held

@@ -9,7 +9,8 @@ import typer
 
 from mooring.cli.io.connect import open_hub
 from mooring.cli.io.options import JSONOption, StoreOption
-from mooring.cli.io.output import Columns, note, show
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import Columns, show
 from mooring.locks.inspect import Contender
 from mooring.model import JSON
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.io.http_client import AdminClient, connect
-from mooring.cli.io.output import note
+from mooring.cli.io.streams import note
 from mooring.errors import InvalidRequest, InvalidURL
 from mooring.formatting import printable
 from mooring.settings.connections import TLS

@@ -20,7 +20,8 @@ from mooring import addresses
 from mooring.cli.io.child_process import Child, queue_signals, report_not_started
 from mooring.cli.io.connect import START_ONE, RegistryTarget, list_instances
 from mooring.cli.io.options import JSONOption, ServiceArgument, pairs, seconds
-from mooring.cli.io.output import log_to_stderr, note, print_stderr, show_json, warn
+from mooring.cli.io.streams import log_to_stderr, note, print_stderr, warn
+from mooring.cli.io.tables import show_json
 from mooring.formatting import quoted
 from mooring.model import Instance
 from mooring.registry.kv.layouts import layout_of

@@ -19,7 +19,8 @@ from mooring.cli.io.options import (
     ZoneOption,
     pairs,
 )
-from mooring.cli.io.output import note, show_json
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import show_json
 from mooring.discovery.balance import NAMES
 from mooring.discovery.rotation import Rotation
 from mooring.discovery.selector import Selector

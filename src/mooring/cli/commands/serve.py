@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mooring.cli.io.connect import run_command
-from mooring.cli.io.output import log_to_stderr
+from mooring.cli.io.streams import log_to_stderr
 from mooring.errors import MissingExtra
 from mooring.tenants.keys import NAMESPACE_VARIABLE
 

@@ -8,7 +8,8 @@ import typer
 
 from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import JSONOption
-from mooring.cli.io.output import note, show, warn
+from mooring.cli.io.streams import note, warn
+from mooring.cli.io.tables import show
 from mooring.errors import StoreError
 from mooring.registry.contract import ServiceCount
 from mooring.registry.evictions import Evictions

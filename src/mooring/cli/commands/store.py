@@ -13,7 +13,7 @@ import typer
 from mooring.backends import open_store
 from mooring.cli.io.connect import run_command, url_or_local
 from mooring.cli.io.options import OutputFile, StoreOption
-from mooring.cli.io.output import open_output, print_stderr, progress
+from mooring.cli.io.streams import open_output, print_stderr, progress
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest
 from mooring.formatting import count_of

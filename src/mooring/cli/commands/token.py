@@ -9,7 +9,8 @@ import typer
 
 from mooring.cli.commands.login import ServerTarget
 from mooring.cli.io.options import JSONOption, tenant_id
-from mooring.cli.io.output import note, show, show_json
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import show, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.durations import parse_duration
 from mooring.errors import InvalidRequest

@@ -11,7 +11,8 @@ import typer
 from mooring.cli.commands.instances import record, without_secrets
 from mooring.cli.io.connect import RegistryTarget
 from mooring.cli.io.options import JSONOption, ServiceArgument
-from mooring.cli.io.output import EMPTY_FIELD, as_text, log_to_stderr, note, show_json
+from mooring.cli.io.streams import log_to_stderr, note
+from mooring.cli.io.tables import EMPTY_FIELD, as_text, show_json
 from mooring.discovery.view import View
 from mooring.durations import format_duration
 from mooring.formatting import printable

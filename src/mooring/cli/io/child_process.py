@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
-from mooring.cli.io.output import note
+from mooring.cli.io.streams import note
 from mooring.durations import format_duration
 
 _POLL_INTERVAL = 0.02  # seconds between two checks whether a process group has ended

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from mooring.cli.io.options import LayoutOption, NamespaceOption, RegistryOption, StoreOption
-from mooring.cli.io.output import log_crashes, log_to_stderr, note, show_json, warn
+from mooring.cli.io.streams import log_crashes, log_to_stderr, note, warn
+from mooring.cli.io.tables import show_json
 from mooring.errors import InvalidRequest, Unavailable
 from mooring.hub import Hub, connect
 from mooring.model import JSON, Instance

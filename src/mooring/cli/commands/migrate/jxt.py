@@ -19,7 +19,8 @@ from mooring.cli.commands.migrate.output import (
 )
 from mooring.cli.io.connect import TenantTarget, run_until_stopped
 from mooring.cli.io.options import JSONOption
-from mooring.cli.io.output import log_to_stderr, note, progress, show_json, show_rows, warn
+from mooring.cli.io.streams import log_to_stderr, note, progress, warn
+from mooring.cli.io.tables import show_json, show_rows
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.formatting import count_of
 from mooring.migrate import verified_file

@@ -9,7 +9,8 @@ from typing import NoReturn, Protocol, TypeVar
 
 import typer
 
-from mooring.cli.io.output import Columns, note, show, show_json
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import Columns, show, show_json
 from mooring.migrate import verified_file
 from mooring.model import JSON
 

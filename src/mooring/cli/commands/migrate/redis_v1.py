@@ -14,7 +14,8 @@ from mooring.backends import open_redis
 from mooring.cli.commands.migrate.output import reject_verified, show_deleted, show_plan
 from mooring.cli.io.connect import RedisTarget, registry_url, run_until_stopped
 from mooring.cli.io.options import JSONOption, seconds
-from mooring.cli.io.output import Columns, log_to_stderr, note, progress, show
+from mooring.cli.io.streams import log_to_stderr, note, progress
+from mooring.cli.io.tables import Columns, show
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.durations import format_duration
 from mooring.errors import InvalidRequest

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import typer
 
-from mooring.cli.io.output import show_json
+from mooring.cli.io.tables import show_json
 from mooring.formatting import printable
 from mooring.masking import is_hidden, is_split_key, masked
 from mooring.model import JSON

@@ -20,7 +20,8 @@ from mooring.cli.io.options import (
     YesOption,
     read_stdin,
 )
-from mooring.cli.io.output import note, show_fields, show_json
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import show_fields, show_json
 from mooring.cli.typer_extensions import CommandGroup
 from mooring.errors import InvalidRequest, NotConfigured
 from mooring.model import JSON

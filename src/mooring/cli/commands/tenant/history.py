@@ -18,7 +18,8 @@ from mooring.cli.io.options import (
     YesOption,
     tenant_id,
 )
-from mooring.cli.io.output import confirm, note, show, show_json
+from mooring.cli.io.streams import confirm, note
+from mooring.cli.io.tables import show, show_json
 from mooring.errors import NotConfigured
 from mooring.formatting import count_of
 from mooring.model import JSON

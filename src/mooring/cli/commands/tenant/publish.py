@@ -19,7 +19,7 @@ from mooring.cli.io.options import (
     YesOption,
     read_stdin,
 )
-from mooring.cli.io.output import confirm, note, progress, warn
+from mooring.cli.io.streams import confirm, note, progress, warn
 from mooring.errors import InvalidRequest, NotConfigured
 from mooring.formatting import count_of, printable
 from mooring.tenants.document import SUFFIXES, Document, load_all, read_all

@@ -10,7 +10,8 @@ import typer
 
 from mooring.cli.io.connect import TenantTarget
 from mooring.cli.io.options import ByOption, JSONOption
-from mooring.cli.io.output import note, progress, show_json, warn
+from mooring.cli.io.streams import note, progress, warn
+from mooring.cli.io.tables import show_json
 from mooring.formatting import count_of
 from mooring.tenants.publish.publisher import Publisher, RekeyResult
 from mooring.tenants.secrets import FORMER

@@ -9,7 +9,8 @@ import typer
 
 from mooring.cli.io.connect import TenantTarget
 from mooring.cli.io.options import JSONOption
-from mooring.cli.io.output import note, show_json
+from mooring.cli.io.streams import note
+from mooring.cli.io.tables import show_json
 from mooring.errors import NotConfigured
 from mooring.formatting import quoted
 from mooring.tenants.keys import host_of

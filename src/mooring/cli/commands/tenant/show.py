@@ -12,17 +12,8 @@ import yaml
 
 from mooring.cli.io.connect import TenantTarget, run_command
 from mooring.cli.io.options import JSONOption, OutputFile, RevealOption, TenantArgument, tenant_id
-from mooring.cli.io.output import (
-    as_text,
-    note,
-    open_output,
-    print_stderr,
-    progress,
-    show,
-    show_json,
-    show_rows,
-    warn,
-)
+from mooring.cli.io.streams import note, open_output, print_stderr, progress, warn
+from mooring.cli.io.tables import as_text, show, show_json, show_rows
 from mooring.errors import NotConfigured, Undecipherable
 from mooring.formatting import count_of, quoted
 from mooring.masking import cleartext_secrets
