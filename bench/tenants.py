@@ -23,7 +23,7 @@ from bench.measure import (
     ratio,
 )
 from bench.processes import script
-from mooring.asgi import Message, Receive, Scope, Send, TenantMiddleware
+from mooring.asgi import ASGIMessage, Receive, Scope, Send, TenantMiddleware
 from mooring.backends import open_store
 from mooring.store import Entry
 from mooring.tenants.model import encode
@@ -261,10 +261,10 @@ async def _application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _serving(app: Callable[[Scope, Receive, Send], Awaitable[None]], seconds: float) -> float:
-    async def receive() -> Message:
+    async def receive() -> ASGIMessage:
         return {"type": "http.request", "body": b""}
 
-    async def send(message: Message) -> None:
+    async def send(message: ASGIMessage) -> None:
         pass
 
     others = [(b"x-other-%d" % n, b"something") for n in range(10)]

@@ -28,15 +28,15 @@ from mooring.workers import SharedRegistration
 
 __all__ = [
     "GRACE",
+    "ASGIApp",
+    "ASGIMessage",
     "App",
-    "Application",
     "Lifespan",
-    "Message",
+    "LifespanState",
     "Receive",
     "Scope",
     "Send",
     "ServerRegistration",
-    "State",
     "TenantMiddleware",
     "lifespan",
     "registered",
@@ -44,10 +44,10 @@ __all__ = [
 
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+ASGIMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[ASGIMessage]]
+Send = Callable[[ASGIMessage], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 log = logging.getLogger(__name__)
@@ -58,13 +58,13 @@ GRACE = 10.0
 App = TypeVar("App")
 
 
-class State(TypedDict):
+class LifespanState(TypedDict):
     """The lifespan state of the application."""
 
     mooring: Hub
 
 
-Lifespan = Callable[[App], AbstractAsyncContextManager[State]]
+Lifespan = Callable[[App], AbstractAsyncContextManager[LifespanState]]
 
 
 def lifespan(
@@ -94,14 +94,14 @@ def lifespan(
 
 
 def registered(
-    app: Application,
+    app: ASGIApp,
     hub: str | Hub,
     instance: Instance,
     *,
     ttl: float | None = None,
     grace: float = GRACE,
     linger: float = LINGER,
-) -> Application:
+) -> ASGIApp:
     """The application, registered while it serves, even if it has no lifespan of its own. The
     server must support the lifespan protocol, as nearly all do."""
 
@@ -179,18 +179,18 @@ class ServerRegistration:
 class _LifespanProtocol:
     """The lifespan protocol between server and application, with a registration in between."""
 
-    def __init__(self, app: Application, registration: ServerRegistration) -> None:
+    def __init__(self, app: ASGIApp, registration: ServerRegistration) -> None:
         self._app, self._registration = app, registration
         self._started = False
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def to_server(message: Message) -> None:
+        async def to_server(message: ASGIMessage) -> None:
             self._started = True
             if message["type"] == "lifespan.startup.complete":
                 await self._enter(scope)
             await send(message)
 
-        async def from_server() -> Message:
+        async def from_server() -> ASGIMessage:
             self._started = True
             message = await receive()
             if message["type"] == "lifespan.shutdown":
@@ -233,7 +233,7 @@ class TenantMiddleware:
 
     def __init__(
         self,
-        app: Application,
+        app: ASGIApp,
         tenants: Source | None = None,
         **settings: Unpack[AdmissionSettings],
     ) -> None:

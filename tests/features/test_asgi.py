@@ -345,7 +345,7 @@ def test_the_folder_of_the_locks_belongs_to_the_user(
 class Lifespan:
     """The server's side of the lifespan protocol."""
 
-    def __init__(self, app: asgi.Application) -> None:
+    def __init__(self, app: asgi.ASGIApp) -> None:
         self._inbox: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         self.outbox: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         self.state: dict[str, Any] = {}

@@ -73,15 +73,15 @@ def scope(kind: str = "http", path: str = "/", query: str = "", **headers: str) 
     }
 
 
-async def never() -> asgi.Message:
+async def never() -> asgi.ASGIMessage:
     raise AssertionError("nothing was to be received")
 
 
-async def call(app: asgi.Application, scope: asgi.Scope) -> tuple[int, dict[str, str], bytes]:
+async def call(app: asgi.ASGIApp, scope: asgi.Scope) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the response."""
-    sent: list[asgi.Message] = []
+    sent: list[asgi.ASGIMessage] = []
 
-    async def send(message: asgi.Message) -> None:
+    async def send(message: asgi.ASGIMessage) -> None:
         sent.append(message)
 
     await app(scope, never, send)
@@ -255,13 +255,13 @@ async def test_before_the_tenants_are_loaded_requests_get_503(tenants: Tenants):
 # Websockets.
 
 
-async def talk(app: asgi.Application, scope: asgi.Scope, first: str) -> list[asgi.Message]:
-    sent: list[asgi.Message] = []
+async def talk(app: asgi.ASGIApp, scope: asgi.Scope, first: str) -> list[asgi.ASGIMessage]:
+    sent: list[asgi.ASGIMessage] = []
 
-    async def receive() -> asgi.Message:
+    async def receive() -> asgi.ASGIMessage:
         return {"type": first}
 
-    async def send(message: asgi.Message) -> None:
+    async def send(message: asgi.ASGIMessage) -> None:
         sent.append(message)
 
     await app(scope, receive, send)
@@ -292,16 +292,16 @@ async def test_a_websocket_has_its_tenant(tenants: Tenants):
         routes=[WebSocketRoute("/", echo)],
         middleware=[Middleware(asgi.TenantMiddleware, tenants)],
     )
-    incoming: asyncio.Queue[asgi.Message] = asyncio.Queue()
+    incoming: asyncio.Queue[asgi.ASGIMessage] = asyncio.Queue()
     for message in (
         {"type": "websocket.connect"},
         {"type": "websocket.receive", "text": "a"},
         {"type": "websocket.disconnect", "code": 1000},
     ):
         incoming.put_nowait(message)
-    sent: list[asgi.Message] = []
+    sent: list[asgi.ASGIMessage] = []
 
-    async def send(message: asgi.Message) -> None:
+    async def send(message: asgi.ASGIMessage) -> None:
         sent.append(message)
 
     await app(scope("websocket", x_tenant_id="acme"), incoming.get, send)
