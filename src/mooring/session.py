@@ -21,7 +21,7 @@ from mooring.tasks import Backoff, Tasks, cleanup
 
 log = logging.getLogger(__name__)
 
-State = Literal["alive", "suspended", "lost", "closed"]
+SessionState = Literal["alive", "suspended", "lost", "closed"]
 
 _REVOKE_WITHIN = 3.0
 
@@ -90,7 +90,7 @@ class Session:
             await self._end(revoke=bool(self.lease))
 
     @property
-    def state(self) -> State:
+    def state(self) -> SessionState:
         if self._closed:
             return "closed"
         if self.lost.is_set() or self.remaining <= 0:

@@ -43,7 +43,7 @@ HAND_OVER = 2.0
 
 _POLL_INTERVAL = 0.02  # seconds
 
-State = RegistrationState | Literal["waiting"]
+WorkerState = RegistrationState | Literal["waiting"]
 
 
 class SharedRegistration:
@@ -87,7 +87,7 @@ class SharedRegistration:
         return self._instance if self.registration is None else self.registration.instance
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         """The state of the registration; `waiting` if another process has registered."""
         if self.registration is not None:
             return self.registration.state

@@ -24,7 +24,7 @@ from mooring.tenants.resolver import (
     TenantRejection,
     acting_for,
 )
-from mooring.workers import SharedRegistration, State
+from mooring.workers import SharedRegistration, WorkerState
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -97,7 +97,7 @@ class RegisteredApplication:
         self._shared.start()
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         """The registration's state: `waiting` if another worker has it, `closed` before `start`."""
         hub, shared = self._hub, self._shared
         if hub is None or shared is None:

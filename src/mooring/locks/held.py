@@ -19,7 +19,7 @@ from mooring.store.contract import Check
 
 log = logging.getLogger(__name__)
 
-State = Literal["held", "suspended", "lost", "released"]
+LockState = Literal["held", "suspended", "lost", "released"]
 
 
 class Held:
@@ -68,7 +68,7 @@ class Held:
         return 0.0 if self.state in ("lost", "released") else self._lease.session.remaining
 
     @property
-    def state(self) -> State:
+    def state(self) -> LockState:
         """By this machine's clock, so it is correct even if the event loop was blocked."""
         if self._reason:
             return "lost"
