@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "grpc.health.v1.Health"
 
-Listener = Callable[["ServingStatus | None"], None]
+StatusListener = Callable[["ServingStatus | None"], None]
 
 
 class ServingStatus(IntEnum):
@@ -41,7 +41,7 @@ class Health:
     def __init__(self, services: Mapping[str, bool] | None = None) -> None:
         self._lock = threading.Lock()
         self._statuses = {"": ServingStatus.SERVING}
-        self._listeners: dict[str, set[Listener]] = {}
+        self._listeners: dict[str, set[StatusListener]] = {}
         self._ended = False
         for service, serving in (services or {}).items():
             self.set(service, serving)
@@ -69,7 +69,7 @@ class Health:
     def status(self, service: str) -> ServingStatus:
         return self._statuses.get(service, ServingStatus.SERVICE_UNKNOWN)
 
-    def listen(self, service: str, listener: Listener) -> Callable[[], None]:
+    def listen(self, service: str, listener: StatusListener) -> Callable[[], None]:
         """Call `listener` with the status now and at each change, and with None at the end. The
         returned function unsubscribes it."""
         with self._lock:
@@ -157,10 +157,10 @@ class _StatusSender:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: deque[tuple[Listener, ServingStatus | None]] = deque()
+        self._queue: deque[tuple[StatusListener, ServingStatus | None]] = deque()
         self._running = False
 
-    def add(self, send: Listener, status: ServingStatus | None) -> None:
+    def add(self, send: StatusListener, status: ServingStatus | None) -> None:
         """Does not wait."""
         with self._lock:
             self._queue.append((send, status))

@@ -80,7 +80,7 @@ _UNSUBSCRIBE_DELAY = 0.3
 """Seconds in which gRPC's thread notices that it has no more listeners. It would fail on a closed
 channel."""
 
-Listener = Callable[[grpc.ChannelConnectivity], None]
+ConnectivityListener = Callable[[grpc.ChannelConnectivity], None]
 
 
 class Route:
@@ -97,7 +97,7 @@ class Route:
         self.ready = False
         """Whether it has a connection, once it is watched."""
         self.watched = False
-        self._listener: Listener | None = None
+        self._listener: ConnectivityListener | None = None
 
     def connected(self) -> grpc.Future:
         """Completes when there is a connection, which any response to a health check proves."""
@@ -126,7 +126,7 @@ class Route:
         self._listener = on_state
         self.subscribe(on_state)
 
-    def subscribe(self, listener: Listener) -> None:
+    def subscribe(self, listener: ConnectivityListener) -> None:
         self.watched = True
         self.channel.subscribe(listener, try_to_connect=True)
 
@@ -154,7 +154,7 @@ class SwappableChannel:
         self._next: Route | None = None
         self._retired: set[Route] = set()
         self._methods: WeakSet[ConnectionMethod[Route]] = WeakSet()
-        self._listeners: list[Listener] = []
+        self._listeners: list[ConnectivityListener] = []
         self._resolved = self.closed = False
         self._reason = "the registry has not answered yet"
 
@@ -287,14 +287,14 @@ class SwappableChannel:
             # In another thread: this may be gRPC's own, which closing waits for.
             _in_thread(route.close)
 
-    def subscribe(self, listener: Listener) -> None:
+    def subscribe(self, listener: ConnectivityListener) -> None:
         """Call back from another thread with the connectivity of the current route."""
         self._check_process()
         with self._changed:
             self._listeners.append(listener)
             self._connect_listener(listener)
 
-    def unsubscribe(self, listener: Listener) -> None:
+    def unsubscribe(self, listener: ConnectivityListener) -> None:
         self._check_process()
         with self._changed:
             if listener in self._listeners:
@@ -302,7 +302,7 @@ class SwappableChannel:
                 if self._route is not None:
                     self._route.channel.unsubscribe(listener)
 
-    def _connect_listener(self, listener: Listener) -> None:
+    def _connect_listener(self, listener: ConnectivityListener) -> None:
         if self._route is not None:
             self._route.subscribe(listener)
             return

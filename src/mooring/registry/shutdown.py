@@ -95,14 +95,14 @@ async def _next(arrived: asyncio.Queue[signal.Signals]) -> signal.Signals:
                 return await arrived.get()
 
 
-Listener = Callable[[signal.Signals], None]
-_listeners: defaultdict[signal.Signals, set[Listener]] = defaultdict(set)
+SignalListener = Callable[[signal.Signals], None]
+_listeners: defaultdict[signal.Signals, set[SignalListener]] = defaultdict(set)
 _replaced: dict[signal.Signals, Any] = {}
 """The handlers that the first listeners replaced."""
 
 
 @contextlib.contextmanager
-def listening(signals: Sequence[signal.Signals], listener: Listener) -> Iterator[None]:
+def listening(signals: Sequence[signal.Signals], listener: SignalListener) -> Iterator[None]:
     """Deliver signals to this listener, and to others that listen at the same time. The last one
     restores the earlier handler, unless that was replaced meanwhile. In the main thread only."""
     try:

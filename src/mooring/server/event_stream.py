@@ -26,7 +26,7 @@ from mooring.names import split_service
 from mooring.server.auth.authorization import Principal
 from mooring.server.http.response import HTTPError, encode
 from mooring.server.live.problems import CurrentProblems, FleetProblem, visible_problems
-from mooring.server.live.state import Callback, Fleet
+from mooring.server.live.state import Fleet, FleetCallback
 from mooring.server.live.summary import health
 from mooring.tasks import Tasks, wait_for
 
@@ -99,7 +99,7 @@ class EventSource:
     def __init__(self, fleet: Fleet, problems: CurrentProblems) -> None:
         self._fleet, self._problems = fleet, problems
 
-    def subscribe(self, callback: Callback) -> Callable[[], None]:
+    def subscribe(self, callback: FleetCallback) -> Callable[[], None]:
         return self._fleet.subscribe(callback)
 
     def service(self, name: str) -> object | None:

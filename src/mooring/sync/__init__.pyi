@@ -426,7 +426,7 @@ class Publisher:
     def change(
         self,
         tenant: mooring.tenants.keys.Owner,
-        change: mooring.tenants.publish.commit_loop.Change,
+        change: mooring.tenants.publish.commit_loop.ChangeParts,
         *,
         action: str = "publish",
         note: str = "",

@@ -43,7 +43,7 @@ class ChangeMessage(msgspec.Struct, frozen=True, rename="camel", gc=False):
     timestamp: int = 0
 
 
-Listener = Callable[[ChangeMessage | None], None]
+ChangeListener = Callable[[ChangeMessage | None], None]
 """Called with a message, or with None when the subscription begins. It must not block."""
 
 _decode = msgspec.json.Decoder(ChangeMessage).decode
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(ChangeMessage).decode
 class ChangeChannels:
     def __init__(self, connection: Connection, keys: RedisKeys) -> None:
         self._connection, self._keys = connection, keys
-        self._listeners: dict[str, list[Listener]] = {}
+        self._listeners: dict[str, list[ChangeListener]] = {}
         self.heard = 0.0
         """When the server last sent anything, on the monotonic clock."""
         self._wake = asyncio.Event()
@@ -76,7 +76,7 @@ class ChangeChannels:
         """Whether messages about a service arrive now."""
         return self._keys.of(service).changes in self._subscribed
 
-    def subscribe(self, service: str, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, service: str, listener: ChangeListener) -> Callable[[], None]:
         """Subscribe to a service. Returns a function that unsubscribes."""
         channel = self._keys.of(service).changes
         self._listeners.setdefault(channel, []).append(listener)

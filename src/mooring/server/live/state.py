@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _MAX_EMPTY = 2_000
 """Services without instances that are remembered."""
 
-Callback = Callable[[Collection[InstanceKey]], None]
+FleetCallback = Callable[[Collection[InstanceKey]], None]
 """Called with the service and id of each instance that changed. An empty id stands for the service,
 an empty collection for the fleet as a whole. It must not block."""
 
@@ -77,7 +77,7 @@ class Fleet:
         """The new services of the first poll; None before it."""
         self._hidden: set[str] = set()
         """Services that an operator removed and that the registry still lists."""
-        self._callbacks: dict[object, Callback] = {}
+        self._callbacks: dict[object, FleetCallback] = {}
         self.loaded = False
         """Whether the registry was ever read."""
         self._was_stale = False
@@ -133,7 +133,7 @@ class Fleet:
         """Recent metrics of an instance, oldest first."""
         return self._metrics.of((service, id))
 
-    def subscribe(self, callback: Callback) -> Callable[[], None]:
+    def subscribe(self, callback: FleetCallback) -> Callable[[], None]:
         """Call `callback` after each change, until the returned function is called."""
         subscription = object()
         self._callbacks[subscription] = callback

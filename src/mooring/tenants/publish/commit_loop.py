@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 TRIES = 200
 """Consecutive conflicts with other publishers after which a publish fails."""
 
-Change = Callable[[Parts], Parts]
+ChangeParts = Callable[[Parts], Parts]
 """Returns the target for the stored parts."""
 
 
@@ -59,7 +59,7 @@ class CommitLoop:
         self._committer, self._sweeper = committer, sweeper
         self._passwords = PasswordPlanner(committer.store, committer.keys, ring)
 
-    async def preview(self, state: PublishState, change: Change) -> list[PartDiff]:
+    async def preview(self, state: PublishState, change: ChangeParts) -> list[PartDiff]:
         """What `change` would change. Raises what it would raise."""
         seen = await self._committer.read(state.tenant, state.resent)
         if state.require is not None:
@@ -70,7 +70,7 @@ class CommitLoop:
         return diff_parts(seen.stored.parts, target, seen.stored.resent)
 
     async def change(
-        self, state: PublishState, change: Change, *, only_at: int | None = None
+        self, state: PublishState, change: ChangeParts, *, only_at: int | None = None
     ) -> PublishResult:
         """`only_at`: raise `HistoryAdvanced` unless this is the newest entry that is not ours."""
         tenant = check_owner(state.tenant)

@@ -43,7 +43,7 @@ from mooring.tenants.publish.commit_loop import (
     HistoryAdvanced,
     too_many_conflicts,
 )
-from mooring.tenants.publish.commit_loop import Change as Change
+from mooring.tenants.publish.commit_loop import ChangeParts as ChangeParts
 from mooring.tenants.publish.committer import Committer, sentinel_write
 from mooring.tenants.publish.encryption import RekeyResult as RekeyResult
 from mooring.tenants.publish.encryption import rekey
@@ -142,7 +142,7 @@ class Publisher:
     async def change(
         self,
         tenant: Owner,
-        change: Change,
+        change: ChangeParts,
         *,
         action: str = "publish",
         note: str = "",
@@ -204,7 +204,7 @@ class Publisher:
         state = PublishState(area_of(path), "publish", "", require=require, resent=resent)
         return await self._commit_loop.preview(state, change)
 
-    def _common_change(self, path: str, value: JSON) -> tuple[str, Change]:
+    def _common_change(self, path: str, value: JSON) -> tuple[str, ChangeParts]:
         """The path and the change of a shared setting. Raises `InvalidRequest` before anything is
         read."""
         self.keys.common_part(path)
@@ -311,7 +311,7 @@ class Publisher:
         if not self._ring.current:
             raise InvalidRequest(message("rekey_without_key", remedy=self._ring.remedy))
 
-        async def publish(tenant: Owner, change: Change) -> bool:
+        async def publish(tenant: Owner, change: ChangeParts) -> bool:
             return bool((await self.change(tenant, change, action="rekey")).changes)
 
         return await rekey(self._store, self.keys, self._ring, publish, progress)

@@ -106,7 +106,7 @@ log = logging.getLogger(__name__)
 
 _MISSING = Tenant(0)
 
-Callback = Callable[[Changed], None]
+TenantCallback = Callable[[Changed], None]
 
 
 class Tenants:
@@ -119,7 +119,7 @@ class Tenants:
         self._snapshot = snapshot or TenantSnapshot()
         self._age = age
         self._lock = threading.Lock()  # for subscriptions; lookups do not take it
-        self._callbacks: dict[int | None, tuple[tuple[Kind | None, Callback], ...]] = {}
+        self._callbacks: dict[int | None, tuple[tuple[Kind | None, TenantCallback], ...]] = {}
 
     @property
     def snapshot(self) -> TenantSnapshot:
@@ -235,7 +235,7 @@ class Tenants:
         return self._snapshot.health
 
     def subscribe(
-        self, callback: Callback, *, tenant: int | None = None, kind: Kind | None = None
+        self, callback: TenantCallback, *, tenant: int | None = None, kind: Kind | None = None
     ) -> Callable[[], None]:
         """Call back at each change, or at those of one tenant or kind, once all changes of its
         revision can be read. The callback runs on the event loop's thread and must not block. Call
@@ -273,7 +273,7 @@ class Tenants:
         return f"<{len(self._snapshot.tenants)} tenants at revision {self.revision}>"
 
 
-def _call(callback: Callback, change: Changed) -> None:
+def _call(callback: TenantCallback, change: Changed) -> None:
     try:
         callback(change)
     except Exception:
