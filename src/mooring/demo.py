@@ -60,14 +60,14 @@ INSTANCES = tuple(
 )
 
 
-Action = Literal["fail", "recover", "drain", "stop", "restart"]
+DemoAction = Literal["fail", "recover", "drain", "stop", "restart"]
 """The methods of a `DemoInstance`."""
 
 
 class ScriptStep(NamedTuple):
     at: float
     """Seconds from the beginning of a round."""
-    action: Action
+    action: DemoAction
     service: str
     number: int
     """The instance, counted from 1; 0 means all instances of the service."""

@@ -29,7 +29,7 @@ from mooring.tenants.publish.merge import PASSWORD
 from mooring.tenants.secrets import Keyring
 from mooring.tenants.validation import EXTRA, FIELDS
 
-Action = Literal["add", "change", "remove"]
+DiffAction = Literal["add", "change", "remove"]
 
 
 class FieldChange(NamedTuple):
@@ -41,7 +41,7 @@ class FieldChange(NamedTuple):
     """Whether the whole value is secret, regardless of its name."""
 
     @property
-    def action(self) -> Action:
+    def action(self) -> DiffAction:
         return action_of(self.before, self.after)
 
     @property
@@ -54,7 +54,7 @@ class FieldChange(NamedTuple):
         return masked(self.before) == masked(self.after)
 
 
-def action_of(before: object, after: object) -> Action:
+def action_of(before: object, after: object) -> DiffAction:
     if before is None:
         return "add"
     return "remove" if after is None else "change"

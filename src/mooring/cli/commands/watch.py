@@ -21,9 +21,9 @@ from mooring.mirror import Change
 from mooring.model import JSON, Instance
 from mooring.registry.json_values import number
 
-Action = Literal["added", "removed", "updated"]
+WatchAction = Literal["added", "removed", "updated"]
 
-_SIGNS: Mapping[Action, tuple[str, str]] = {
+_SIGNS: Mapping[WatchAction, tuple[str, str]] = {
     "added": ("+", typer.colors.GREEN),
     "removed": ("-", typer.colors.RED),
     "updated": ("~", typer.colors.YELLOW),
@@ -75,7 +75,7 @@ def _report_staleness(view: View, before: bool) -> bool:
 
 
 class InstanceChange(NamedTuple):
-    action: Action
+    action: WatchAction
     instance: Instance
     """The present state, or the last one before removal."""
     changed: Mapping[str, tuple[str, str]]

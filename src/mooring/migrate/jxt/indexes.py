@@ -17,7 +17,7 @@ import msgspec
 
 from mooring.migrate.jxt.format import OldIndex, OldIndexEntry, OldKeys, is_spelling_of
 from mooring.migrate.jxt.merge_rule import Base
-from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, PartPlan, Verdict
+from mooring.migrate.jxt.plan import DELETABLE, DIFFERENT, KeyVerdict, PartPlan
 from mooring.migrate.jxt.reader import UnitReader
 from mooring.migrate.jxt.state import CutoverState, SyncedState, UnitState
 from mooring.model import JSON
@@ -62,7 +62,7 @@ def compare_old_indexes(
         yield PartPlan(unit, index.key, verdict, why, index.modified)
 
 
-def _compare_owned_index(part: Verdict | None) -> tuple[Verdict, str]:
+def _compare_owned_index(part: KeyVerdict | None) -> tuple[KeyVerdict, str]:
     """The verdict on an old index that refers to an old part with this verdict."""
     if part in DELETABLE:
         return "equal", _FOLLOWS

@@ -98,7 +98,7 @@ def _claims_by_part(keys: TenantKeys, unit: int, parts: Mapping[str, object]) ->
     return {path: claims(keys, unit, {path: value}) for path, value in parts.items()}
 
 
-Verdict: TypeAlias = Literal[
+KeyVerdict: TypeAlias = Literal[
     "missing",
     "differs",
     "surplus",
@@ -121,7 +121,7 @@ Verdict: TypeAlias = Literal[
     "foreign",
 ]
 
-REASONS: Mapping[Verdict, str] = {
+REASONS: Mapping[KeyVerdict, str] = {
     "missing": "it is not among the new keys",
     "differs": "the new key has another value, and is older",
     "surplus": "the new key is a copy of an old key that no longer exists",
@@ -144,16 +144,18 @@ REASONS: Mapping[Verdict, str] = {
     "foreign": "it is not one of the old keys",
 }
 
-WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "surplus", "unindexed", "dangling"})
+WRITTEN: frozenset[KeyVerdict] = frozenset(
+    {"missing", "differs", "surplus", "unindexed", "dangling"}
+)
 """A copy writes these."""
-DIFFERENT: frozenset[Verdict] = WRITTEN | {"deleted", "blocked", "contested"}
+DIFFERENT: frozenset[KeyVerdict] = WRITTEN | {"deleted", "blocked", "contested"}
 """These prevent the deletion of the old keys."""
-DELETABLE: frozenset[Verdict] = frozenset({"equal", "newer", "superseded", "abandoned"})
+DELETABLE: frozenset[KeyVerdict] = frozenset({"equal", "newer", "superseded", "abandoned"})
 """Keys that may be deleted in the end. All others are reported, and stay."""
-LEFT: frozenset[Verdict] = frozenset({"taken", "refused", "unreadable", "late"})
+LEFT: frozenset[KeyVerdict] = frozenset({"taken", "refused", "unreadable", "late"})
 """Values that are not among the new keys."""
 
-_MOST_URGENT: tuple[Verdict, ...] = (
+_MOST_URGENT: tuple[KeyVerdict, ...] = (
     "missing",
     "differs",
     "deleted",
@@ -173,7 +175,7 @@ class PartPlan(msgspec.Struct, frozen=True):
     unit: int
     """The tenant; 0 for common settings, and if unknown."""
     key: bytes
-    verdict: Verdict
+    verdict: KeyVerdict
     why: str = ""
     modified: int = 0
 
@@ -221,13 +223,13 @@ def new_key(keys: TenantKeys, unit: int, path: str) -> bytes:
 
 def _compare_key(
     state: UnitState, old_key: TranslatedKey, criteria: Criteria
-) -> tuple[Verdict, str]:
+) -> tuple[KeyVerdict, str]:
     """The most urgent verdict on the parts of a key."""
     if not old_key.readable:
         return "unreadable", "; ".join(old_key.problems)
     if old_key.superseded:
         return "superseded", ""
-    results: list[tuple[Verdict, str]] = [("refused", problem) for problem in old_key.problems]
+    results: list[tuple[KeyVerdict, str]] = [("refused", problem) for problem in old_key.problems]
     results += [_compare_part(state, path, criteria) for path in old_key.paths]
     verdicts = {verdict for verdict, _ in results}
     for verdict in _MOST_URGENT:
@@ -236,7 +238,7 @@ def _compare_key(
     return "equal", "" if results else "it is empty"
 
 
-def _compare_part(state: UnitState, path: str, criteria: Criteria) -> tuple[Verdict, str]:
+def _compare_part(state: UnitState, path: str, criteria: Criteria) -> tuple[KeyVerdict, str]:
     if path not in state.old.parts:
         return "unreadable", f"{path} is unknown: another key that may contain it is unreadable"
     if isinstance(state.new.get(path), UnreadablePart):
@@ -251,13 +253,13 @@ def _compare_part(state: UnitState, path: str, criteria: Criteria) -> tuple[Verd
     if decision.move == "out of old":
         return ("newer", "removed there") if path in criteria.removed else ("deleted", "")
     if decision.move == "to new":
-        verdict: Verdict = "differs" if path in state.new else "missing"
+        verdict: KeyVerdict = "differs" if path in state.new else "missing"
     else:
         verdict = "newer" if decision.move else "equal"
     return verdict, _CONFLICTS[verdict] if decision.conflict else ""
 
 
-_CONFLICTS: Mapping[Verdict, str] = {
+_CONFLICTS: Mapping[KeyVerdict, str] = {
     "missing": "deleted there, changed here",
     "differs": "both were changed: this is the later",
     "newer": "both were changed: the new key is the later",
@@ -265,7 +267,9 @@ _CONFLICTS: Mapping[Verdict, str] = {
 """Why a part has a verdict if both sides were changed."""
 
 
-def _compare_after_cutover(state: UnitState, path: str, criteria: Criteria) -> tuple[Verdict, str]:
+def _compare_after_cutover(
+    state: UnitState, path: str, criteria: Criteria
+) -> tuple[KeyVerdict, str]:
     """A value that was written later exists only in the old key, so it must not count as older."""
     decision = state.decide(path, criteria.ring, criteria.phase)
     changed = state.old.parts[path].modified > criteria.compared_at

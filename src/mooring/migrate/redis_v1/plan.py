@@ -20,7 +20,7 @@ from mooring.migrate.redis_v1.format import (
 )
 from mooring.registry.redis import layout
 
-Verdict: TypeAlias = Literal[
+InstanceVerdict: TypeAlias = Literal[
     "missing",
     "differs",
     "behind",
@@ -36,7 +36,7 @@ Verdict: TypeAlias = Literal[
     "unreadable",
 ]
 
-REASONS: Mapping[Verdict, str] = {
+REASONS: Mapping[InstanceVerdict, str] = {
     "missing": "v2 does not have it",
     "differs": "v2 has it with other details",
     "behind": "v2 has an older heartbeat",
@@ -52,9 +52,9 @@ REASONS: Mapping[Verdict, str] = {
     "unreadable": "it cannot be parsed, and is left alone",
 }
 
-WRITTEN: frozenset[Verdict] = frozenset({"missing", "differs", "behind", "half"})
+WRITTEN: frozenset[InstanceVerdict] = frozenset({"missing", "differs", "behind", "half"})
 """A copy writes these."""
-DIFFERENT: frozenset[Verdict] = WRITTEN | {"surplus", "stranded"}
+DIFFERENT: frozenset[InstanceVerdict] = WRITTEN | {"surplus", "stranded"}
 """These prevent the deletion of v1."""
 
 DELAY = 10_000
@@ -111,7 +111,7 @@ class InstancePlan:
     service: str
     id: str
     """Empty if it concerns the service, or a key."""
-    verdict: Verdict
+    verdict: InstanceVerdict
     why: str = ""
     differences: tuple[FieldDifference, ...] = ()
     notes: tuple[str, ...] = ()
@@ -184,13 +184,13 @@ def _parse_instance(v1: V1Service, id: str, limit: int) -> V1Record | None:
     return parse_record(v1.service, id, fields, limit=limit)
 
 
-def _unrepresentable(v1: V1Service, id: str, since: int) -> Verdict:
+def _unrepresentable(v1: V1Service, id: str, since: int) -> InstanceVerdict:
     return "stranded" if v1.is_alive(id, since) else "unreadable"
 
 
 def _compare_tiers(step: InstancePlan, record: V1Record, v2: V2Service) -> InstancePlan:
     if missing := _missing_tiers(v2, step.id):
-        verdict: Verdict = "missing" if len(missing) == 2 else "half"
+        verdict: InstanceVerdict = "missing" if len(missing) == 2 else "half"
         return replace(step, verdict=verdict, why="; ".join(missing))
     if changed := differences(record.fields, v2.records[step.id]):
         return replace(step, verdict="differs", differences=changed)

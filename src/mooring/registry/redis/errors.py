@@ -18,7 +18,7 @@ LOST = (redis.RedisError, redis.RedisClusterException, OSError, RuntimeError, At
 """What the driver raises for a lost connection. It raises the last two if a connection was closed
 during a call, by uvloop's transport or by its pool."""
 
-Verdict = Literal["script", "again", "elsewhere", "final"]
+RetryDecision = Literal["script", "again", "elsewhere", "final"]
 """`script`: send the text of the script. `again`: retry. `elsewhere`: reconnect to the current
 master and retry. `final`: do not retry."""
 
@@ -70,7 +70,7 @@ def kind_of(key: str) -> str:
     return _KINDS.get(key.rpartition(":")[2] if ":instance:" not in key else "", "hash")
 
 
-def judge(error: BaseException) -> Verdict:
+def judge(error: BaseException) -> RetryDecision:
     code = code_of(error)
     if code == "NOSCRIPT":
         return "script"

@@ -22,7 +22,7 @@ from mooring.server.auth.authorization import READING, need
 from mooring.server.http.request import PageQuery, paginate
 from mooring.server.http.response import HTTPError, Response, etag_matches
 from mooring.store.contract import Store
-from mooring.tenants.diff import Action, changes_to_json, masked_document, unmask_document
+from mooring.tenants.diff import DiffAction, changes_to_json, masked_document, unmask_document
 from mooring.tenants.document import Document, parse
 from mooring.tenants.keys import (
     AREAS,
@@ -107,7 +107,7 @@ class TenantDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 class PartChange(msgspec.Struct, frozen=True, kw_only=True):
     path: str
-    action: Action
+    action: DiffAction
     before: Any
     after: Any
     sensitive: list[str]

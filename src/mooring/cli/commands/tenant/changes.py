@@ -11,21 +11,21 @@ from mooring.cli.io.tables import show_json
 from mooring.formatting import printable
 from mooring.masking import is_hidden, is_split_key, masked
 from mooring.model import JSON
-from mooring.tenants.diff import Action, FieldChange, action_of, changed_fields, changes_to_json
+from mooring.tenants.diff import DiffAction, FieldChange, action_of, changed_fields, changes_to_json
 from mooring.tenants.history import UNREADABLE, is_sealed
 from mooring.tenants.keys import Owner, field_of, kind_of, named
 from mooring.tenants.parts import PartDiff, UnreadablePart
 from mooring.tenants.publish.result import PublishResult
 from mooring.tenants.validation import repeats_key
 
-_SIGNS: dict[Action, tuple[str, str]] = {
+_SIGNS: dict[DiffAction, tuple[str, str]] = {
     "add": ("+", "green"),
     "change": ("~", "yellow"),
     "remove": ("-", "red"),
 }
-_DONE: dict[Action, str] = {"add": "added", "change": "changed", "remove": "removed"}
+_DONE: dict[DiffAction, str] = {"add": "added", "change": "changed", "remove": "removed"}
 
-_SENSITIVE: dict[Action, str] = {
+_SENSITIVE: dict[DiffAction, str] = {
     "add": "(sensitive value is set)",
     "change": "(sensitive value changes)",
     "remove": "(sensitive value is removed)",
@@ -70,7 +70,7 @@ def print_changes(differences: Sequence[PartDiff]) -> None:
 
 def summary(differences: Iterable[PartDiff], *, done: bool = False) -> str:
     """`3 to add, 1 to change`, or `3 added, 1 changed`."""
-    counts: dict[Action, int] = {"add": 0, "change": 0, "remove": 0}
+    counts: dict[DiffAction, int] = {"add": 0, "change": 0, "remove": 0}
     for difference in differences:
         counts[action_of(difference.before, difference.after)] += 1
     if not any(counts.values()):
@@ -81,7 +81,7 @@ def summary(differences: Iterable[PartDiff], *, done: bool = False) -> str:
     )
 
 
-def lines(difference: PartDiff) -> Iterator[tuple[Action, str]]:
+def lines(difference: PartDiff) -> Iterator[tuple[DiffAction, str]]:
     """A line for each field that changes, or one for a whole part."""
     path, before, after = difference.path, difference.before, difference.after
     action = action_of(before, after)
