@@ -20,8 +20,8 @@ from mooring.tasks import Tasks
 from mooring.tenants.resolver import (
     Admission,
     AdmissionSettings,
-    Source,
     TenantRejection,
+    TenantsSource,
     acting_for,
 )
 from mooring.workers import SharedRegistration
@@ -234,7 +234,7 @@ class TenantMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        tenants: Source | None = None,
+        tenants: TenantsSource | None = None,
         **settings: Unpack[AdmissionSettings],
     ) -> None:
         self._app, self._tenants = app, tenants
@@ -253,11 +253,11 @@ class TenantMiddleware:
         with acting_for(decided):
             await self._app(scope, receive, send)
 
-    def _source(self, scope: Scope) -> Source | None:
+    def _source(self, scope: Scope) -> TenantsSource | None:
         if self._tenants is not None:
             return self._tenants
         try:
-            tenants: Source | None = scope["state"]["tenants"]
+            tenants: TenantsSource | None = scope["state"]["tenants"]
         except KeyError:
             raise InvalidRequest(
                 "TenantMiddleware has no tenants: pass them, or have the application's lifespan "

@@ -20,8 +20,8 @@ from mooring.tenants.model import Tenant
 from mooring.tenants.resolver import (
     Admission,
     AdmissionSettings,
-    Source,
     TenantRejection,
+    TenantsSource,
     acting_for,
 )
 from mooring.workers import SharedRegistration, WorkerState
@@ -132,7 +132,7 @@ class TenantMiddleware:
     def __init__(
         self,
         app: WSGIApplication,
-        tenants: Source,
+        tenants: TenantsSource,
         **settings: Unpack[AdmissionSettings],
     ) -> None:
         self._app, self._tenants = app, tenants

@@ -17,7 +17,7 @@ from mooring.formatting import quoted, yaml_in_words
 from mooring.settings import loader
 from mooring.settings.loader import Seconds
 
-Kind = Literal["absolute", "percentage", "any"]
+ThresholdKind = Literal["absolute", "percentage", "any"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Threshold:
     """
 
     threshold: float
-    type: Kind
+    type: ThresholdKind
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:

@@ -23,7 +23,7 @@ from mooring.model import JSON, walk
 from mooring.tenants.keys import identity, kind_of, name_of, normal_host
 from mooring.tenants.secrets import Keyring, Secret
 
-Status = Literal["active", "inactive", "suspended"]
+TenantStatus = Literal["active", "inactive", "suspended"]
 
 MAX_DEPTH = 100
 """Nested maps and lists that a value may have, since some functions that process it recurse."""
@@ -307,8 +307,8 @@ def _text(raw: bytes) -> str:
     return text
 
 
-Kind = Literal["meta", "domain", "database", "ftp", "storage"]
-KINDS: tuple[Kind, ...] = ("meta", "domain", "database", "ftp", "storage")
+PartKind = Literal["meta", "domain", "database", "ftp", "storage"]
+KINDS: tuple[PartKind, ...] = ("meta", "domain", "database", "ftp", "storage")
 
 
 _MAPS = {"database": "databases", "ftp": "ftp"}

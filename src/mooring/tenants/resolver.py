@@ -26,7 +26,7 @@ import msgspec
 from mooring.errors import InvalidRequest, NotConfigured, Unavailable
 from mooring.messages import Message, message
 from mooring.tenants.keys import host_of, is_id
-from mooring.tenants.model import Resolver, Status, Tenant
+from mooring.tenants.model import Resolver, Tenant, TenantStatus
 
 if TYPE_CHECKING:
     from mooring.tenants.read.tenants import Tenants
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REFUSED: tuple[Status, ...] = ("inactive", "suspended")
+REFUSED: tuple[TenantStatus, ...] = ("inactive", "suspended")
 """The statuses of tenants that are rejected by default."""
 
-Code = Literal[
+RejectionCode = Literal[
     "tenant_missing",
     "tenant_ambiguous",
     "tenant_malformed",
@@ -48,9 +48,9 @@ Code = Literal[
 ]
 
 _DEFAULT = Resolver()
-_STATUSES: tuple[Status, ...] = get_args(Status)
+_STATUSES: tuple[TenantStatus, ...] = get_args(TenantStatus)
 
-_HTTP_STATUSES: Mapping[Code, int] = {
+_HTTP_STATUSES: Mapping[RejectionCode, int] = {
     "tenant_unknown": 404,
     "tenant_inactive": 403,
     "tenant_suspended": 403,
@@ -77,7 +77,7 @@ class Request(Protocol):
         """All values of a header."""
 
 
-Source: TypeAlias = "Tenants | Callable[[], Tenants | None]"
+TenantsSource: TypeAlias = "Tenants | Callable[[], Tenants | None]"
 """The tenants, or a function that returns them. It returns None or raises `Unavailable` until they
 are loaded."""
 
@@ -96,7 +96,7 @@ class TenantReference(msgspec.Struct, frozen=True):
 class TenantRejection(msgspec.Struct, frozen=True):
     """Why a request is rejected, and the response to it."""
 
-    code: Code
+    code: RejectionCode
     message: Message
     tenant: int | str | None = None
     """The name in the request; None if there is none."""
@@ -131,7 +131,7 @@ class AdmissionSettings(TypedDict, total=False):
     """The arguments of `Admission`, which the middlewares pass on."""
 
     resolver: Resolver | None
-    refuse: Collection[Status]
+    refuse: Collection[TenantStatus]
     required: bool
     host_header: str
     exempt: Collection[str]
@@ -152,7 +152,7 @@ class Admission:
         self,
         *,
         resolver: Resolver | None = None,
-        refuse: Collection[Status] = REFUSED,
+        refuse: Collection[TenantStatus] = REFUSED,
         required: bool = True,
         host_header: str = "host",
         exempt: Collection[str] = (),
@@ -174,7 +174,9 @@ class Admission:
         self._logged: object = None
         """Why all requests are rejected, as logged last."""
 
-    def decide(self, source: Source | None, request: Request) -> Tenant | TenantRejection | None:
+    def decide(
+        self, source: TenantsSource | None, request: Request
+    ) -> Tenant | TenantRejection | None:
         """The request's tenant; None if it is admitted without one."""
         if self._exempt and self.exempts(request.path):
             return None
@@ -215,11 +217,11 @@ class Admission:
             status = "inactive"
         if status not in self._refuse:
             return tenant
-        code: Code = "tenant_suspended" if status == "suspended" else "tenant_inactive"
+        code: RejectionCode = "tenant_suspended" if status == "suspended" else "tenant_inactive"
         return TenantRejection(code, message(code), reference.shown)
 
 
-def _load(source: Source | None) -> tuple[Tenants | None, Message]:
+def _load(source: TenantsSource | None) -> tuple[Tenants | None, Message]:
     """The tenants, or the reason why there are none."""
     try:
         return (source() if callable(source) else source), UNAVAILABLE.message
@@ -250,7 +252,7 @@ def tenant_reference(
     distinct = {value.lower() for value in values}
     if len(distinct) == 1 and len(value := values[0]) <= _MAX_LENGTH and value.isprintable():
         return TenantReference("id" if value.isascii() and value.isdigit() else "code", value)
-    code: Code = "tenant_ambiguous" if distinct else "tenant_missing"
+    code: RejectionCode = "tenant_ambiguous" if distinct else "tenant_missing"
     if len(distinct) == 1:
         code = "tenant_malformed"
     place = message(kind, name=name[:_MAX_LENGTH])

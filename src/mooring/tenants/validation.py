@@ -27,7 +27,7 @@ from mooring.tenants.keys import (
 )
 from mooring.tenants.secrets import decoded
 
-Rule = Callable[[JSON], Message | None]
+FieldRule = Callable[[JSON], Message | None]
 """Returns the problem with a value, as a message that follows its name."""
 
 _CODE = re.compile(r"[A-Za-z0-9_]+")
@@ -78,7 +78,7 @@ def _flag(value: JSON) -> Message | None:
     return None if isinstance(value, bool) else _expected(_kind(value), "type_boolean")
 
 
-def _number(low: int, high: int = 2**53, *, whole: bool = True) -> Rule:
+def _number(low: int, high: int = 2**53, *, whole: bool = True) -> FieldRule:
     kinds: tuple[type, ...] = (int,) if whole else (int, float)
 
     def rule(value: JSON) -> Message | None:
@@ -90,11 +90,11 @@ def _number(low: int, high: int = 2**53, *, whole: bool = True) -> Rule:
     return rule
 
 
-def _one_of(*allowed: str) -> Rule:
+def _one_of(*allowed: str) -> FieldRule:
     return lambda value: None if value in allowed else _expected(value, "one_of", allowed=allowed)
 
 
-def _like(pattern: re.Pattern[str], expected: str) -> Rule:
+def _like(pattern: re.Pattern[str], expected: str) -> FieldRule:
     def rule(value: JSON) -> Message | None:
         if not isinstance(value, str):
             return _text(value)
@@ -159,7 +159,7 @@ _code = _like(_CODE, "code_letters")
 _user = _like(_USER, "user_letters")
 _service = _like(_SERVICE, "kebab_case")
 
-FIELDS: Mapping[str, Mapping[str, Rule]] = {
+FIELDS: Mapping[str, Mapping[str, FieldRule]] = {
     "meta": {
         "id": _number(1, MAX_ID),
         "code": _code,

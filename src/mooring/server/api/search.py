@@ -35,10 +35,10 @@ MAX_AGE = 2.0
 _MAX_SEARCHED = 1000  # characters of a text
 _MAX_RETURNED = 200
 
-Kind = Literal["service", "instance", "tenant", "lock"]
+SearchKind = Literal["service", "instance", "tenant", "lock"]
 MatchKind = Literal["exact", "prefix", "substring"]
 _MATCHES: tuple[MatchKind, ...] = ("exact", "prefix", "substring")
-_KINDS: tuple[Kind, ...] = ("service", "tenant", "lock", "instance")
+_KINDS: tuple[SearchKind, ...] = ("service", "tenant", "lock", "instance")
 
 
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +48,7 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    kind: Kind
+    kind: SearchKind
     name: str
     """The service, the lock, the id of the instance, or the name of the tenant."""
     service: str | None = None
@@ -87,7 +87,7 @@ _LOCKS: HubCache[list[LockInfo]] = HubCache(lambda hub: hub.locks())
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An object with the texts that a query may match."""
 
-    kind: Kind
+    kind: SearchKind
     name: str
     service: str | None = None
     tenant: int | None = None

@@ -16,7 +16,7 @@ from mooring.server.api.tenants import (
     PUBLISH_TENANT,
     READ_TENANT,
     TENANT,
-    Base,
+    BaseRevision,
     Note,
     PartChange,
     Precondition,
@@ -64,7 +64,7 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     dry: bool = False
     """Only preview the changes."""
     note: Note = ""
-    base: Base = ""
+    base: BaseRevision = ""
     """The `revision` that the caller read: 409 if the tenant has changed since."""
 
 

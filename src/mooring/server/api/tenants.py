@@ -52,8 +52,8 @@ TENANT = "/admin/tenants/{tenant}"
 _DIGITS = 20  # of the largest number
 
 Note = Annotated[str, msgspec.Meta(max_length=1000)]
-Base = Annotated[str, msgspec.Meta(max_length=100)]
-Section = dict[str, Any] | None | msgspec.UnsetType
+BaseRevision = Annotated[str, msgspec.Meta(max_length=100)]
+TenantSection = dict[str, Any] | None | msgspec.UnsetType
 
 
 class TenantsQuery(PageQuery, frozen=True, kw_only=True):
@@ -83,11 +83,11 @@ class TenantDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     id: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | msgspec.UnsetType = msgspec.UNSET
     """Optional, because the path contains it."""
-    meta: Section = msgspec.UNSET
-    domain: Section = msgspec.UNSET
-    database: Section = msgspec.UNSET
-    ftp: Section = msgspec.UNSET
-    storage: Section = msgspec.UNSET
+    meta: TenantSection = msgspec.UNSET
+    domain: TenantSection = msgspec.UNSET
+    database: TenantSection = msgspec.UNSET
+    ftp: TenantSection = msgspec.UNSET
+    storage: TenantSection = msgspec.UNSET
 
     def __repr__(self) -> str:
         return f"<document of tenant {self.id}>"  # the sections may contain secrets
@@ -135,7 +135,7 @@ class PublishReport(msgspec.Struct, frozen=True, kw_only=True):
 class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Note = ""
     """For the history and the audit log."""
-    base: Base = ""
+    base: BaseRevision = ""
     """The `revision` that the caller read: 409 if the tenant has changed since."""
 
 

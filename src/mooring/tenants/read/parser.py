@@ -19,8 +19,8 @@ from mooring.tenants.model import (
     KINDS,
     SETTINGS,
     Extra,
-    Kind,
     Part,
+    PartKind,
     Resolver,
     StorageDirectory,
     Tenant,
@@ -40,7 +40,7 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     """A tenant changed. `before` is None for a new one, `after` for a removed one."""
 
     tenant: int
-    kinds: frozenset[Kind]
+    kinds: frozenset[PartKind]
     """Which of its parts differ."""
     before: Tenant | None
     after: Tenant | None
@@ -207,7 +207,9 @@ def _same_types(one: Any, other: Any) -> bool:
 
 
 _EMPTY = Tenant(0)
-_FIELDS: Mapping[Kind, str] = {kind: "databases" if kind == "database" else kind for kind in KINDS}
+_FIELDS: Mapping[PartKind, str] = {
+    kind: "databases" if kind == "database" else kind for kind in KINDS
+}
 
 
 def _read_only(value: JSON) -> JSON:

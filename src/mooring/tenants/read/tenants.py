@@ -17,8 +17,8 @@ from mooring.tenants.model import (
     Database,
     Domain,
     Ftp,
-    Kind,
     Meta,
+    PartKind,
     Resolver,
     Storage,
     StorageDirectory,
@@ -119,7 +119,7 @@ class Tenants:
         self._snapshot = snapshot or TenantSnapshot()
         self._age = age
         self._lock = threading.Lock()  # for subscriptions; lookups do not take it
-        self._callbacks: dict[int | None, tuple[tuple[Kind | None, TenantCallback], ...]] = {}
+        self._callbacks: dict[int | None, tuple[tuple[PartKind | None, TenantCallback], ...]] = {}
 
     @property
     def snapshot(self) -> TenantSnapshot:
@@ -235,7 +235,7 @@ class Tenants:
         return self._snapshot.health
 
     def subscribe(
-        self, callback: TenantCallback, *, tenant: int | None = None, kind: Kind | None = None
+        self, callback: TenantCallback, *, tenant: int | None = None, kind: PartKind | None = None
     ) -> Callable[[], None]:
         """Call back at each change, or at those of one tenant or kind, once all changes of its
         revision can be read. The callback runs on the event loop's thread and must not block. Call
