@@ -21,7 +21,7 @@ from mooring.server.health_checks.checkers import (
     load_checkers,
 )
 from mooring.server.health_checks.scheduler import HealthChecks
-from mooring.server.health_checks.target_policy import Resolver, TargetPolicy
+from mooring.server.health_checks.target_policy import ResolveHost, TargetPolicy
 from mooring.server.live.departures import InstanceKey
 from mooring.server.live.state import Fleet
 from mooring.server.settings import CheckSettings
@@ -142,7 +142,7 @@ def running(
     *,
     checkers: dict[str, Checker] | None = None,
     policy: TargetPolicy = LAPTOP,
-    resolve: Resolver | None = None,
+    resolve: ResolveHost | None = None,
 ) -> HealthChecks:
     return HealthChecks(
         cast(Fleet, fleet), settings, policy=policy, checkers=checkers, resolve=resolve

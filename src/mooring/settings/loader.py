@@ -32,7 +32,7 @@ _KUBERNETES_VARIABLE = re.compile(
 )
 """Matches the variables with which Kubernetes describes a Service to every pod."""
 
-Tree = dict[str, Any]
+SettingsTree = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -49,9 +49,9 @@ def check_names(path: str, settings: Mapping[str, object], known: Iterable[str])
             raise InvalidRequest(f"unknown setting {_join(path, name)}{nearest(str(name), known)}")
 
 
-def renamed(root: str, settings: object, renames: Mapping[str, str]) -> Tree:
+def renamed(root: str, settings: object, renames: Mapping[str, str]) -> SettingsTree:
     """A copy of the settings in which the current names replace old ones."""
-    sections: Tree = {
+    sections: SettingsTree = {
         name: dict(section) if isinstance(section, Mapping) else section
         for name, section in _mapping(root, settings).items()
     }
@@ -71,7 +71,7 @@ def renamed(root: str, settings: object, renames: Mapping[str, str]) -> Tree:
 
 def from_environment(
     root: str, shape: type[msgspec.Struct], environ: Mapping[str, str], renames: Mapping[str, str]
-) -> Tree:
+) -> SettingsTree:
     """The settings in the variables `MOORING_{ROOT}_{SECTION}_{NAME}`, by section and name.
 
     Ignores `MOORING_{ROOT}` itself, and the variables of a Kubernetes Service `mooring-{root}`.
@@ -86,7 +86,7 @@ def from_environment(
         _variable_name(root, *old.split(".")): _variable_name(root, *current.split("."))
         for old, current in renames.items()
     }
-    settings: Tree = {}
+    settings: SettingsTree = {}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(_variable_name(root, "")):
             continue
@@ -106,7 +106,7 @@ def from_environment(
     return settings
 
 
-def overlay(settings: Tree, overrides: Tree) -> None:
+def overlay(settings: SettingsTree, overrides: SettingsTree) -> None:
     """Merge `overrides` into the settings, section by section."""
     for name, section in overrides.items():
         below = settings.get(name)

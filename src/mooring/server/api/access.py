@@ -167,18 +167,18 @@ def _token(tokens: Tokens, id: str) -> Token | None:
     return next((token for token in tokens.listed() if token.id == id), None)
 
 
-_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+_AuditText = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class AuditQuery(PageQuery, frozen=True, kw_only=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    actor: _Text = ""
+    actor: _AuditText = ""
     """The name of a token."""
-    token: _Text = ""
+    token: _AuditText = ""
     """The id of a token."""
-    service: _Text = ""
-    tenant: _Text = ""
-    method: _Text = ""
+    service: _AuditText = ""
+    tenant: _AuditText = ""
+    method: _AuditText = ""
     refused: bool | None = None
     """Only refused calls, or only successful ones."""
 

@@ -33,15 +33,15 @@ configuration = partial(
 MAX_CHANGES = 100
 """Values in one change: the audit entry contains all of them."""
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+ConfigKey = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class ConfigPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes of some values; the others stay."""
 
-    set: Annotated[dict[Name, Any], msgspec.Meta(max_length=MAX_CHANGES)] = {}
+    set: Annotated[dict[ConfigKey, Any], msgspec.Meta(max_length=MAX_CHANGES)] = {}
     """A mask stands for the stored secret."""
-    unset: Annotated[list[Name], msgspec.Meta(max_length=MAX_CHANGES)] = []
+    unset: Annotated[list[ConfigKey], msgspec.Meta(max_length=MAX_CHANGES)] = []
 
 
 class ServiceInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

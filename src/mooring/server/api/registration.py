@@ -36,7 +36,7 @@ INSTANCES = "/registry/services/{service}/instances"
 
 _REMOVED = 410
 
-Text = Annotated[str, msgspec.Meta(max_length=200)]
+InstanceText = Annotated[str, msgspec.Meta(max_length=200)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Incarnation = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
@@ -54,14 +54,14 @@ class RegistrationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     """An IP address or host name that callers can reach."""
     port: Port
-    protocol: Text = "tcp"
-    version: Text = "0.0.0"
-    zone: Text = ""
+    protocol: InstanceText = "tcp"
+    version: InstanceText = "0.0.0"
+    zone: InstanceText = ""
     weight: Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000)] = 1.0
     metadata: dict[str, str] = {}
     ports: dict[str, Port] = {}
     """Additional ports by protocol."""
-    id: Text = ""
+    id: InstanceText = ""
     """By default `host:port`; some registries allow no other."""
     incarnation: Annotated[str, msgspec.Meta(max_length=200, description=_INCARNATION)] = ""
     ttl: (
@@ -109,9 +109,9 @@ class DeregistrationQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class DiscoveryQuery(PageQuery, frozen=True, kw_only=True):
-    version: Text = ""
+    version: InstanceText = ""
     """Only instances of this version."""
-    zone: Text = ""
+    zone: InstanceText = ""
     """The zone of the caller, which is preferred."""
 
 

@@ -52,32 +52,32 @@ INSTANCE = f"{INSTANCES}/{{id}}"
 
 STALE = "X-Mooring-Stale"
 
-Text = Annotated[str, msgspec.Meta(max_length=500)]
+FilterText = Annotated[str, msgspec.Meta(max_length=500)]
 
 
 class ServicesQuery(PageQuery, frozen=True, kw_only=True):
-    name: Text = ""
+    name: FilterText = ""
     """A substring of the name, ignoring case."""
-    group: Text = ""
+    group: FilterText = ""
     healthy: bool | None = None
     """true: only services with instances, all of them healthy; false: only the others."""
 
 
 class InstancesQuery(PageQuery, frozen=True, kw_only=True):
-    name: Text = ""
+    name: FilterText = ""
     """A substring of the id, ignoring case."""
     healthy: bool | None = None
     enabled: bool | None = None
     state: DisplayState | None = None
-    zone: Text | None = None
-    version: Text = ""
+    zone: FilterText | None = None
+    version: FilterText = ""
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The selection of a caller."""
 
-    version: Text = ""
-    zone: Text = ""
+    version: FilterText = ""
+    zone: FilterText = ""
 
 
 class RotationExplanation(msgspec.Struct, frozen=True, rename="camel"):

@@ -29,7 +29,7 @@ from mooring.server.health_checks.checkers import (
 from mooring.server.health_checks.target_policy import (
     CheckSkipped,
     HostLookups,
-    Resolver,
+    ResolveHost,
     TargetPolicy,
 )
 from mooring.server.live.departures import InstanceKey
@@ -77,7 +77,7 @@ class HealthChecks:
         *,
         policy: TargetPolicy,
         checkers: Mapping[str, Checker] | None = None,
-        resolve: Resolver | None = None,
+        resolve: ResolveHost | None = None,
     ) -> None:
         self._fleet, self._settings, self._policy = fleet, settings, policy
         self._checkers = checkers or load_checkers(settings.protocols, ca=settings.ca)

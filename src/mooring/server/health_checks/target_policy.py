@@ -25,7 +25,7 @@ from mooring.server.health_checks.checkers import Target
 from mooring.server.settings import CheckSettings, is_path
 from mooring.tasks import in_thread
 
-Address: TypeAlias = IPv4Address | IPv6Address
+IPAddress: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
 HEALTH_PORT = "health"
@@ -67,7 +67,7 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 MAX_ADDRESSES = 4
 """Addresses of one host name that are tried."""
 
-Resolver = Callable[[str], Awaitable[Sequence[str]]]
+ResolveHost = Callable[[str], Awaitable[Sequence[str]]]
 """Resolves a host name to IP addresses, best first. Raises `OSError` if there are none."""
 
 
@@ -79,7 +79,7 @@ class CheckSkipped(Exception):
         self.message = reason
 
 
-def effective_addresses(address: Address) -> Iterator[Address]:
+def effective_addresses(address: IPAddress) -> Iterator[IPAddress]:
     """The address itself, and the IPv4 addresses in it to which a translator or tunnel would
     forward. A mapped address is only IPv4."""
     if isinstance(address, IPv4Address):
@@ -101,7 +101,7 @@ def effective_addresses(address: Address) -> Iterator[Address]:
         yield IPv4Address(number & 0xFFFFFFFF)
 
 
-def own_addresses() -> frozenset[Address]:
+def own_addresses() -> frozenset[IPAddress]:
     """The addresses of this machine's interfaces."""
     return frozenset(
         ipaddress.ip_address(assigned.address.partition("%")[0])
@@ -120,7 +120,7 @@ class TargetPolicy:
     """Whether loopback may be probed if there are no `networks`, as on a laptop."""
     ports: frozenset[int] = frozenset()
     """The ports of this server, which are not probed at its own addresses."""
-    own: Callable[[], Collection[Address]] = own_addresses
+    own: Callable[[], Collection[IPAddress]] = own_addresses
 
     def objection(self, address: str, port: int) -> Message | None:
         """Why an address must not be probed, to follow a subject; None if it may be."""
@@ -133,7 +133,7 @@ class TargetPolicy:
         objections = (self._objection(meant, port) for meant in effective_addresses(parsed))
         return next(filter(None, objections), None)
 
-    def _objection(self, address: Address, port: int) -> Message | None:
+    def _objection(self, address: IPAddress, port: int) -> Message | None:
         for kind, networks in _NEVER:
             if _within(address, networks):
                 return message(kind)
@@ -168,7 +168,7 @@ def _path_of(instance: Instance, settings: CheckSettings) -> str:
 
 
 async def targets(
-    instance: Instance, settings: CheckSettings, policy: TargetPolicy, resolve: Resolver
+    instance: Instance, settings: CheckSettings, policy: TargetPolicy, resolve: ResolveHost
 ) -> list[Target]:
     """The targets for an instance, best first. Resolves the host name and checks every address.
 
@@ -214,7 +214,7 @@ def _look_up(host: str) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
 
-def _within(address: Address, networks: Iterable[Network]) -> bool:
+def _within(address: IPAddress, networks: Iterable[Network]) -> bool:
     return any(address in network for network in networks)
 
 
