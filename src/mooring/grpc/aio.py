@@ -20,8 +20,8 @@ from mooring.formatting import quoted
 from mooring.grpc.methods import ConnectionMethod, Repeatable, method_maker
 from mooring.grpc.options import (
     RESILIENCE,
+    ChannelOptions,
     HealthCheck,
-    Options,
     service_of,
     subchannel_options,
 )
@@ -128,7 +128,7 @@ def channel(
     tries: int = 3,
     health: HealthCheck = True,
     credentials: grpc.ChannelCredentials | None = None,
-    options: Options = (),
+    options: ChannelOptions = (),
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     compression: grpc.Compression | None = None,
     **discovery: Unpack[DiscoveryOptions],

@@ -26,8 +26,8 @@ from mooring.grpc.methods import (
     was_not_sent,
 )
 from mooring.grpc.options import (
+    ChannelOptions,
     HealthCheck,
-    Options,
     authority,
     route_options,
     service_of,
@@ -188,7 +188,7 @@ def channel(
     tries: int = 3,
     health: HealthCheck = True,
     credentials: grpc.ChannelCredentials | None = None,
-    options: Options = (),
+    options: ChannelOptions = (),
     interceptors: Sequence[Any] = (),
     compression: grpc.Compression | None = None,
     policy: str = "round_robin",
@@ -227,7 +227,7 @@ def channel(
 
 def _connect(
     credentials: grpc.ChannelCredentials | None,
-    options: Options,
+    options: ChannelOptions,
     interceptors: Sequence[Any],
     compression: grpc.Compression | None,
     target: str,

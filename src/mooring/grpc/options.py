@@ -16,15 +16,16 @@ from mooring.grpc.methods import Repeatable
 from mooring.model import Instance
 from mooring.names import split_service
 
-Options: TypeAlias = Sequence[tuple[str, Any]]
+ChannelOptions: TypeAlias = Sequence[tuple[str, Any]]
 HealthCheck: TypeAlias = bool | str
 """Whether to check the health of instances; a text names the service to check."""
-Config: TypeAlias = dict[str, Any]
+ConfigJSON: TypeAlias = dict[str, Any]
+"""A service config, or a part of it."""
 
 CONFIG_KEY = "grpc.service_config"
 _NEVER = 2**31 - 1
 
-CHANNEL_OPTIONS: Options = (
+CHANNEL_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -34,7 +35,7 @@ CHANNEL_OPTIONS: Options = (
 connection, as after a network failure. Only for servers with `SERVER_OPTIONS`: others close the
 connection with `too_many_pings`."""
 
-SERVER_OPTIONS: Options = (
+SERVER_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
@@ -44,7 +45,7 @@ SERVER_OPTIONS: Options = (
 """For `options` of `grpc.server` and `grpc.aio.server`: accept the pings of clients with
 `CHANNEL_OPTIONS`, and close connections to dead clients."""
 
-_CONNECTION_OPTIONS: Options = (
+_CONNECTION_OPTIONS: ChannelOptions = (
     # Idle connections are kept: an instance without a connection is not in rotation.
     ("grpc.client_idle_timeout_ms", _NEVER),
     # By default gRPC waits for up to two minutes before it reconnects to a restarted server.
@@ -54,7 +55,7 @@ _CONNECTION_OPTIONS: Options = (
 )
 
 
-def subchannel_options(options: Options, health: HealthCheck) -> Options:
+def subchannel_options(options: ChannelOptions, health: HealthCheck) -> ChannelOptions:
     """For a channel to one instance. The caller's options win."""
     return (
         (CONFIG_KEY, merged(options, health)),
@@ -65,12 +66,14 @@ def subchannel_options(options: Options, health: HealthCheck) -> Options:
     )
 
 
-def route_options(options: Options, health: HealthCheck, repeatable: Repeatable) -> Options:
+def route_options(
+    options: ChannelOptions, health: HealthCheck, repeatable: Repeatable
+) -> ChannelOptions:
     """For a channel to all instances: gRPC itself does the round robin and the retries."""
     return ((CONFIG_KEY, merged(options, health, repeatable)), *options, *_CONNECTION_OPTIONS)
 
 
-def authority(service: str) -> Options:
+def authority(service: str) -> ChannelOptions:
     """The `:authority` on a channel to all instances, encoded as gRPC does it for
     `etcdv3:///group/service`. Without it gRPC sends all addresses, a list too long for servers."""
     return (("grpc.default_authority", quote(service, safe="!$&'()*+,;=:[]@")),)
@@ -125,7 +128,9 @@ _THROTTLING = {"maxTokens": 100, "tokenRatio": 0.2}
 """Fifty retries, and one more for every five successes, like the retry budget on asyncio."""
 
 
-def merged(options: Options, health: HealthCheck, repeatable: Repeatable | None = None) -> str:
+def merged(
+    options: ChannelOptions, health: HealthCheck, repeatable: Repeatable | None = None
+) -> str:
     """The JSON of the config: round robin, health checks unless `health` is False, and retries of
     the `repeatable` methods. Raises `InvalidRequest` for an invalid or contradictory config."""
     if not isinstance(health, bool | str):
@@ -150,7 +155,7 @@ def merged(options: Options, health: HealthCheck, repeatable: Repeatable | None 
     return json.dumps(config)
 
 
-def _callers_config(options: Options) -> Config:
+def _callers_config(options: ChannelOptions) -> ConfigJSON:
     """The caller's config. Of several options with the same name, gRPC takes the first."""
     text = next((value for name, value in options if name == CONFIG_KEY), "{}")
     try:
@@ -167,11 +172,11 @@ def _callers_config(options: Options) -> Config:
     return dict(config)
 
 
-Name: TypeAlias = tuple[str, str]
+MethodName: TypeAlias = tuple[str, str]
 """Service and method. An empty method stands for all methods, an empty service for all services."""
 
 
-def _with_retries(methods: Sequence[Config], repeatable: Repeatable) -> list[Config]:
+def _with_retries(methods: Sequence[ConfigJSON], repeatable: Repeatable) -> list[ConfigJSON]:
     """Add a retry policy for each repeatable method. gRPC applies only the most specific entry to
     a call, so a new entry repeats what the caller set for the method, and an entry of the caller's
     that is more specific than a new one gets the policy too."""
@@ -187,7 +192,7 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable) -> list[Con
         for entry in methods
         for name in _names(entry)
     }
-    added: dict[Name, Config] = {}
+    added: dict[MethodName, ConfigJSON] = {}
     for service, method in repeatable.names:
         if "retryPolicy" in entries.get((service, method), {}):
             raise InvalidRequest(
@@ -195,7 +200,9 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable) -> list[Con
                 f"{CONFIG_KEY} has a retryPolicy: remove one of them"
             )
         less_specific = ((service, method), (service, ""), ("", ""))
-        inherited: Config = next((entries[name] for name in less_specific if name in entries), {})
+        inherited: ConfigJSON = next(
+            (entries[name] for name in less_specific if name in entries), {}
+        )
         added[service, method] = {**inherited, "retryPolicy": policy}
         for name, settings in entries.items():
             if not method and name[0] == service and name[1] and "retryPolicy" not in settings:
@@ -203,12 +210,12 @@ def _with_retries(methods: Sequence[Config], repeatable: Repeatable) -> list[Con
     return [{"name": [_name(*name)], **settings} for name, settings in {**entries, **added}.items()]
 
 
-def _names(entry: Config) -> Iterator[Name]:
+def _names(entry: ConfigJSON) -> Iterator[MethodName]:
     for name in entry.get("name", []):
         if not isinstance(name, Mapping):
             raise InvalidRequest(f"the option {CONFIG_KEY}: each name in methodConfig is an object")
         yield str(name.get("service", "")), str(name.get("method", ""))
 
 
-def _name(service: str, method: str) -> Config:
+def _name(service: str, method: str) -> ConfigJSON:
     return {**({"service": service} if service else {}), **({"method": method} if method else {})}
