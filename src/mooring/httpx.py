@@ -65,7 +65,7 @@ FAILURE_STATUSES = frozenset({502, 503, 504})
 
 _UNKNOWN_FOR = 1.0  # seconds until an unknown service is looked up again
 
-Stream = httpx.AsyncByteStream | httpx.SyncByteStream
+BodyStream = httpx.AsyncByteStream | httpx.SyncByteStream
 EndCall = Callable[[BaseException | None], None]
 
 
@@ -192,7 +192,7 @@ class Transport(httpx.BaseTransport):
 class RequestBody(httpx.SyncByteStream, httpx.AsyncByteStream):
     """The body of a request, which knows whether it can be sent from its beginning."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: BodyStream) -> None:
         self._stream = stream
         self._started = False
 
@@ -214,7 +214,7 @@ class RequestBody(httpx.SyncByteStream, httpx.AsyncByteStream):
 class _CallEnd:
     """Ends a call when the body of its response is closed."""
 
-    def __init__(self, stream: Stream, end: EndCall, failure: BaseException | None) -> None:
+    def __init__(self, stream: BodyStream, end: EndCall, failure: BaseException | None) -> None:
         self._stream, self._end, self._failure = stream, end, failure
 
     @contextmanager

@@ -30,8 +30,8 @@ MAX_MESSAGE = MAX_REQUEST_BYTES + 512 * 1024
 
 _LATE = 10  # tenths of a second in which calls may still arrive after a stop
 
-Unary = Callable[[Any], Awaitable[Any]]
-Stream = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
+UnaryMethod = Callable[[Any], Awaitable[Any]]
+StreamMethod = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 Run = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
@@ -53,7 +53,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._came += 1
         return self.handlers.get(details.method) or self._unknown(details.method)
 
-    def unary(self, name: str, method: Unary, *, needs_token: bool = True) -> None:
+    def unary(self, name: str, method: UnaryMethod, *, needs_token: bool = True) -> None:
         """Serve a method with one request and one response."""
 
         async def run(request: Any, _: grpc.aio.ServicerContext) -> Any:
@@ -62,7 +62,7 @@ class RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         kind = grpc.unary_unary_rpc_method_handler
         self._serve(name, kind, run, UNREADABLE, needs_token=needs_token)
 
-    def stream(self, name: str, method: Stream, *, needs_token: bool = True) -> None:
+    def stream(self, name: str, method: StreamMethod, *, needs_token: bool = True) -> None:
         """Serve a method that reads requests and writes responses."""
 
         async def run(_: Any, context: grpc.aio.ServicerContext) -> RpcStatus | None:

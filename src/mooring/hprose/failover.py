@@ -102,7 +102,7 @@ log = logging.getLogger(__name__)
 Connect = Callable[[str], HproseClient]
 """Creates hprose's client for the URL of a server. Raises `ValueError` if it cannot."""
 
-Run = Callable[[Callable[[], object]], Awaitable[object]]
+RunBlocking = Callable[[Callable[[], object]], Awaitable[object]]
 """Executes a blocking function."""
 
 
@@ -190,7 +190,7 @@ class CallDispatcher:
         self._changed.set()
 
     async def invoke(
-        self, name: str, args: Sequence[object], run: Run, **options: object
+        self, name: str, args: Sequence[object], run: RunBlocking, **options: object
     ) -> object:
         """Call a remote function, with failover. `run` executes the blocking part."""
         call = RemoteCall(name, await self._first())

@@ -190,7 +190,7 @@ class Delete(msgspec.Struct, frozen=True, gc=False):
 
 
 Write = Put | Delete
-Field = Literal["created", "modified", "lease", "value"]
+CheckField = Literal["created", "modified", "lease", "value"]
 
 
 class Check(msgspec.Struct, frozen=True, gc=False):
@@ -201,7 +201,7 @@ class Check(msgspec.Struct, frozen=True, gc=False):
     """
 
     key: bytes
-    field: Field
+    field: CheckField
     expected: int | bytes
     equal: bool = True
 

@@ -23,7 +23,7 @@ from mooring.registry.redis.errors import LOST, reason_of
 from mooring.registry.redis.pipeline import LANES, RedisCall, plain, send
 from mooring.tasks import Tasks
 
-Node: TypeAlias = tuple[str, int]
+NodeAddress: TypeAlias = tuple[str, int]
 
 _DISCOVERY_TIMEOUT = 1.0
 """Seconds that one node has to report the slots."""
@@ -33,29 +33,29 @@ _REDISCOVERY = 60.0
 
 
 class ClusterClient:
-    def __init__(self, seeds: Sequence[Node], options: dict[str, Any]) -> None:
+    def __init__(self, seeds: Sequence[NodeAddress], options: dict[str, Any]) -> None:
         self._seeds, self._options = tuple(seeds), options
-        self._clients: dict[Node, Redis] = {}
-        self._ranges: list[tuple[int, int, Node]] = []
-        self._moved: dict[int, Node] = {}
+        self._clients: dict[NodeAddress, Redis] = {}
+        self._ranges: list[tuple[int, int, NodeAddress]] = []
+        self._moved: dict[int, NodeAddress] = {}
         """Slots that moved since the last discovery."""
-        self._known: set[Node] = set()
+        self._known: set[NodeAddress] = set()
         """All nodes of the last discovery, with replicas: the masters may be gone since."""
-        self._suspects: set[Node] = set()
-        self._lanes: dict[Node, asyncio.Semaphore] = {}
+        self._suspects: set[NodeAddress] = set()
+        self._lanes: dict[NodeAddress, asyncio.Semaphore] = {}
         self._discovering = asyncio.Lock()
         self._discoveries = 0
         self._discovered_at = 0.0
         self._tasks = Tasks()
         self._rediscovery: asyncio.Task[object] | None = None
 
-    def client(self, node: Node) -> Redis:
+    def client(self, node: NodeAddress) -> Redis:
         if node not in self._clients:
             host, port = node
             self._clients[node] = Redis(host=host, port=port, **self._options)
         return self._clients[node]
 
-    def node_of(self, call: RedisCall) -> Node | None:
+    def node_of(self, call: RedisCall) -> NodeAddress | None:
         """The node that holds the keys of a call, if known; any node for a call without keys."""
         if not call.keys:
             return random.choice(self._ranges)[2] if self._ranges else None
@@ -71,7 +71,7 @@ class ClusterClient:
             await self._discover()
         elif self._moved or time.monotonic() - self._discovered_at > _REDISCOVERY:
             self._rediscover()
-        placed: dict[Node | None, list[int]] = {}
+        placed: dict[NodeAddress | None, list[int]] = {}
         for index, call in enumerate(calls):
             placed.setdefault(self.node_of(call), []).append(index)
         results: list[Any] = [None] * len(calls)
@@ -93,7 +93,7 @@ class ClusterClient:
         with contextlib.suppress(driver.ConnectionError):
             await self._discover()
 
-    async def _send_to(self, node: Node | None, calls: list[RedisCall]) -> list[Any]:
+    async def _send_to(self, node: NodeAddress | None, calls: list[RedisCall]) -> list[Any]:
         if node is None:
             return [driver.ClusterDownError("CLUSTERDOWN no node holds this slot")] * len(calls)
         try:
@@ -113,7 +113,7 @@ class ClusterClient:
     async def _redirect(self, call: RedisCall, error: driver.AskError) -> Any:
         """Send a call to the node that its slot moved to (`MovedError` is an `AskError`), or is
         moving to."""
-        node: Node = (error.host, error.port)
+        node: NodeAddress = (error.host, error.port)
         asking: tuple[str, ...] = ("ASKING",)
         if isinstance(error, driver.MovedError):
             self._moved[error.slot_id] = node
@@ -152,7 +152,7 @@ class ClusterClient:
                 message("redis_no_node", problem=problem and reason_of(problem))
             ) from problem
 
-    def _update(self, slots: list[list[Any]], asked: Node) -> None:
+    def _update(self, slots: list[list[Any]], asked: NodeAddress) -> None:
         ranges = [
             (first, last, [(node[0].decode() or asked[0], int(node[1])) for node in nodes])
             for first, last, *nodes in slots
@@ -164,7 +164,7 @@ class ClusterClient:
         self._discoveries += 1
         self._discovered_at = time.monotonic()
 
-    async def masters(self) -> list[Node]:
+    async def masters(self) -> list[NodeAddress]:
         """The current masters."""
         await self._discover()
         return [*{node for _, _, node in self._ranges}]

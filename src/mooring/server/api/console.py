@@ -35,19 +35,19 @@ MEDIA = {
 """The files that are served, by suffix."""
 
 
-class File(NamedTuple):
+class ConsoleFile(NamedTuple):
     body: bytes
     media: str
     etag: str
 
 
 @functools.cache
-def files() -> Mapping[str, File]:
+def files() -> Mapping[str, ConsoleFile]:
     """All files of the console, by their path below its folder."""
     return dict(_read(resources.files("mooring.server") / "console", ""))
 
 
-def _read(folder: Traversable, prefix: str) -> Iterator[tuple[str, File]]:
+def _read(folder: Traversable, prefix: str) -> Iterator[tuple[str, ConsoleFile]]:
     for entry in folder.iterdir():
         path = f"{prefix}{entry.name}"
         media = MEDIA.get(entry.name.rpartition(".")[2])
@@ -55,7 +55,7 @@ def _read(folder: Traversable, prefix: str) -> Iterator[tuple[str, File]]:
             yield from _read(entry, f"{path}/")
         elif media is not None:
             body = entry.read_bytes()
-            yield path, File(body, media, digest(body))
+            yield path, ConsoleFile(body, media, digest(body))
 
 
 @endpoints.add("GET", "/", OPEN, answers={200: None}, media="text/html")
