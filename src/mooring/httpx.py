@@ -50,7 +50,7 @@ if importlib.util.find_spec("httpx") is None:
 
 import httpx
 
-__all__ = ["LIMITS", "RETRIES", "AsyncTransport", "Discovery", "Transport", "url"]
+__all__ = ["LIMITS", "RETRIES", "AsyncTransport", "Transport", "TransportOptions", "url"]
 
 RETRIES = 2
 """The maximum number of retries of a request."""
@@ -74,9 +74,6 @@ class TransportOptions(DiscoveryOptions, total=False):
 
     policy: str
     wait: float
-
-
-Discovery = TransportOptions
 
 
 def url(service: str, path: str = "/", *, scheme: str = "http") -> str:
