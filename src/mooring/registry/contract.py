@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Set
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -45,6 +45,8 @@ from mooring.model import (
 )
 from mooring.registry.evictions import Evictions
 from mooring.store.contract import Store
+
+ServiceAndId: TypeAlias = tuple[str, str]
 
 
 class Problem(NamedTuple):
@@ -306,7 +308,7 @@ class Discovery(RegistryRole):
         """The instances of a service, as a feed."""
 
     @abstractmethod
-    def follow_all(self) -> Feed[tuple[str, str], Instance]:
+    def follow_all(self) -> Feed[ServiceAndId, Instance]:
         """The instances of all services, as a feed by service and id. Raises `InvalidRequest` if
         services cannot be listed."""
 

@@ -7,14 +7,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from operator import itemgetter
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from mooring.errors import StoreError
 from mooring.formatting import describe
 from mooring.messages import Message, verbatim
 from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
-from mooring.registry.contract import Problem
+from mooring.registry.contract import Problem, ServiceAndId
 from mooring.registry.json_values import Malformed
 from mooring.registry.kv.layouts.layout import Assembly, File, Layout
 from mooring.store.contract import Entry, Range, Store
@@ -23,8 +23,6 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 K = TypeVar("K")
-
-ServiceAndId: TypeAlias = tuple[str, str]
 
 
 class InstanceIndex:

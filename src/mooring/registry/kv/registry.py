@@ -18,6 +18,7 @@ from mooring.registry.contract import (
     Listing,
     Registry,
     RegistryGuarantees,
+    ServiceAndId,
     ServiceCount,
     registered_here,
 )
@@ -192,7 +193,7 @@ class StoreRegistry(StoreOperations, StoreRemoteRegistrations, Registry):
     def follow(self, service: str) -> InstanceFeed:
         return ServiceFeed(self.store, self.layout, service)
 
-    def follow_all(self) -> Feed[tuple[str, str], Instance]:
+    def follow_all(self) -> Feed[ServiceAndId, Instance]:
         ranges, index = self.layout.roots(), InstanceIndex(self.layout)
         name = message("services_of", registry=verbatim(self.url))
         return InstancesFeed(self.store, ranges, index, lambda name: name, name=name)

@@ -13,13 +13,12 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import TypeAlias
 
 from mooring.errors import Closed, StoreError, Unavailable
 from mooring.messages import message, verbatim
 from mooring.mirror import Step, Steps
 from mooring.model import Instance
-from mooring.registry.contract import Problem
+from mooring.registry.contract import Problem, ServiceAndId
 from mooring.registry.redis.service_feed import (
     POLL,
     LastAnswer,
@@ -39,8 +38,6 @@ _FIRST_READS = 50
 """Concurrent reads of a snapshot."""
 _READS = 250
 """Concurrent reads of services: those on an unavailable node must leave room for others."""
-
-ServiceAndId: TypeAlias = tuple[str, str]
 
 
 class AllServicesFeed:

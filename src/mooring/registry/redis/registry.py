@@ -21,6 +21,7 @@ from mooring.registry.contract import (
     Problem,
     Registry,
     RegistryGuarantees,
+    ServiceAndId,
     ServiceCount,
     operator_fields,
     registered_here,
@@ -213,7 +214,7 @@ class RedisRegistry(RedisOperations, RedisRemoteRegistrations, Registry):
             last_answer=last_answer,
         )
 
-    def follow_all(self) -> Feed[tuple[str, str], Instance]:
+    def follow_all(self) -> Feed[ServiceAndId, Instance]:
         return AllServicesFeed(self._with_instances, self._feed, where=self.url)
 
     async def _with_instances(self) -> list[str]:
