@@ -26,6 +26,8 @@ VAGUE = {"told", "found", "each"}
 TWINS = {
     "Bridge",
     "Channel",
+    "Code",
+    "FileOption",
     "Method",
     "Migration",
     "ServiceFeed",
@@ -70,12 +72,24 @@ def test_names_say_what_they_hold():
     assert vague == []
 
 
-def test_unrelated_classes_have_different_names():
+def _types(tree: ast.Module) -> Iterator[str]:
+    """The names of the classes and type aliases of a module, without leading underscores."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_")
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                alias = name.lstrip("_")
+                if alias[:1].isupper() and not alias.isupper():
+                    yield alias
+
+
+def test_unrelated_types_have_different_names():
     modules = defaultdict(list)
     for module, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                modules[node.name.lstrip("_")].append(module)
+        for name in _types(tree):
+            modules[name].append(module)
     shared = {name: where for name, where in modules.items() if len(where) > 1}
     assert {name: where for name, where in shared.items() if name not in TWINS} == {}
     assert set(shared) >= TWINS, "a name in TWINS is unique"
