@@ -44,7 +44,8 @@ from mooring.migrate.jxt.migration import (
     VerifiedKeys,
     without_deleted,
 )
-from mooring.migrate.jxt.plan import REASONS, Criteria, PartPlan, compare, name_conflicts
+from mooring.migrate.jxt.name_conflicts import name_conflicts
+from mooring.migrate.jxt.plan import REASONS, Criteria, PartPlan, compare
 from mooring.migrate.jxt.state import (
     CutoverMarker,
     LedgerKeys,

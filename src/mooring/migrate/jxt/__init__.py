@@ -2,6 +2,6 @@
 
 formats     format (old keys) · translation (values, both ways)
 state       state (of a unit, and of the migration in the store) · reader
-decisions   merge_rule (old or new side) · plan (parts) · indexes
+decisions   merge_rule (old or new side) · name_conflicts · plan (parts) · indexes
 execution   sync_unit · bridge · migration
 """

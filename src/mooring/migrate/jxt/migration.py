@@ -17,15 +17,14 @@ from mooring.migrate.jxt.indexes import (
     compare_old_indexes,
     missing_old_indexes,
 )
+from mooring.migrate.jxt.name_conflicts import NameConflicts, name_conflicts
 from mooring.migrate.jxt.plan import (
     DELETABLE,
     DIFFERENT,
     Criteria,
-    NameConflicts,
     PartPlan,
     compare,
     deleted_in_new,
-    name_conflicts,
 )
 from mooring.migrate.jxt.reader import MigrationSnapshot, UnitReader
 from mooring.migrate.jxt.state import CutoverMarker, CutoverState, SyncedState, UnitState
