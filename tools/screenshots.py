@@ -23,7 +23,7 @@ from tests.acceptance.console.chromium import FLAGS, find_chromium
 from tests.acceptance.console.visitor import Visitor
 from tests.admin import Admin
 
-from mooring.locks.ordering import EXCLUSIVE, ContenderValue, encode_value
+from mooring.locks.admission_rules import EXCLUSIVE, ContenderValue, encode_value
 from mooring.model import JSON, Instance
 from mooring.registry.contract import RemoteRegistration
 from mooring.store import Put

@@ -10,10 +10,10 @@ import pytest
 import mooring
 from mooring import Hub
 from mooring.errors import InvalidRequest, LockLost, LockTimeout, NotHeld
+from mooring.locks.admission_rules import PARTY, ContenderValue, encode_value
 from mooring.locks.election import Leader
 from mooring.locks.held import Held
 from mooring.locks.lock import Lock
-from mooring.locks.ordering import PARTY, ContenderValue, encode_value
 from mooring.store import Delete, Put, key, prefix
 from tests.waiting import eventually
 

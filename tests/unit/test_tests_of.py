@@ -38,7 +38,7 @@ def tests_for() -> Callable[[str], set[str]]:
         ("src/mooring/locks/sql/guard.sql", ["features/test_locks.py"]),
         ("src/mooring/registry/redis/scripts/list.lua", ["contract/test_registry_on_redis.py"]),
         ("docs/locks.md", ["acceptance/test_docs.py"]),
-        ("tests/unit/test_lock_ordering.py", ["unit/test_lock_ordering.py"]),
+        ("tests/unit/test_lock_admission_rules.py", ["unit/test_lock_admission_rules.py"]),
         ("tools/tests_of.py", ["unit/test_tests_of.py"]),
     ],
 )

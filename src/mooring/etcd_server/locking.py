@@ -14,7 +14,7 @@ from mooring.errors import Closed, Conflict, LockLost, MooringError, Unavailable
 from mooring.etcd_server.errors import EMPTY_KEY, RpcAborted, RpcStatus, status_of
 from mooring.etcd_server.messages import header, key_value
 from mooring.formatting import quoted
-from mooring.locks.ordering import ELECTION_RULE
+from mooring.locks.admission_rules import ELECTION_RULE
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
 from mooring.store.contract import Check, Delete, Entry, Put, Store, Write, created_at, key

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from mooring.locks.admission_rules import PARTY, BarrierRule, ContenderValue, encode_value
 from mooring.locks.held import Held
 from mooring.locks.lease_pool import GRACE
 from mooring.locks.lock import Lock
-from mooring.locks.ordering import PARTY, BarrierRule, ContenderValue, encode_value
 from mooring.locks.queue import Queue
 from mooring.locks.semaphore import check_size
 from mooring.store.contract import Put

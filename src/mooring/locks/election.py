@@ -9,9 +9,9 @@ from typing import Self
 import msgspec
 
 from mooring.errors import Conflict, InvalidRequest
+from mooring.locks.admission_rules import ELECTION_RULE
 from mooring.locks.held import Held
 from mooring.locks.lock import Lock, check_name, check_times
-from mooring.locks.ordering import ELECTION_RULE
 from mooring.locks.queue import Queue
 from mooring.messages import message
 from mooring.store.contract import Entry, Put

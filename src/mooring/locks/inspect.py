@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mooring.errors import Conflict
-from mooring.locks.ordering import (
+from mooring.locks.admission_rules import (
     FOREIGN,
     ContenderValue,
     QueueOrder,

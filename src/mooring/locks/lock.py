@@ -22,15 +22,15 @@ from mooring.errors import (
     StoreError,
     Unavailable,
 )
-from mooring.locks.held import Held, caller, has_ended
-from mooring.locks.lease_pool import GRACE, PooledLease, wait_up_to
-from mooring.locks.ordering import (
+from mooring.locks.admission_rules import (
     EXCLUSIVE,
     ContenderValue,
     decode_value,
     encode_value,
     rule_of,
 )
+from mooring.locks.held import Held, caller, has_ended
+from mooring.locks.lease_pool import GRACE, PooledLease, wait_up_to
 from mooring.locks.queue import Queue
 from mooring.locks.watched_queue import Waiter
 from mooring.messages import Message, message

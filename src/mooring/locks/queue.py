@@ -22,8 +22,8 @@ from collections import Counter
 
 from mooring.errors import Closed, Conflict, InvalidRequest, LockLost, StoreError
 from mooring.formatting import readable
+from mooring.locks.admission_rules import QueueOrder, Rule, misfit
 from mooring.locks.lease_pool import LeasePool, PooledLease
-from mooring.locks.ordering import QueueOrder, Rule, misfit
 from mooring.locks.watched_queue import CROWD, Waiter, WatchedQueue
 from mooring.messages import message, verbatim
 from mooring.store.contract import (

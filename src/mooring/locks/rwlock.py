@@ -5,8 +5,8 @@ A reader is admitted when no writer is ahead of it in the queue, a writer when n
 
 from __future__ import annotations
 
+from mooring.locks.admission_rules import SHARED
 from mooring.locks.lock import Lock, check_name, check_times
-from mooring.locks.ordering import SHARED
 from mooring.locks.queue import Queue
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from mooring.errors import InvalidRequest
 from mooring.formatting import quoted
+from mooring.locks.admission_rules import PLACE
 from mooring.locks.lock import Lock
-from mooring.locks.ordering import PLACE
 from mooring.locks.queue import Queue
 
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from sortedcontainers import SortedDict
 
 from mooring.errors import InvalidRequest, LockLost
-from mooring.locks.ordering import Position, QueueOrder, Rule, misfit
+from mooring.locks.admission_rules import Position, QueueOrder, Rule, misfit
 from mooring.messages import Message, message
 from mooring.mirror import Mirror, RangeFeed, RangeSteps, Steps, Update
 from mooring.store.contract import Check, Entry, Range, Store, Watch, created_at, prefix

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mooring.locks.ordering import (
+from mooring.locks.admission_rules import (
     EXCLUSIVE,
     EXCLUSIVE_RULE,
     PARTY,
