@@ -13,6 +13,7 @@ import pytest
 
 from mooring.messages import Message
 from mooring.model import Instance
+from mooring.registry.contract import InstanceKey
 from mooring.server.health_checks.checkers import (
     Checker,
     HTTPChecker,
@@ -22,7 +23,6 @@ from mooring.server.health_checks.checkers import (
 )
 from mooring.server.health_checks.scheduler import HealthChecks
 from mooring.server.health_checks.target_policy import ResolveHost, TargetPolicy
-from mooring.server.live.departures import InstanceKey
 from mooring.server.live.state import Fleet
 from mooring.server.settings import CheckSettings
 from mooring.testing.proxy import close_server

@@ -46,7 +46,8 @@ from mooring.model import (
 from mooring.registry.evictions import Evictions
 from mooring.store.contract import Store
 
-ServiceAndId: TypeAlias = tuple[str, str]
+InstanceKey: TypeAlias = tuple[str, str]
+"""A service and the id of an instance."""
 
 
 class Problem(NamedTuple):
@@ -308,7 +309,7 @@ class Discovery(RegistryRole):
         """The instances of a service, as a feed."""
 
     @abstractmethod
-    def follow_all(self) -> Feed[ServiceAndId, Instance]:
+    def follow_all(self) -> Feed[InstanceKey, Instance]:
         """The instances of all services, as a feed by service and id. Raises `InvalidRequest` if
         services cannot be listed."""
 

@@ -14,7 +14,7 @@ from mooring.formatting import describe
 from mooring.messages import Message, verbatim
 from mooring.mirror import RangeFeed, Step, Steps
 from mooring.model import NO_CONFIG, Config, Instance, applied
-from mooring.registry.contract import Problem, ServiceAndId
+from mooring.registry.contract import InstanceKey, Problem
 from mooring.registry.json_values import Malformed
 from mooring.registry.kv.layouts.layout import Assembly, File, Layout
 from mooring.store.contract import Entry, Range, Store
@@ -34,7 +34,7 @@ class InstanceIndex:
 
     def __init__(self, layout: Layout, service: str = "") -> None:
         self.problems: dict[bytes, Problem] = {}
-        self.instances: dict[ServiceAndId, Instance] = {}
+        self.instances: dict[InstanceKey, Instance] = {}
         self._layout = layout
         self._service = layout.canonical(service) if service else ""
         self._entries: dict[bytes, Entry] = {}
@@ -42,7 +42,7 @@ class InstanceIndex:
         """By service, id and key."""
         self._configs: dict[str, Config] = {}
 
-    def put(self, key: bytes, entry: Entry | None) -> set[ServiceAndId]:
+    def put(self, key: bytes, entry: Entry | None) -> set[InstanceKey]:
         """Set or delete a key. Returns the instances to rebuild."""
         old = self._entries.pop(key, None)
         if entry is not None:
@@ -70,7 +70,7 @@ class InstanceIndex:
             del self._files[service]
         return {(service, id)}
 
-    def _configure(self, service: str, entry: Entry | None) -> set[ServiceAndId]:
+    def _configure(self, service: str, entry: Entry | None) -> set[InstanceKey]:
         config = NO_CONFIG
         if entry is not None:
             try:
@@ -90,9 +90,9 @@ class InstanceIndex:
         files = self._files.get(service, {}).get(id, {}).values()
         return [(file, entry) for file, entry in files if file != "config"]
 
-    def build(self, touched: Iterable[ServiceAndId]) -> list[tuple[ServiceAndId, Instance | None]]:
+    def build(self, touched: Iterable[InstanceKey]) -> list[tuple[InstanceKey, Instance | None]]:
         """Decode these instances again. Returns those that changed; None for a deleted one."""
-        changes: list[tuple[ServiceAndId, Instance | None]] = []
+        changes: list[tuple[InstanceKey, Instance | None]] = []
         for name in touched:
             before = self.instances.get(name)
             after = self._assemble(*name)
@@ -144,7 +144,7 @@ class InstanceIndex:
     def replace(self, entries: Iterable[Entry]) -> None:
         """Replace all entries."""
         new = {entry.key: entry for entry in entries}
-        touched: set[ServiceAndId] = set()
+        touched: set[InstanceKey] = set()
         for key in self._entries.keys() - new.keys():
             touched |= self.put(key, None)
         for key, entry in new.items():
@@ -170,7 +170,7 @@ class InstancesFeed(Generic[K]):
         store: Store,
         ranges: Sequence[Range],
         index: InstanceIndex,
-        name_of: Callable[[ServiceAndId], K],
+        name_of: Callable[[InstanceKey], K],
         *,
         name: Message,
     ) -> None:
@@ -208,7 +208,7 @@ class InstancesFeed(Generic[K]):
 
     def _apply(self, source: int, step: Step[bytes, Entry]) -> Step[K, Instance]:
         self._marks[source] = step.mark
-        touched: set[ServiceAndId] = set()
+        touched: set[InstanceKey] = set()
         for key, entry in step.changes:
             touched |= self._index.put(key, entry)
         changes = [(self._name_of(name), after) for name, after in self._index.build(touched)]

@@ -14,11 +14,11 @@ from mooring.model import Instance, new_incarnation
 from mooring.names import check_name
 from mooring.registry.contract import (
     InstanceFeed,
+    InstanceKey,
     InstanceRecord,
     Listing,
     Registry,
     RegistryGuarantees,
-    ServiceAndId,
     ServiceCount,
     registered_here,
 )
@@ -193,7 +193,7 @@ class StoreRegistry(StoreOperations, StoreRemoteRegistrations, Registry):
     def follow(self, service: str) -> InstanceFeed:
         return ServiceFeed(self.store, self.layout, service)
 
-    def follow_all(self) -> Feed[ServiceAndId, Instance]:
+    def follow_all(self) -> Feed[InstanceKey, Instance]:
         ranges, index = self.layout.roots(), InstanceIndex(self.layout)
         name = message("services_of", registry=verbatim(self.url))
         return InstancesFeed(self.store, ranges, index, lambda name: name, name=name)

@@ -18,7 +18,7 @@ from mooring.errors import Closed, StoreError, Unavailable
 from mooring.messages import message, verbatim
 from mooring.mirror import Step, Steps
 from mooring.model import Instance
-from mooring.registry.contract import Problem, ServiceAndId
+from mooring.registry.contract import InstanceKey, Problem
 from mooring.registry.redis.service_feed import (
     POLL,
     LastAnswer,
@@ -69,7 +69,7 @@ class AllServicesFeed:
         unreadable = [Problem(name.encode(), why) for name, why in self.unreadable.items()]
         return (*problems, *unreadable)
 
-    async def snapshot(self) -> tuple[dict[ServiceAndId, Instance], int]:
+    async def snapshot(self) -> tuple[dict[InstanceKey, Instance], int]:
         names = await self.list_services()
         for name in [name for name in self._feeds if name not in names]:
             if not self._feeds[name].visible:
@@ -149,18 +149,18 @@ class AllServicesFeed:
 
     @asynccontextmanager
     async def follow(
-        self, mark: int, held: Mapping[ServiceAndId, Instance], *, known: float
-    ) -> AsyncIterator[Steps[ServiceAndId, Instance]]:
+        self, mark: int, held: Mapping[InstanceKey, Instance], *, known: float
+    ) -> AsyncIterator[Steps[InstanceKey, Instance]]:
         async with aclosing(_AllServicesSteps(self, held)) as steps:
             await steps.discover()  # fails if Redis does not answer
             yield steps
 
 
 class _AllServicesSteps:
-    def __init__(self, feed: AllServicesFeed, held: Mapping[ServiceAndId, Instance]) -> None:
+    def __init__(self, feed: AllServicesFeed, held: Mapping[InstanceKey, Instance]) -> None:
         self._feed = feed
         self._services: dict[str, tuple[ServiceWatch, asyncio.Task[object]]] = {}
-        self._changes: list[tuple[ServiceAndId, Instance | None]] = []
+        self._changes: list[tuple[InstanceKey, Instance | None]] = []
         """Changes that were not reported yet."""
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(_READS)
@@ -200,7 +200,7 @@ class _AllServicesSteps:
                 del self._services[name]
                 self._feed.drop(name)
 
-    async def __aiter__(self) -> AsyncIterator[Step[ServiceAndId, Instance]]:
+    async def __aiter__(self) -> AsyncIterator[Step[InstanceKey, Instance]]:
         self._tasks.start(self._keep_discovering(), name=f"list of {self._feed.name}")
         while True:
             await self._wake.wait()

@@ -15,13 +15,13 @@ from mooring.model import Instance, new_incarnation
 from mooring.names import accepts, check_name, split_service
 from mooring.registry.contract import (
     InstanceFeed,
+    InstanceKey,
     InstanceRecord,
     LeaderLease,
     Listing,
     Problem,
     Registry,
     RegistryGuarantees,
-    ServiceAndId,
     ServiceCount,
     operator_fields,
     registered_here,
@@ -73,7 +73,7 @@ class RedisRegistry(RedisOperations, RedisRemoteRegistrations, Registry):
         self.leader_lease = RedisLeaderLease(connection, keys)
         self._channels = ChangeChannels(connection, keys)
         self._services: dict[str, LiveService] = {}
-        self._registered_here: set[tuple[str, str]] = set()
+        self._registered_here: set[InstanceKey] = set()
 
     @property
     def timeout(self) -> float:
@@ -214,7 +214,7 @@ class RedisRegistry(RedisOperations, RedisRemoteRegistrations, Registry):
             last_answer=last_answer,
         )
 
-    def follow_all(self) -> Feed[ServiceAndId, Instance]:
+    def follow_all(self) -> Feed[InstanceKey, Instance]:
         return AllServicesFeed(self._with_instances, self._feed, where=self.url)
 
     async def _with_instances(self) -> list[str]:

@@ -17,6 +17,7 @@ from mooring.durations import format_duration
 from mooring.formatting import printable
 from mooring.messages import message, verbatim
 from mooring.model import Instance
+from mooring.registry.contract import InstanceKey
 from mooring.server.health_checks import target_policy as targets
 from mooring.server.health_checks.checkers import (
     Checker,
@@ -32,7 +33,6 @@ from mooring.server.health_checks.target_policy import (
     ResolveHost,
     TargetPolicy,
 )
-from mooring.server.live.departures import InstanceKey
 from mooring.server.live.state import Fleet
 from mooring.server.settings import CheckSettings
 from mooring.tasks import Schedule, Tasks

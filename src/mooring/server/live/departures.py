@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from mooring.model import Instance
-
-InstanceKey: TypeAlias = tuple[str, str]
-"""A service and the id of an instance."""
+from mooring.registry.contract import InstanceKey
 
 Departure = Literal["drained", "down", "left", "removed", "lost"]
 

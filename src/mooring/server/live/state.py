@@ -18,9 +18,9 @@ from typing import Self
 from mooring.messages import Message, message, verbatim
 from mooring.mirror import Change, Mirror, Update
 from mooring.model import Instance, Time, now
-from mooring.registry.contract import Discovery
+from mooring.registry.contract import Discovery, InstanceKey
 from mooring.registry.evictions import Evictions
-from mooring.server.live.departures import Departure, InstanceKey, LivenessSignals
+from mooring.server.live.departures import Departure, LivenessSignals
 from mooring.server.live.polling import Poller
 from mooring.server.live.services import KnownService, RenderCache, ServiceRecord
 from mooring.server.live.summary import (

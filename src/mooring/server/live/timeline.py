@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from mooring.messages import Message, message
 from mooring.model import Instance, Time
-from mooring.server.live.departures import Departure, InstanceKey
+from mooring.registry.contract import InstanceKey
+from mooring.server.live.departures import Departure
 from mooring.server.live.summary import STATE_MESSAGES, in_utc, numbers
 
 EventKind = Literal[
