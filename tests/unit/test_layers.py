@@ -197,7 +197,7 @@ def test_consumers_of_a_registry_take_the_roles_that_they_use():
 
 def test_consumers_of_a_registry_do_not_ask_which_one_it_is():
     """Only modules that open a registry, and tools for one kind of it, know its kind."""
-    assert _importers_of("mooring.registry.redis.registry") - {"registry/redis/server_info.py"} == {
+    assert _importers_of("mooring.registry.redis.registry") - {"registry/redis/acl_probe.py"} == {
         "backends.py",
         "cli/commands/doctor.py",
         "migrate/redis_v1/migration.py",

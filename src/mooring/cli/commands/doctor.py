@@ -28,9 +28,9 @@ from mooring.store import Delete, Member, Put, Store, StoreStatus, key
 from mooring.store.url import REDIS, parse
 
 if TYPE_CHECKING:
+    from mooring.registry.redis.acl_probe import AccessProbe
     from mooring.registry.redis.registry import RedisRegistry
     from mooring.registry.redis.server_info import (
-        AccessTrial,
         Sentinels,
         ServerInfo,
         SlotCoverage,
@@ -231,7 +231,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 async def check_redis(registry: RedisRegistry) -> AsyncIterator[DoctorFinding]:
     """Check a Redis. Registers an instance for a moment, which no client calls."""
-    from mooring.registry.redis.server_info import AccessTrial, inspect_servers
+    from mooring.registry.redis.acl_probe import AccessProbe
+    from mooring.registry.redis.server_info import inspect_servers
 
     settings = registry.connection.settings
     topology = await inspect_servers(settings)
@@ -244,7 +245,7 @@ async def check_redis(registry: RedisRegistry) -> AsyncIterator[DoctorFinding]:
         yield _error("reachability", "no server answers: the other checks are skipped")
         return
     masters = [server.address for server in answering if not server.is_replica]
-    async for finding in _try_redis(AccessTrial(registry, masters)):
+    async for finding in _try_redis(AccessProbe(registry, masters)):
         yield finding
 
 
@@ -371,27 +372,27 @@ def judge_coverage(coverage: SlotCoverage) -> DoctorFinding:
     )
 
 
-async def _try_redis(trial: AccessTrial) -> AsyncIterator[DoctorFinding]:
+async def _try_redis(probe: AccessProbe) -> AsyncIterator[DoctorFinding]:
     """Try what this user is allowed to do, and measure how long it takes."""
-    yield await _try("read", _timed(trial.read))
-    yield await _try("list", _timed(trial.list, 3))
-    registering = await _try("register", _timed(trial.register, 1))
+    yield await _try("read", _timed(probe.read))
+    yield await _try("list", _timed(probe.list, 3))
+    registering = await _try("register", _timed(probe.register, 1))
     yield registering
     if registering.level == "ok":
-        yield await _try("heartbeat", _timed(trial.beat))
-    yield await _try("changes", _subscribe(trial))
-    if trial.masters:
-        yield await _try("cleanup", _timed(trial.scan, 1))
+        yield await _try("heartbeat", _timed(probe.beat))
+    yield await _try("changes", _subscribe(probe))
+    if probe.masters:
+        yield await _try("cleanup", _timed(probe.scan, 1))
     else:
         yield _warning("cleanup", "not tried: no master answers")
     try:
-        await trial.aclose()
+        await probe.aclose()
     except StoreError as error:
-        yield _error("deregister", f"{trial.instance.id} remains until cleanup: {error}")
+        yield _error("deregister", f"{probe.instance.id} remains until cleanup: {error}")
 
 
-async def _subscribe(trial: AccessTrial) -> str:
-    seconds = await trial.hear()
+async def _subscribe(probe: AccessProbe) -> str:
+    seconds = await probe.hear()
     if seconds is None:
         return "subscribing is allowed; no change was sent, because registering failed"
     return f"allowed, one arrives after {format_duration(seconds)}"

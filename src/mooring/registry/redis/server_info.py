@@ -1,4 +1,4 @@
-"""What the servers of a Redis report, and what the connected user is allowed to do."""
+"""What the servers of a Redis report: version, memory, persistence, replicas, clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import ssl
 import statistics
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import MappingProxyType
@@ -16,113 +15,11 @@ from redis import exceptions as driver
 from redis.asyncio import Redis
 
 from mooring.addresses import join
-from mooring.errors import Unavailable
-from mooring.messages import message
-from mooring.model import Instance
-from mooring.registry.contract import InstanceRecord
-from mooring.registry.redis.connection import Connection, options_of
-from mooring.registry.redis.errors import LOST, code_of, reason_of, translate
-from mooring.registry.redis.registry import RedisRegistry
+from mooring.registry.redis.connection import options_of
+from mooring.registry.redis.errors import LOST, code_of, reason_of
 from mooring.settings.connections import RedisConnectionSettings
 
-SCRATCH = "mooring-doctor"
-"""The service that a trial registers in; each trial has its own instance."""
-
-_TIMEOUT = 3.0
-
-
-class AccessTrial:
-    """Registers a disabled instance for a moment, to try all operations of a registry."""
-
-    def __init__(self, registry: RedisRegistry, masters: Sequence[str]) -> None:
-        self._registry, self.masters = registry, masters
-        scratch = Instance(
-            SCRATCH, "doctor.invalid", 1, id=uuid.uuid4().hex, weight=0, enabled=False
-        )
-        self.instance, _ = registry.prepare(scratch)
-        self._record: InstanceRecord | None = None
-        self._registered = False
-
-    async def read(self) -> None:
-        await self._registry.info(service=SCRATCH)
-
-    async def list(self) -> None:
-        await self._registry.instances(SCRATCH)
-        await self._registry.names()
-
-    async def register(self) -> None:
-        record = self._registry.instance_record(self.instance)
-        record.open(lambda: None)
-        self._record = record
-        await record.put(self.instance, fresh=True)
-        self._registered = True
-
-    async def beat(self) -> None:
-        assert self._record is not None
-        await self._record.beat(self.instance, update=False)
-
-    async def hear(self) -> float | None:
-        """Subscribe to changes and make one. Returns the seconds until it arrives; None if the
-        instance is not registered."""
-        connection, keys = self._registry.connection, self._registry.keys.of(SCRATCH)
-        try:
-            async with asyncio.timeout(_TIMEOUT), _listening(connection) as listening:
-                await listening.subscribe(keys.changes)
-                await _heard(listening, "subscribe")
-                if self._record is None or not self._registered:
-                    return None
-                started = time.monotonic()
-                await self._record.beat(self.instance, update=True)
-                await _heard(listening, "message")
-                return time.monotonic() - started
-        except TimeoutError as error:
-            silent = message("channel_silent", channel=keys.changes, seconds=_TIMEOUT)
-            raise Unavailable(silent) from error
-        except FAILURES as error:
-            what = message("op_changes", channel=keys.changes)
-            raise translate(error, what=what, where=connection.where, writes=False) from error
-
-    async def scan(self) -> None:
-        """The first step of the search of cleanup for orphans."""
-        settings, pattern = self._registry.connection.settings, f"{self._registry.keys.services}:*"
-        for address in self.masters:
-            try:
-                async with _client(settings, address) as client:
-                    await client.execute_command("SCAN", "0", "MATCH", pattern, "COUNT", "10")
-            except FAILURES as error:
-                raise translate(
-                    error, what=message("op_cleanup_scan"), where=address, writes=False
-                ) from error
-
-    async def aclose(self) -> None:
-        """Deregister the instance. Raises `StoreError`."""
-        if self._record is not None:
-            record, self._record = self._record, None
-            try:
-                if self._registered:
-                    await record.withdraw()
-            finally:
-                await record.aclose(within=1.0)
-
-
-@asynccontextmanager
-async def _listening(connection: Connection) -> AsyncIterator[Any]:
-    client: Any = await connection.listener()
-    try:
-        async with client.pubsub() as listening:
-            yield listening
-    finally:
-        if connection.cluster:
-            await client.aclose()
-
-
-async def _heard(listening: Any, kind: str) -> None:
-    while True:
-        message = await listening.get_message(timeout=_TIMEOUT)
-        if message is not None and message["type"] == kind:
-            return
-
-
+TIMEOUT = 3.0
 FAILURES = (*LOST, TimeoutError)
 
 
@@ -194,7 +91,7 @@ async def _servers(
 
 async def _server(settings: RedisConnectionSettings, address: str) -> ServerInfo:
     try:
-        async with _client(settings, address) as client:
+        async with connected(settings, address) as client:
             latency = await _latency(client)
             info = await _ask(client, "INFO") or {}
             saves = await _ask(client, "CONFIG GET", "save")
@@ -210,7 +107,7 @@ async def _server(settings: RedisConnectionSettings, address: str) -> ServerInfo
 
 
 @asynccontextmanager
-async def _client(
+async def connected(
     settings: RedisConnectionSettings, address: str, **other: Any
 ) -> AsyncIterator[Any]:
     """A client of the driver for a few calls to one server."""
@@ -219,7 +116,7 @@ async def _client(
     if settings.kind == "cluster":
         options["db"] = 0
     async with (
-        asyncio.timeout(_TIMEOUT + settings.timeout),
+        asyncio.timeout(TIMEOUT + settings.timeout),
         aclosing(Redis(host=host.strip("[]"), port=int(port), **options)) as client,
     ):
         yield client
@@ -280,7 +177,7 @@ async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Se
         "credential_provider": None,
     }
     try:
-        async with _client(settings, address, **login) as client:
+        async with connected(settings, address, **login) as client:
             server = ServerInfo(address, await _latency(client))
             master = await client.execute_command(
                 "SENTINEL GET-MASTER-ADDR-BY-NAME", settings.master
@@ -298,7 +195,7 @@ async def _sentinel(settings: RedisConnectionSettings, address: str) -> tuple[Se
 async def _inspect_cluster(settings: RedisConnectionSettings) -> Topology:
     for address in settings.hosts:
         try:
-            async with _client(settings, address) as client:
+            async with connected(settings, address) as client:
                 info = await client.execute_command("CLUSTER INFO")
                 members = await client.execute_command("CLUSTER NODES")
         except FAILURES:
