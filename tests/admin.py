@@ -36,8 +36,8 @@ from mooring.server.auth.authorization import Role
 from mooring.server.auth.tokens import ADMIN
 from mooring.server.context import Readiness, ServerContext, prepare, readiness_probes
 from mooring.server.http_listener import listen
+from mooring.server.lifecycle import serve_api
 from mooring.server.live.state import Fleet
-from mooring.server.serving import serve_api
 from mooring.server.settings import ServerSettings, checked
 from tests.waiting import eventually
 

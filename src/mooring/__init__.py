@@ -19,9 +19,9 @@ elif not os.environ.get(_FORK_VARIABLE):
         grpc_fork_handlers = "grpc was imported before mooring"
 
 if TYPE_CHECKING:
+    from mooring.discovery.exclusion import Explanation as Explanation
     from mooring.discovery.resilience import Resilience as Resilience
     from mooring.discovery.resilience import RetryBudget as RetryBudget
-    from mooring.discovery.selector import Explanation as Explanation
     from mooring.discovery.view import Pick as Pick
     from mooring.discovery.view import View as View
     from mooring.errors import AccessDenied as AccessDenied
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from mooring.tenants.read.provider import Provider as Provider
 
 _NAMES = {
-    "mooring.discovery.selector": ("Explanation",),
+    "mooring.discovery.exclusion": ("Explanation",),
     "mooring.discovery.resilience": ("Resilience", "RetryBudget"),
     "mooring.discovery.view": ("Pick", "View"),
     "mooring.errors": (

@@ -32,8 +32,8 @@ from mooring.tenants.keys import KEEP, KEEP_FOR, TenantKeys
 
 # Features are imported when they are first used, since no program needs all of them.
 if TYPE_CHECKING:
+    from mooring.discovery.exclusion import Explanation
     from mooring.discovery.resilience import Resilience
-    from mooring.discovery.selector import Explanation
     from mooring.discovery.view import View
     from mooring.heartbeat.collectors import Collector
     from mooring.locks.barrier import Barrier
@@ -155,7 +155,7 @@ class Hub:
         When the last instances leave, they remain callable for `hold` seconds, unless another
         instance is callable. With `empty="keep"` they remain until another instance registers.
         """
-        from mooring.discovery.selector import Selector
+        from mooring.discovery.exclusion import Selector
         from mooring.discovery.view import View
 
         service = self.registry.canonical(service)
@@ -237,9 +237,9 @@ class Hub:
     ) -> list[Explanation]:
         """Explain for each instance of a service why a caller with this selection would or would
         not call it."""
+        from mooring.discovery.exclusion import Selector
         from mooring.discovery.resilience import Resilience
         from mooring.discovery.rotation import explain
-        from mooring.discovery.selector import Selector
 
         listing = await self.registry.instances(service)
         return explain(listing.instances, Selector(version, tags or {}, zone), Resilience())

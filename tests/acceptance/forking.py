@@ -33,7 +33,7 @@ from mooring.cli.typer_extensions import LazyCommand
 _REQUEST = 1_000_000  # bytes: the arguments and the environment
 _IMPORTED = (
     "mooring.registry.redis.registry",
-    "mooring.server.serving",
+    "mooring.server.lifecycle",
     "mooring.store.embedded.durable",
     "mooring.store.embedded.store",
     "mooring.store.etcd.store",

@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 import pytest
 
 from mooring.discovery.balance import NAMES, Node
+from mooring.discovery.exclusion import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
-from mooring.discovery.selector import Selector
 from mooring.model import Instance, State, Status
 
 CALLS = 4000

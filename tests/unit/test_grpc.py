@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooring.discovery.exclusion import Selector
 from mooring.discovery.rotation import Rotation
-from mooring.discovery.selector import Selector
 from mooring.errors import InvalidName, InvalidRequest
 from mooring.grpc import aio
 from mooring.grpc.health import Health, ServingStatus, _blocking_handlers, decoded, encoded

@@ -74,7 +74,7 @@ NOT_SHOWN = (
     "server/health_checks/checkers.py",
     "server/http_listener.py",
     "server/settings.py",
-    "tenants/read/lookup.py",
+    "tenants/read/resolution.py",
 )
 """Modules whose errors reach only the log, end the start of the server, or reach the command."""
 

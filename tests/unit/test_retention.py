@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from mooring.discovery.exclusion import Selector
 from mooring.discovery.last_known_good import RetainedFeed, Retention
-from mooring.discovery.selector import Selector
 from mooring.messages import verbatim
 from mooring.mirror import Mirror, Step
 from mooring.model import Instance, Status

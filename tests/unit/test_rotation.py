@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mooring.discovery.exclusion import Selector, callable_now, exclusion
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import Rotation
-from mooring.discovery.selector import Selector, callable_now, exclusion
 from mooring.errors import NoInstance
 from mooring.model import Instance, Status
 

@@ -29,7 +29,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from mooring.atomic_file import DiskCopy
-from mooring.discovery.selector import Selector, exclusion
+from mooring.discovery.exclusion import Selector, exclusion
 from mooring.messages import Message, message
 from mooring.mirror import Step, Steps, difference
 from mooring.model import Instance, Time, now

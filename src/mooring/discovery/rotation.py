@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from mooring.discovery import balance
 from mooring.discovery.balance import Node, Picker
 from mooring.discovery.balance.picker import Clock, effective_weight
+from mooring.discovery.exclusion import Explanation, Selector, exclusion
 from mooring.discovery.resilience import Outliers, Resilience, slow_start
-from mooring.discovery.selector import Explanation, Selector, exclusion
 from mooring.discovery.zones_and_panic import Contribution, Mode, ZonePicker, ZoneTallies, ZoneTally
 from mooring.errors import NoInstance
 from mooring.messages import Message, combined, message

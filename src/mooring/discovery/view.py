@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypedDict, TypeVar
 
 from mooring import telemetry
+from mooring.discovery.exclusion import Explanation, Selector
 from mooring.discovery.last_known_good import HOLD, Empty, InstanceCache, RetainedFeed
 from mooring.discovery.resilience import Resilience, RetryBudget, blames
 from mooring.discovery.rotation import Rotation
-from mooring.discovery.selector import Explanation, Selector
 from mooring.errors import Closed, NoInstance, Unavailable
 from mooring.messages import message
 from mooring.mirror import Change, Mirror, Update

@@ -12,7 +12,7 @@ import grpc.aio
 
 from mooring import hub as hubs
 from mooring.discovery import balance
-from mooring.discovery.selector import Explanation
+from mooring.discovery.exclusion import Explanation
 from mooring.discovery.view import DiscoveryOptions
 from mooring.errors import InvalidRequest
 from mooring.fork_safety import open_channel

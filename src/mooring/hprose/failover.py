@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from hprose import HproseClient  # type: ignore[import-untyped]
 
-from mooring.discovery.selector import callable_now
+from mooring.discovery.exclusion import callable_now
 from mooring.errors import Closed, InvalidRequest, NoInstance, StoreError
 from mooring.hub import Hub
 from mooring.mirror import Update

@@ -5,9 +5,9 @@ import contextlib
 import pathlib
 import typing
 
+import mooring.discovery.exclusion
 import mooring.discovery.last_known_good
 import mooring.discovery.resilience
-import mooring.discovery.selector
 import mooring.discovery.view
 import mooring.errors
 import mooring.heartbeat.collectors
@@ -33,8 +33,8 @@ import mooring.tenants.publish.publish_state
 import mooring.tenants.publish.result
 import mooring.tenants.read.tenants
 import mooring.tenants.secrets
+from mooring.discovery.exclusion import Explanation as Explanation
 from mooring.discovery.resilience import Resilience as Resilience
-from mooring.discovery.selector import Explanation as Explanation
 from mooring.errors import AccessDenied as AccessDenied
 from mooring.errors import CannotResume as CannotResume
 from mooring.errors import Closed as Closed
@@ -267,7 +267,7 @@ class Hub:
         version: str = "",
         tags: collections.abc.Mapping[str, str] | None = None,
         zone: str = "",
-    ) -> list[mooring.discovery.selector.Explanation]: ...
+    ) -> list[mooring.discovery.exclusion.Explanation]: ...
     def session(self, *, ttl: float = 15.0) -> Session: ...
     def mirror(self, range: mooring.store.Range) -> Mirror[bytes, mooring.store.Entry]: ...
     def lock(self, name: str, *, ttl: float = 10.0, timeout: float | None = None) -> Lock: ...
@@ -674,7 +674,7 @@ class View:
         key: str | bytes | None = None,
         tries: int = 3,
     ) -> mooring.discovery.view.T: ...
-    def explain(self) -> list[mooring.discovery.selector.Explanation]: ...
+    def explain(self) -> list[mooring.discovery.exclusion.Explanation]: ...
     def subscribe(
         self,
         callback: collections.abc.Callable[

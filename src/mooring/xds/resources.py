@@ -27,8 +27,8 @@ from typing import Any, Literal, NamedTuple
 
 from mooring.addresses import is_ip
 from mooring.discovery.balance.picker import effective_weight
+from mooring.discovery.exclusion import Selector, callable_now, exclusion
 from mooring.discovery.resilience import Resilience
-from mooring.discovery.selector import Selector, callable_now, exclusion
 from mooring.discovery.zones_and_panic import Contribution, ZoneTallies
 from mooring.model import Instance
 from mooring.xds import proto

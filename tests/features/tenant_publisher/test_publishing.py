@@ -17,7 +17,7 @@ from mooring.store import Committed, Put, Store, prefix
 from mooring.tenants.document import parse
 from mooring.tenants.parts import holder
 from mooring.tenants.publish.publisher import Publisher
-from mooring.tenants.read.lookup import find
+from mooring.tenants.read.resolution import find
 from mooring.tenants.secrets import Keyring
 from tests.backends import in_memory
 from tests.features.tenant_files import (

@@ -13,9 +13,9 @@ from mooring.cli.io.options import (
 )
 from mooring.cli.io.streams import note
 from mooring.cli.io.tables import show, yes_no
+from mooring.discovery.exclusion import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain as explain_rotation
-from mooring.discovery.selector import Selector
 
 
 async def explain(

@@ -22,8 +22,8 @@ from mooring.cli.io.options import (
 from mooring.cli.io.streams import note
 from mooring.cli.io.tables import show_json
 from mooring.discovery.balance import NAMES
+from mooring.discovery.exclusion import Selector
 from mooring.discovery.rotation import Rotation
-from mooring.discovery.selector import Selector
 from mooring.model import Instance
 
 ProtocolOption = Annotated[

@@ -88,7 +88,7 @@ def serve(
     Envoy and gRPC clients.
     """
     try:
-        from mooring.server import serving, settings
+        from mooring.server import lifecycle, settings
     except ImportError as error:
         raise MissingExtra("mooring serve", "server") from error
     server_settings = settings.load(
@@ -104,4 +104,4 @@ def serve(
         insecure=insecure,
     )
     log_to_stderr("mooring.registry.redis.cleanup", "mooring.server", "mooring.xds")
-    run_command(serving.serve(server_settings, lambda text: typer.echo(text)))
+    run_command(lifecycle.serve(server_settings, lambda text: typer.echo(text)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mooring.server.api import (
     access,
-    common_config,
     config,
     console,
     events,
@@ -15,6 +14,7 @@ from mooring.server.api import (
     registration,
     registry,
     search,
+    shared_settings,
     tenant_history,
     tenants,
 )
@@ -23,7 +23,7 @@ from mooring.server.api.openapi import openapi_endpoints
 
 _MODULES = (
     access,
-    common_config,
+    shared_settings,
     config,
     events,
     locks,

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mooring.discovery.exclusion import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
-from mooring.discovery.selector import Selector
 from mooring.durations import parse_duration
 from mooring.messages import message
 from mooring.model import Instance, State

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mooring.discovery.exclusion import Selector
 from mooring.discovery.resilience import Resilience
 from mooring.discovery.rotation import explain
-from mooring.discovery.selector import Selector
 from mooring.errors import InvalidName
 from mooring.messages import Message
 from mooring.model import Instance, now

@@ -10,8 +10,8 @@ import msgspec
 from mooring.errors import NotConfigured
 from mooring.masking import masked
 from mooring.messages import message
-from mooring.server.api.common_config import AREA, CHANGE_AREA, READ_AREA
 from mooring.server.api.endpoint import NO_STORE, ApiCall, EndpointList
+from mooring.server.api.shared_settings import AREA, CHANGE_AREA, READ_AREA
 from mooring.server.api.tenants import (
     PUBLISH_TENANT,
     READ_TENANT,

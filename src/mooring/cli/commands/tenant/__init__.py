@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mooring.cli.commands.tenant.common import common, platform
 from mooring.cli.commands.tenant.history import history, rollback
 from mooring.cli.commands.tenant.publish import delete, diff, publish
 from mooring.cli.commands.tenant.rekey import rekey
 from mooring.cli.commands.tenant.resolve import resolve
+from mooring.cli.commands.tenant.shared_settings import common, platform
 from mooring.cli.commands.tenant.show import export, list_tenants, show_tenant
 from mooring.cli.typer_extensions import CommandGroup
 

@@ -14,7 +14,7 @@ from mooring.cli.io.tables import show_json
 from mooring.errors import NotConfigured
 from mooring.formatting import quoted
 from mooring.tenants.keys import host_of
-from mooring.tenants.read.lookup import By, Resolution, look_up, resolve_request
+from mooring.tenants.read.resolution import By, Resolution, look_up, resolve_request
 from mooring.tenants.resolver import REFUSED
 
 
