@@ -208,7 +208,7 @@ async def test_the_overview_contains_everything_of_the_first_page(admin: Admin):
         async def one_is_unhealthy() -> bool:
             await refresh()
             kinds = [problem["kind"] for problem in shown["problems"]]
-            return kinds == ["unhealthy"] and shown["heartbeatLag"]["count"] == 3
+            return kinds == ["unhealthy"] and shown["heartbeatDelay"]["count"] == 3
 
         # An instance that is unhealthy when the server first sees it makes no "health" event.
         await eventually(all_are_healthy)

@@ -34,7 +34,7 @@ class GroupCounts(msgspec.Struct, frozen=True, rename="camel"):
     active_instances: int
 
 
-class HeartbeatLag(msgspec.Struct, frozen=True):
+class HeartbeatDelay(msgspec.Struct, frozen=True):
     """Milliseconds since the last heartbeats of the instances; null if none is known."""
 
     max: float | None
@@ -70,7 +70,7 @@ class Overview(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     problems: Sequence[FleetProblem]
     """Most severe first."""
     groups: Sequence[GroupCounts]
-    heartbeat_lag: HeartbeatLag
+    heartbeat_delay: HeartbeatDelay
     events: Sequence[EventInfo]
     """Newest first."""
 
@@ -99,7 +99,7 @@ def overview(
             GroupCounts(group, total.services, total.instances, total.healthy, total.active)
             for group, total in sorted(counts.items())
         ],
-        heartbeat_lag=HeartbeatLag(
+        heartbeat_delay=HeartbeatDelay(
             max=delays[-1] if delays else None,
             p99=percentile(delays, 0.99) if delays else None,
             count=len(delays),

@@ -27,7 +27,7 @@ const PAGES = {
 // in another store, and are read from it on each request.
 const FROM_MEMORY = ["overview", "service", "instance", "search", "tokens"];
 const RANK = { viewer: 1, operator: 2, admin: 3 };
-// Heartbeat lags grow without any event, so pages are reloaded at this interval, in milliseconds.
+// Heartbeat delays grow without any event, so pages are reloaded at this interval, in milliseconds.
 const LOOK = 5000;
 const SOONEST = 400;
 const HIDDEN = 30000;

@@ -16,7 +16,7 @@ export const fleet = {
 /** The problem "the registry is unreachable", or null. */
 export const stale = () => fleet.problems.find(({ kind }) => kind === "stale") ?? null;
 
-// Heartbeat lags grow without any event, so all services are reloaded at this interval, in milliseconds.
+// Heartbeat delays grow without any event, so all services are reloaded at this interval, in milliseconds.
 const LOOK = 20000;
 let read = -LOOK;
 let resets = 0;
@@ -34,7 +34,7 @@ export async function load(signal) {
   }
   fleet.health = overview.health;
   fleet.problems = overview.problems;
-  fleet.lag = overview.heartbeatLag;
+  fleet.delay = overview.heartbeatDelay;
   fleet.events = overview.events;
   fleet.loaded = true;
 }

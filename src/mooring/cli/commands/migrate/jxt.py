@@ -167,9 +167,9 @@ async def cutover(
 ) -> None:
     """Make only the new keys authoritative, if both formats are equal.
 
-    After that, a bridge still writes the old keys, but no longer copies their changes. --undo is possible
-    until the old keys are deleted. --restart is possible later too: the migration starts again with
-    the old keys that exist, and a bridge writes the others.
+    After that, a bridge still writes the old keys, but no longer copies their changes. --undo is
+    possible until the old keys are deleted. --restart is possible later too: the migration starts
+    again with the old keys that exist, and a bridge writes the others.
     """
     async with target.migration() as migration:
         if undo or restart:

@@ -77,7 +77,7 @@ function figures(instance) {
   return h(
     "dl",
     { class: "figures" },
-    figure("figure.lag.one", when(instance.lastHeartbeat)),
+    figure("figure.delay.one", when(instance.lastHeartbeat)),
     figure("column.weight", n(instance.weight)),
     figure("column.zone", instance.zone ? brief(instance.zone, 24) : "–"),
     figure("column.version", brief(instance.version, 24)),

@@ -115,9 +115,9 @@ function figures() {
     ),
     figure("figure.active", n(health.activeInstances)),
     figure(
-      "figure.lag",
-      fleet.lag?.max == null ? "–" : lasting(fleet.lag.max / 1000),
-      fleet.lag?.p99 != null && `p99 ${lasting(fleet.lag.p99 / 1000)}`,
+      "figure.delay",
+      fleet.delay?.max == null ? "–" : lasting(fleet.delay.max / 1000),
+      fleet.delay?.p99 != null && `p99 ${lasting(fleet.delay.p99 / 1000)}`,
     ),
   );
 }
@@ -155,8 +155,8 @@ function columns(brakes, lost) {
           : "–",
     },
     {
-      name: "lag",
-      title: () => t("column.lag"),
+      name: "delay",
+      title: () => t("column.delay"),
       number: true,
       order: (row) => row.avgHeartbeatDelay,
       cell: (row) => (row.avgHeartbeatDelay === null ? "–" : lasting(row.avgHeartbeatDelay / 1000)),

@@ -156,7 +156,7 @@ function figures(service) {
       h("small", {}, service.totalInstances > 0 && percent(service.enabledRate)),
     ),
     figure(
-      "figure.lag.avg",
+      "figure.delay.avg",
       service.avgHeartbeatDelay === null ? "–" : lasting(service.avgHeartbeatDelay / 1000),
     ),
     figure(
@@ -206,8 +206,8 @@ function columns(service, reasons) {
       cell: ({ version }) => brief(version, 24),
     },
     {
-      name: "lag",
-      title: () => t("column.lag"),
+      name: "delay",
+      title: () => t("column.delay"),
       number: true,
       order: ({ heartbeatDelay }) => heartbeatDelay,
       cell: ({ heartbeatDelay }) =>
