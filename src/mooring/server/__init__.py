@@ -1,5 +1,5 @@
 """`mooring serve`: one process that serves a store over HTTP, etcd's API and xDS.
 
-`settings` is the configuration, `lifecycle` starts and stops everything, `app` handles HTTP requests,
-and `api` contains the endpoints.
+`settings` is the configuration, `lifecycle` starts and stops everything, `app` handles HTTP
+requests, and `api` contains the endpoints.
 """

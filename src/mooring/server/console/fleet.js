@@ -8,7 +8,7 @@ export const fleet = {
   services: new Map(),
   health: null,
   problems: [],
-  lag: null,
+  delay: null,
   events: [],
   loaded: false,
 };
