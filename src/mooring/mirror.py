@@ -252,7 +252,7 @@ class Mirror(Generic[K, V]):
                     self._on_following()
                     await self._follow(steps, backoff)
             except CannotResume as error:
-                log.info("%s: reads again: %s", self._feed.name, error)
+                log.info("%s: reading everything again: %s", self._feed.name, error)
                 self.mark = 0
             except Closed:
                 return self._end()
@@ -307,7 +307,9 @@ class Mirror(Generic[K, V]):
     def _on_crash(self, error: Exception) -> None:
         if self._last_crash != describe(error):
             self._last_crash = describe(error)
-            log.exception("%s: failed; keeps the last state and reads again", self._feed.name)
+            log.exception(
+                "%s: failed; keeping the last state and reading everything again", self._feed.name
+            )
         self.error = StoreError(message("not_followed", name=self._feed.name, problem=error))
         self._followed = self.loaded
         self._state_changed.set()

@@ -113,7 +113,7 @@ class SharedRegistration:
         if self._turn.take():
             await self._register()
         else:
-            log.info("%s is registered by another process: waiting for a turn", self._name)
+            log.info("%s is registered by another process: waiting to take over", self._name)
             self._tasks.start(self._take_over(), name=f"turn to register {self._instance.id}")
         return self
 

@@ -114,7 +114,7 @@ def test_from_plan_to_delete(place: Place):
     assert "there was no cut-over" in place.run("delete").stderr
     cut = place.run("cutover")
     assert cut.code == 0, cut.stderr
-    assert "only the new keys are authoritative since 2" in cut.stderr
+    assert "only the new keys have been authoritative since 2" in cut.stderr
 
     deleted = place.run("delete", "--json")
     assert deleted.code == 0, deleted.stderr
@@ -129,7 +129,7 @@ def test_a_cut_over_can_be_undone(place: Place):
     assert "(missing)" in place.run("cutover").stderr
     assert place.run("copy").code == 0
     assert place.run("cutover").code == 0
-    assert "only the new keys are authoritative since" in place.run("copy").stderr
+    assert "only the new keys have been authoritative since" in place.run("copy").stderr
     assert "both formats are authoritative again" in place.run("cutover", "--undo").stderr
     assert "nothing to write" in place.run("copy").stderr
 
@@ -146,7 +146,7 @@ def test_a_copy_reports_what_it_skipped(place: Place):
     done = place.run("copy")
     assert done.code == 0, done.stderr
     assert "2 parts of 1 tenant and the common settings written" in done.stderr
-    assert "left: 1 refused, 1 unreadable; `plan` lists them" in done.stderr
+    assert "remaining: 1 refused, 1 unreadable; `plan` lists them" in done.stderr
     assert place.run("verify").code == 0
     strict = place.run("verify", "--strict")
     assert (strict.code, place.verified.exists()) == (1, False)

@@ -433,7 +433,7 @@ class TestDoctor:
 
     def test_sentinels(self, redis_sentinel: SentinelGroup):
         printed = ok(mooring_command("doctor", redis_sentinel.url))
-        assert "3 of the 3 named answer; the master is 127.0.0.1:" in printed
+        assert "3 of the 3 in the URL answer; the master is 127.0.0.1:" in printed
         assert "enough agree for a failover" in printed
         assert "1 replica" in printed
 
@@ -481,7 +481,7 @@ class TestDoctor:
         ("url", "message"),
         [
             ("redis://127.0.0.1:1?timeout=1s", "nothing listens at 127.0.0.1:1"),
-            ("redis+sentinel://127.0.0.1:1/main?timeout=1s", "0 of the 1 named answer"),
+            ("redis+sentinel://127.0.0.1:1/main?timeout=1s", "0 of the 1 in the URL answer"),
             ("redis+cluster://127.0.0.1:1?timeout=1s", "nothing listens at 127.0.0.1:1"),
         ],
     )

@@ -324,7 +324,7 @@ class TestCalling:
         for policy in ("round_robin", "consistent_hash"):
             done = run("resolve", "orders", "--count=3", f"--policy={policy}")
             assert sorted(ok(done).splitlines()) == [BLUE, GREEN]
-            assert "orders has 2 of 3 callable instances" in done.stderr
+            assert "2 of 3 requested instances of orders can be called" in done.stderr
 
     def test_the_same_key_resolves_to_the_same_instance(self, shop: Hub, run: Run):
         ask = ("resolve", "orders", "--policy=consistent_hash", "--key=cart 7")
@@ -333,7 +333,8 @@ class TestCalling:
     async def test_resolve_without_a_callable_instance(self, shop: Hub, run: Run):
         await shop.registry.configure("orders", set={"enabled": False})
         words = refused(await asyncio.to_thread(run, "resolve", "orders"))
-        assert "orders: none of 2 instances may be called: 2 × disabled by an operator" in words
+        expected = "orders: none of its instances (2) can be called: 2 × disabled by an operator"
+        assert expected in words
 
     def test_an_unknown_policy(self, run: Run):
         assert "did you mean 'random'" in refused(run("resolve", "orders", "--policy=randon"))
@@ -370,7 +371,7 @@ class TestCalling:
         began = time.monotonic()
         words = refused(await asyncio.to_thread(run, "wait", "orders", "--count=3", "--timeout=1s"))
         assert time.monotonic() - began > 1
-        assert "orders has 2 of 3 callable instances after 1s" in words
+        assert "after 1s, 2 of 3 required instances of orders can be called" in words
         assert ok(await asyncio.to_thread(run, "wait", "orders", "--timeout=0s"))
 
     async def test_wait_also_waits_for_the_store(self, start: Start):

@@ -230,7 +230,7 @@ async def test_a_process_that_starts_after_the_clock_stepped_forward_lists_insta
         ):
             assert len(view.instances) == len(mirror.items) == 2
             assert view.stale
-            assert "all 2 instances were silent at the first read" in view.seen.reason
+            assert "all instances (2) were silent at the first read" in view.seen.reason
             await hub.registry.enter(entered[0].instance, ttl=60)
             await hub.registry.enter(entered[1].instance, ttl=60)
             await eventually(lambda: not view.stale)

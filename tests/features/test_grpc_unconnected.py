@@ -126,7 +126,7 @@ async def test_the_latest_reason_of_every_instance_is_reported():
             return str(caught.value.details())
 
         text = await details()
-        assert text.startswith("echo: none of 2 instances may be called: 2 × no connection; ")
+        assert text.startswith("echo: none of its instances (2) can be called: 2 × no connection; ")
         assert f"127.0.0.1:{ill.port}: backend unhealthy" in text
         assert f"127.0.0.1:{port}: {REFUSED}" in text
         await ill.server.stop(0)

@@ -290,7 +290,7 @@ async def test_unknown_names_are_forgotten(hub: mooring.Hub, monkeypatch: pytest
 async def test_without_an_instance_the_error_states_the_reason(hub: mooring.Hub, serve: Serve):
     await serve()
     async with client(hub, version="7") as using:
-        why = r"^[^:]+: none of 1 instances may be called: .*version is 0.0.0, not 7"
+        why = r"^[^:]+: none of its instances \(1\) can be called: .*version is 0.0.0, not 7"
         with pytest.raises(httpx.ConnectError, match=why) as caught:
             await using.get(ECHO)
         assert isinstance(caught.value.__cause__, NoInstance)

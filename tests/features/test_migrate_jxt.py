@@ -246,7 +246,7 @@ async def test_the_old_keys_win_until_the_cut_over(store: Store):
     marker, _, _ = await migration.cutover()
     assert marker.by == "alice"
     assert (await migration.cutover())[0] == marker
-    with pytest.raises(MigrationError, match="only the new keys are authoritative since"):
+    with pytest.raises(MigrationError, match="only the new keys have been authoritative since"):
         await copied(migration)
     await migration.undo()
     assert await copied(migration) == {}

@@ -231,7 +231,7 @@ def _wait(closing: Iterable[Future[None]], deadline: float, why: str) -> None:
     closed, late = wait(closing, timeout=max(deadline - time.monotonic(), 0.0))
     for future in closed:
         if not future.cancelled() and (error := future.exception()) is not None:
-            log.warning("%s: not closed in order: %s", why, error)
+            log.warning("%s: closing failed: %s", why, error)
     if late:
         log.warning("%s: not closed within %.0f s", why, WITHIN)
 

@@ -443,7 +443,7 @@ asyncio.run(main())
     async def test_a_start_fails_when_the_store_is_closed(self, caplog: pytest.LogCaptureFixture):
         async with open_store(DEAD) as store:
             entering = asyncio.ensure_future(provider(store, wait=30).__aenter__())
-            await eventually(lambda: "does not serve" in caplog.text)
+            await eventually(lambda: "is unavailable" in caplog.text)
             await store.aclose()
             async with asyncio.timeout(PATIENCE):
                 with pytest.raises(Closed):

@@ -344,7 +344,7 @@ def judge_sentinels(sentinels: Sentinels) -> Iterator[DoctorFinding]:
         if server.latency is None:
             yield _warning(f"sentinel {server.address}", server.problem)
     answering = [server for server in sentinels.servers if server.latency is not None]
-    text = f"{len(answering)} of the {len(sentinels.servers)} named answer"
+    text = f"{len(answering)} of the {len(sentinels.servers)} in the URL answer"
     if not answering:
         yield _error("sentinels", text)
     elif not sentinels.master:

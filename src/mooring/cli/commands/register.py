@@ -59,7 +59,12 @@ class InstanceOptions:
         list[str] | None, typer.Option("--meta", metavar="KEY=VALUE", help="metadata; repeatable")
     ] = None
     ttl: Annotated[
-        str, typer.Option(metavar="DURATION", help="expire after this time without a heartbeat")
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="expire after this time without a heartbeat; no effect on Redis (default: 15s; "
+            "with hprose 10s, with plain 5s)",
+        ),
     ] = ""
     persistent: Annotated[
         bool,

@@ -63,7 +63,7 @@ async def resolve(
         rotation.put(instance, 0.0, first=True)
     picked = _pick(rotation, key, count)
     if len(picked) < count:
-        note(f"{service} has {len(picked)} of {count} callable instances")
+        note(f"{len(picked)} of {count} requested instances of {service} can be called")
     if reveal and as_json:
         note(f"the secrets of {service} are shown in clear text")
     show_addresses(picked, protocol, as_json, reveal)

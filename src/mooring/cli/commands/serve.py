@@ -78,7 +78,10 @@ def serve(
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="allow addresses other than loopback without TLS or users"),
+        typer.Option(
+            "--insecure",
+            help="allow addresses beyond loopback without TLS, or without users for etcd's API",
+        ),
     ] = False,
 ) -> None:
     """Run the server: console, admin API, and etcd's API for an embedded store.

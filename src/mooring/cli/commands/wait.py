@@ -61,8 +61,8 @@ async def wait(
                 await require_service(hub.registry, service)
             callable_count = sum(explanation.called for explanation in explanations)
             raise NoInstance(
-                f"{service} has {callable_count} of {count} callable instances after "
-                f"{format_duration(within)}: run `mooring explain {service}` for the reasons"
+                f"after {format_duration(within)}, {callable_count} of {count} required instances "
+                f"of {service} can be called: run `mooring explain {service}` for the reasons"
             ) from None
         instances = [explanation.instance for explanation in view.explain() if explanation.called]
     show_addresses(instances, protocol, as_json)

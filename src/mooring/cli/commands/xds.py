@@ -58,7 +58,10 @@ def bootstrap(
     cert: Annotated[str, typer.Option(metavar="FILE", help="client certificate")] = "",
     key: Annotated[str, typer.Option(metavar="FILE", help="key of the client certificate")] = "",
 ) -> None:
-    """Print the bootstrap file of a client of `mooring serve --xds`."""
+    """Print the bootstrap file of a client of `mooring serve --xds`.
+
+    Give either --grpc or --envoy. --listen, --admin and --service are for Envoy only.
+    """
     if grpc == envoy:
         raise typer.BadParameter("give either --grpc or --envoy", param_hint="--grpc")
     if grpc and (service or admin):

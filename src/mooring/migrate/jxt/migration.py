@@ -363,6 +363,6 @@ def _check_before_cutover(cutover: CutoverState) -> None:
     if cutover.marker is not None:
         hint = "--restart` starts again" if cutover.phase == "over" else "--undo` undoes that"
         raise MigrationError(
-            f"only the new keys are authoritative since {cutover.marker.at} (by "
+            f"only the new keys have been authoritative since {cutover.marker.at} (by "
             f"{cutover.marker.by}), and nothing is copied any more; `cutover {hint}"
         )

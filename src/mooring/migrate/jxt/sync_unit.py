@@ -130,9 +130,9 @@ class UnitSync:
                 result.problems.append(str(error))
                 return result
             except (_ConcurrentWrite, Conflict, OutcomeUnknown) as error:
-                log.debug("unit %d: reads it again: %s", unit, describe(error))
+                log.debug("unit %d: reading it again: %s", unit, describe(error))
             await asyncio.sleep(backoff.next())
-        result.problems.append(f"other writers changed it {_MAX_TRIES} times: try again")
+        result.problems.append(f"other writers changed it {_MAX_TRIES} times: retry")
         return result
 
     async def _step(

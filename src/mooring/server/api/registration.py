@@ -137,7 +137,7 @@ class CallableInstance(msgspec.Struct, frozen=True, kw_only=True):
     fails=(_REMOVED,),
 )
 async def register(call: ApiCall) -> Response:
-    """Register an instance; it supersedes an earlier one at the same address."""
+    """Register an instance; it supersedes an earlier one with the same id."""
     request: RegistrationRequest = call.body
     fields = msgspec.structs.asdict(request)
     del fields["ttl"]

@@ -36,8 +36,8 @@ class HealthSummary(msgspec.Struct, frozen=True, rename="camel", gc=False):
 
 
 class Aggregate(msgspec.Struct, frozen=True, gc=False):
-    """One metric of several instances. A percentile is the lowest value of an instance that this
-    percentage of the instances does not exceed."""
+    """One metric of several instances. A percentile is the value of one of them: p90 is the
+    lowest value that at least 90% of the instances do not exceed."""
 
     avg: float
     min: float

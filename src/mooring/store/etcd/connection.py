@@ -182,7 +182,7 @@ class EtcdConnection:
         if silent_since is not None and not self.closed and (old := failed.reconnect()):
             self._tasks.start(self._close_later(old), name="close a silent connection")
         if not failed.down_since:
-            log.warning("etcd: %s does not serve", failed.address)
+            log.warning("etcd: %s is unavailable", failed.address)
         self._preference.failed(failed, time.monotonic())
         if len(self.endpoints) > 1 and self._returning is None and not self.closed:
             self._returning = self._tasks.start(self._return(), name="return to an etcd member")

@@ -224,7 +224,7 @@ class Provider:
             return False
         if not self._loaded:  # the store may have answered meanwhile
             self._unverified = copy
-            log.warning("%s: using the copy of %s: %s", self._name, copy.saved_at, self._reason)
+            log.warning("%s: using the copy from %s: %s", self._name, copy.saved_at, self._reason)
         for mirror, entries in zip(self._mirrors.values(), ranges, strict=True):
             if mirror.loaded:
                 continue
@@ -251,7 +251,7 @@ class Provider:
 
     def _warn_of_other_cluster(self, copy: CachedTenants) -> None:
         log.warning(
-            "%s: the copy of %s was discarded: it is of another cluster (%s, the store is %s)",
+            "%s: the copy from %s was discarded: it is of another cluster (%s, the store is %s)",
             self._name,
             copy.saved_at,
             copy.identity or "unknown",

@@ -96,7 +96,7 @@ async def copy(target: JxtTarget, as_json: JSONOption = False) -> None:
     _show_copied(results, as_json)
     left = [step for step in steps if step.verdict in LEFT | WRITTEN | {"blocked"}]
     if left:
-        note(f"left: {verdict_counts(left, REASONS)}; `plan` lists them")
+        note(f"remaining: {verdict_counts(left, REASONS)}; `plan` lists them")
     if any(result.problems for result in results.values()):
         raise typer.Exit(1)
 
@@ -179,7 +179,7 @@ async def cutover(
         with progress("compared") as report:
             marker, steps, verified = await migration.cutover(report)
     _show_parts(steps, as_json)
-    note(f"only the new keys are authoritative since {marker.at} (by {marker.by})")
+    note(f"only the new keys have been authoritative since {marker.at} (by {marker.by})")
     _save(target.file(file), verified)
 
 
@@ -200,7 +200,7 @@ async def delete(target: JxtTarget, file: FileOption = None, as_json: JSONOption
         deleted,
         stays,
         what="old keys",
-        why_stays="was written since, and stays: see `verify`",
+        why_stays="was written after it was verified, and stays: `verify` shows why",
         as_json=as_json,
     )
 

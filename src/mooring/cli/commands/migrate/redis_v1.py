@@ -88,7 +88,7 @@ async def copy(target: RedisV1Target, as_json: JSONOption = False) -> None:
         "service": lambda outcome: outcome.step.service,
         "id": lambda outcome: outcome.step.id,
         "done": lambda outcome: outcome.outcome,
-        "because": lambda outcome: str(outcome.step),
+        "why": lambda outcome: str(outcome.step),
     }
     show(outcomes, columns, _outcome_record, as_json=as_json)
     count = sum(outcome.outcome in ("written", "beat") for outcome in outcomes)
@@ -147,8 +147,8 @@ async def delete(
 ) -> None:
     """Delete the verified parts of v1.
 
-    Deletes nothing if v1 has changed since. Can be stopped and run again. Exits with 1 if something
-    stays because it changed during the deletion.
+    Deletes nothing if v1 has changed since `verify`. Can be stopped and run again. Exits with 1 if
+    something stays because it changed during the deletion.
     """
     from mooring.migrate.redis_v1.format import V1Service
     from mooring.migrate.redis_v1.migration import FORMAT, RedisV1Header

@@ -100,7 +100,7 @@ def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_
 
 def _purge(target: TenantTarget, tenant: int, number: int, yes: bool, as_json: bool) -> None:
     if number:
-        raise typer.BadParameter("--purge deletes whole histories", param_hint="NUMBER")
+        raise typer.BadParameter("cannot be combined with --purge", param_hint="NUMBER")
     if tenant:
         confirm(f"Delete the history of tenant {tenant}?", yes)
     count = target.run(

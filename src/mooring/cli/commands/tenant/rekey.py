@@ -33,7 +33,7 @@ def rekey(target: TenantTarget, by: ByOption = "", as_json: JSONOption = False) 
     else:
         tenants = count_of(rekeyed.tenants, "tenant")
         entries = count_of(rekeyed.entries, "history entry", "history entries")
-        typer.echo(f"encrypted {tenants} and {entries}")
+        typer.echo(f"encrypted the passwords of {tenants} and {entries}")
     for problem in rekeyed.problems:
         warn(problem)
     if rekeyed.problems:

@@ -342,7 +342,7 @@ export default {
   "tokens.make.role": "Role",
   "tokens.make.groups": "Groups, separated by commas (empty: all)",
   "tokens.make.tenants": "Tenants, separated by commas (empty: all)",
-  "tokens.make.expires": "Expires after, such as 12h or 30d, or never",
+  "tokens.make.expires": "Lifetime, such as 12h or 30d, or never",
   "tokens.make.yes": "Create",
   "tokens.made.title": "Token for {name}",
   "tokens.made.text": "Copy it now. It is not shown again.",

@@ -100,7 +100,7 @@ export default {
   hint_silent: "检查进程是否在运行，以及能否访问注册中心。",
   hint_check_failing: "检查该实例能否在它注册的地址上响应 Mooring 服务器的请求。",
   hint_draining: "该实例正在停止：查看它还在等什么，或结束它的进程。",
-  hint_disabled: "运维人员已将它禁用：可以重新接收调用时请启用它。",
+  hint_disabled: "它已被运维人员或实例自身禁用：可以重新接收调用时请启用它。",
   // Values that have no text of their own.
   a_map: "一个映射",
   a_list: "一个列表",
@@ -228,7 +228,7 @@ export default {
   metadata_over_limit:
     "{service} {id} 的元数据有 {size} 字节，超过 {limit} 的上限：请减少元数据，或提高 registry.redis.metadata-limit",
   metrics_over_limit:
-    "{service} {id}：元数据和指标有 {size} 字节，超过 {limit} 的上限：请减少它们，或提高上限",
+    "{service} {id}：元数据和指标有 {size} 字节，超过 {limit} 的上限：请减少它们，或提高 registry.redis.metadata-limit",
   layout_unknown: "未知的布局 {name!q}[，是否指 {meant!q}？]（可用：{known}）",
   layout_with_root: "布局 {name!q} 有自己的根：请去掉 {root!q}",
   layout_without_root:
