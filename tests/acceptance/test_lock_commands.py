@@ -324,7 +324,7 @@ def test_locks_are_listed(
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [(row["lock"].rpartition("/")[2], row["state"], row["kind"]) for row in rows] == [
             ("ours", "held", "lock"),
-            ("ours", "waits", "lock"),
+            ("ours", "waiting", "lock"),
             ("places", "held", "place"),
             ("theirs", "held", None),
         ]

@@ -166,11 +166,11 @@ async def test_clear_text_secrets_of_all_tenants_are_stored_with_a_warning(
     publisher: Publisher, caplog: pytest.LogCaptureFixture
 ):
     done = await publisher.put_common("platform/configs/mail", {"host": "mx", "password": "pw"})
-    warning = "platform/configs/mail: password is stored in clear text"
+    warning = "platform/configs/mail (password): stored in clear text"
     assert warning in caplog.text
     assert warning in done.remarks[0].text
     done = await publisher.put_common("platform/configs/smtp-password", "pw")
-    assert "platform/configs/smtp-password is stored in clear text" in done.remarks[0].text
+    assert "platform/configs/smtp-password: stored in clear text" in done.remarks[0].text
     caplog.clear()
     done = await publisher.put_common("platform/configs/theme", {"colour": "blue"})
     removed = await publisher.remove_common("platform/configs/mail")
@@ -186,11 +186,11 @@ async def test_other_secrets_of_a_tenant_are_stored_with_a_warning(
     await publisher.apply(document(1, database={}))
     value: JSON = {"driver": "x", "database": "y", "extra": {"replicaPassword": "pw"}}
     done = await publisher.put(1, "database/query", value)
-    warning = "database/query: replicaPassword is stored in clear text"
+    warning = "database/query (replicaPassword): stored in clear text"
     assert warning in caplog.text
     assert [warning in remark.text for remark in done.remarks] == [True]
     done = await publisher.put(1, "storage", {"extra": {"secretKey": "pw", "region": "eu"}})
-    assert ["storage: secretKey is stored" in remark.text for remark in done.remarks] == [True]
+    assert ["storage (secretKey): stored" in remark.text for remark in done.remarks] == [True]
     caplog.clear()
     hashed = await publisher.put(1, "ftp/one", {"passwordHash": "$2a$10$x"})
     removed = await publisher.remove(1, "storage")

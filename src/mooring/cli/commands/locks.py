@@ -40,7 +40,7 @@ async def locks(
         note("no locks are held")
     columns: Columns[ContenderRow] = {
         "lock": lambda row: row.lock,
-        "state": lambda row: "held" if row.holds else "waits",
+        "state": lambda row: "held" if row.holds else "waiting",
         "kind": lambda row: row.contender.kind,
         "by": lambda row: row.contender.by or _text(row.contender.value),
         "token": lambda row: str(row.contender.token),
@@ -53,7 +53,7 @@ def _record(row: ContenderRow) -> Mapping[str, JSON]:
     contender = row.contender
     return {
         "lock": row.lock,
-        "state": "held" if row.holds else "waits",
+        "state": "held" if row.holds else "waiting",
         "kind": contender.kind or None,
         "by": contender.by or None,
         "value": _text(contender.value) or None,

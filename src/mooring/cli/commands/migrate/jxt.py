@@ -277,7 +277,7 @@ def _result_record(result: SyncResult) -> Mapping[str, JSON]:
             {"part": change.path, "move": change.move, "conflict": change.conflict}
             for change in result.changes
         ],
-        "mended": list(result.repaired),
+        "repaired": list(result.repaired),
         "problems": list(result.problems),
         "late_writes": list(result.late_writes),
     }

@@ -64,7 +64,7 @@ export default {
   publish_split: "超出一个事务的上限，已分 {count} 个事务写入；读取方可能看到了中间状态",
   publish_lost: "未恢复，因为历史是在没有加密密钥时写入的：{paths}",
   publish_no_key: "未设置加密密钥：{paths} 的密码以明文存储（请设置 {variable}）",
-  publish_clear_text: "{path}[：{fields}] 以明文存储：只有数据库密码会加密",
+  publish_clear_text: "{path}[（{fields}）]：以明文存储，因为只有数据库密码会加密",
   problem_stale: "无法读取注册中心，显示的状态可能已过时：{error}",
   problem_store_alarm: "存储发出警报：{alarm}",
   problem_no_instances: "{service} 没有实例：最后一个已失联",
