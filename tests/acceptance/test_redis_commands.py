@@ -337,7 +337,7 @@ class TestBrake:
             assert "4 of 4 instances are silent at once" in done.stderr, command
         done = run("services")
         assert rows(done) == [["orders", "4"]]
-        assert "orders: the mass-expiry brake is engaged: 4 of 4" in done.stderr
+        assert "orders: the brake is engaged: 4 of 4" in done.stderr
         assert "released" in run("brake", "release", "orders").stderr
         assert "no brake is engaged" in run("brake", "list").stderr
         assert len((await swept(run, "removed"))["removed"]) == 4

@@ -66,7 +66,7 @@ _PANELS: Mapping[str, Mapping[str, str]] = {
         "cleanup": "Evict instances without heartbeats from a Redis registry.",
         "config": "Get, set and unset service and instance configuration.",
         "info": "Get and set descriptions of services and groups.",
-        "brake": "List and release mass-expiry brakes of a Redis registry.",
+        "brake": "List and release brakes of a Redis registry, which pause evictions.",
     },
     "Server": {
         "serve": "Run the server: console, admin API, and etcd's API for an embedded store.",

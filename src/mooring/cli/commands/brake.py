@@ -1,4 +1,4 @@
-"""`mooring brake`: mass-expiry brakes of a Redis registry."""
+"""`mooring brake`: brakes of a Redis registry, which pause evictions."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def _warn_of_brakes(evictions: Evictions, services: list[ServiceCount]) ->
     try:
         brakes = await evictions.brakes()
     except StoreError as error:
-        return warn(f"could not check for mass-expiry brakes: {error}")
+        return warn(f"could not check for brakes: {error}")
     for service in services:
         if service.name in brakes:
-            warn(f"{service.name}: the mass-expiry brake is engaged: {brakes[service.name]}")
+            warn(f"{service.name}: the brake is engaged: {brakes[service.name]}")

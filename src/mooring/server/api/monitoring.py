@@ -137,7 +137,7 @@ def fleet_metrics(fleet: Fleet, services: Sequence[KnownService]) -> Iterator[Me
         labels=["service", "percentile"],
     )
     brakes = GaugeMetricFamily(
-        "mooring_brake_engaged", "1 while the mass-expiry brake is engaged", labels=["service"]
+        "mooring_brake_engaged", "1 while the brake is engaged", labels=["service"]
     )
     for known in services:
         pairs = list(known.observed_instances())
