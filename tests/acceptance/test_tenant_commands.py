@@ -558,7 +558,7 @@ class TestHistoryAndDeletion:
         records = acme.records("history", "7")
         assert [record["number"] for record in records] == [1, 2]
         assert acme.records("history", "7", "2") == records[1:]
-        assert "(there are 1 to 2)" in acme.refused("history", "7", "9")
+        assert "(available: 1 to 2)" in acme.refused("history", "7", "9")
         assert "tenant 9 not found" in acme.refused("history", "9")
 
     def test_a_history_can_be_purged(self, acme: Terminal):
@@ -599,7 +599,7 @@ class TestHistoryAndDeletion:
         assert acme.try_out("show", "7", "--reveal").stdout == before
         assert acme.run("resolve", "shop.example.com") == "7\n"
         assert "nothing to change" in acme.run("rollback", "7", "3")
-        assert "(there are 0 to 3)" in acme.refused("rollback", "7", "8", "--yes")
+        assert "(available: 0 to 3)" in acme.refused("rollback", "7", "8", "--yes")
 
     def test_a_terminal_asks_for_confirmation(self, acme: Terminal):
         code, screen = acme.interactive("n", "delete", "7")

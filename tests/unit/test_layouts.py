@@ -178,7 +178,7 @@ def test_the_error_for_an_unknown_layout_names_the_nearest():
 
 
 def test_listing_the_whole_store_is_refused():
-    with pytest.raises(InvalidRequest, match="name one"):
+    with pytest.raises(InvalidRequest, match="give it one"):
         layout_of("plain").roots()
 
 

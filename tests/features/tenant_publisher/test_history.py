@@ -50,7 +50,7 @@ class TestHistory:
             await publisher.put(1, "storage", {"uploadQuotaGb": n})
             await publisher.put(10, "storage", {"uploadQuotaGb": n})
         assert [entry.number for entry in await publisher.history(1)] == [6, 7, 8]
-        with pytest.raises(NotConfigured, match=r"no version 4 .*there are 5 to 8"):
+        with pytest.raises(NotConfigured, match=r"no version 4 .*available: 5 to 8"):
             await publisher.rollback(1, 4)
         await publisher.rollback(1, 5)
         assert (await publisher.read(1))["storage"] == {"tenantId": 1, "uploadQuotaGb": 4}

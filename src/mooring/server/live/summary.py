@@ -30,7 +30,7 @@ class HealthSummary(msgspec.Struct, frozen=True, rename="camel", gc=False):
     healthy_instances: int
     """Healthy according to themselves and to active checks, and not silent."""
     active_instances: int
-    """Those that receive calls: healthy, enabled, up and with a weight above 0."""
+    """Healthy, enabled, up and with a weight above 0."""
     healthy_rate: float
     timestamp: str
 
@@ -196,7 +196,7 @@ def healthy(instance: Instance, observed: Observation) -> bool:
 
 
 def active(instance: Instance, observed: Observation) -> bool:
-    """Whether an instance receives calls."""
+    """Whether an instance is healthy and in rotation."""
     return (
         healthy(instance, observed)
         and instance.enabled

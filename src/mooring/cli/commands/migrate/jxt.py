@@ -165,7 +165,7 @@ async def cutover(
     ] = False,
     as_json: JSONOption = False,
 ) -> None:
-    """Make only the new keys authoritative, if both formats are equal.
+    """Make only the new keys authoritative, if they match the old keys.
 
     After that, a bridge still writes the old keys, but no longer copies their changes. --undo is
     possible until the old keys are deleted. --restart is possible later too: the migration starts

@@ -123,7 +123,7 @@ async def bridge(
     ] = "2s",
     as_json: JSONOption = False,
 ) -> None:
-    """Keep v1 and v2 in sync while v1 has writers.
+    """Keep v1 and v2 in sync while there are v1 programs.
 
     SIGTERM or Ctrl-C stops it, and it can be started again at any time.
     """

@@ -45,8 +45,8 @@ def history(
     """Show the history of a tenant, oldest entry first.
 
     The history of a deleted tenant is kept. --purge deletes all entries of a deleted tenant, and
-    all but the newest of any other tenant. Without an ID, it deletes the entries older than 90
-    days, of all tenants.
+    all but the newest of any other tenant. Without an ID, it does so for all tenants, but only for
+    entries older than 90 days.
     """
     if purge:
         return _purge(target, tenant or 0, number, yes, as_json)
@@ -85,7 +85,7 @@ def show_history(owner: Owner, entries: Sequence[HistoryEntry], number: int, as_
     entry = next((entry for entry in entries if entry.number == number), None)
     if entry is None:
         kept = f"{entries[0].number} to {entries[-1].number}" if entries else "none"
-        raise NotConfigured(f"{named(owner)}: no entry {number} in the history (there are {kept})")
+        raise NotConfigured(f"{named(owner)}: no entry {number} in the history (available: {kept})")
     if as_json:
         show_json(_record(entry, ring))
         return

@@ -156,7 +156,9 @@ def settings_group(area: Area, help: str) -> CommandGroup:
 
 
 common = settings_group(
-    "common", "Manage how requests identify tenants, and where tenant files are stored."
+    "common",
+    "Manage how requests identify tenants (`resolver`), and where tenant files are stored "
+    "(`storage-directory`).",
 )
 platform = settings_group("platform", "Manage the configuration of the platform.")
 
