@@ -35,7 +35,7 @@ def tests_for() -> Callable[[str], set[str]]:
     [
         ("src/mooring/locks/lock.py", ["features/test_locks.py", "faults/test_locks_faults.py"]),
         ("src/mooring/locks", ["features/test_locks.py", "features/test_lock_kinds.py"]),
-        ("src/mooring/locks/sql/guard.sql", ["features/test_locks.py"]),
+        ("src/mooring/locks/sql/fencing.sql", ["features/test_locks.py"]),
         ("src/mooring/registry/redis/scripts/list.lua", ["contract/test_registry_on_redis.py"]),
         ("docs/locks.md", ["acceptance/test_docs.py"]),
         ("tests/unit/test_lock_admission_rules.py", ["unit/test_lock_admission_rules.py"]),

@@ -90,7 +90,7 @@ def stale(resource: str, token: int, newest: int | None = None) -> StaleToken:
 
 
 def _statements() -> Mapping[str, str]:
-    text = files("mooring.locks").joinpath("sql/guard.sql").read_text("utf-8")
+    text = files("mooring.locks").joinpath("sql/fencing.sql").read_text("utf-8")
     parts = re.split(r"^-- (\w+)$", text, flags=re.MULTILINE)[1:]
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
