@@ -1,6 +1,6 @@
 """Build the sdist and the wheel in dist/ and check both in clean virtual environments.
 
-python tools/release.py
+make release
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 CONSTRAINTS = ROOT / "constraints.txt"
+SOURCE = ROOT / "src" / "mooring"
+_CHECK = """
+import mooring, pathlib, sys
+folder = pathlib.Path(mooring.__file__).parent
+print(mooring.__version__, *(name for name in sys.argv[1:] if not (folder / name).is_file()))
+"""
+"""Prints the version, and the files that are missing."""
 
 
 def main() -> int:
@@ -30,7 +37,7 @@ def main() -> int:
 
 
 def check(file: Path) -> None:
-    """Install a distribution alone, call the command and import the package."""
+    """Install a distribution alone, call the command, and look for every file of the package."""
     version = version_of(file.name)
     with tempfile.TemporaryDirectory(prefix="mooring-release-") as folder:
         venv.create(folder, with_pip=True)
@@ -38,11 +45,18 @@ def check(file: Path) -> None:
         pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         run(*pip, "-c", str(CONSTRAINTS), str(file), folder=folder)
         printed = run(str(python.with_name("mooring")), "--version", folder=folder).strip()
-        code = "import mooring; print(mooring.__version__, mooring.connect.__name__)"
-        imported = run(str(python), "-c", code, folder=folder).split()
-    if printed != version or imported != [version, "connect"]:
-        raise SystemExit(f"{file.name} contains {printed} and {imported[0]}, not {version}")
+        imported, *missing = run(str(python), "-c", _CHECK, *package_files(), folder=folder).split()
+    if (printed, imported) != (version, version):
+        raise SystemExit(f"{file.name} contains {printed} and {imported}, not {version}")
+    if missing:
+        raise SystemExit(f"{file.name} lacks {', '.join(missing)}")
     print(f"{file.name}: installed, {printed}")
+
+
+def package_files() -> list[str]:
+    """The files of the package that git tracks, such as scripts, texts and the console."""
+    tracked = run("git", "ls-files", ".", folder=str(SOURCE))
+    return tracked.splitlines()
 
 
 def version_of(name: str) -> str:
@@ -51,7 +65,7 @@ def version_of(name: str) -> str:
 
 
 def run(*command: str, folder: str | None = None) -> str:
-    print("$", *command, flush=True)
+    print("$", *command[:6], flush=True)
     done = subprocess.run(command, cwd=folder, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         print(done.stdout, file=sys.stderr)
