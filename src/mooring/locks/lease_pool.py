@@ -24,9 +24,9 @@ from mooring.tasks import Tasks
 log = logging.getLogger(__name__)
 
 IDLE = 64
-"""The maximum number of idle leases for each time-to-live, …"""
+"""The maximum number of idle leases for each time-to-live."""
 IDLE_FOR = 10.0
-"""…and how long they are kept, in seconds."""
+"""Seconds for which an idle lease is kept."""
 
 GRACE = 1.0
 """Seconds to wait for cleanup after a timeout or cancellation. Then it runs in the background."""

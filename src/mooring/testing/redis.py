@@ -111,8 +111,9 @@ def _version(program: Path) -> str:
 
 
 class RedisServer(ServerProcess):
-    """One server. A `persistent` one keeps each confirmed write, any other nothing when it ends.
-    `flags` are passed on; `settings` is a configuration file, which it may rewrite."""
+    """One server. A `persistent` server keeps every confirmed write across restarts; any other
+    keeps nothing. `flags` are passed on; `settings` is a configuration file, which it may
+    rewrite."""
 
     def __init__(
         self,

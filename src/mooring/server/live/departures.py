@@ -57,7 +57,7 @@ class _Liveness:
 
 
 class LivenessSignals:
-    """The signs of life of all registered instances, from which it follows why one left. Times are
+    """The heartbeats and states of all registered instances, which show why one left. Times are
     from a monotonic clock."""
 
     def __init__(self) -> None:

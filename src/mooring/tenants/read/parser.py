@@ -213,8 +213,8 @@ _FIELDS: Mapping[PartKind, str] = {
 
 
 def _read_only(value: JSON) -> JSON:
-    """The value with read-only maps, since readers share them, whose representation masks secrets,
-    since unknown fields may hold them."""
+    """The value with read-only maps, because readers share them. Their representation masks
+    secrets, which unknown fields may hold."""
     return rewrite_maps(value, Extra)
 
 

@@ -168,8 +168,8 @@ async def cutover(
     """Make only the new keys authoritative, if they match the old keys.
 
     After that, a bridge still writes the old keys, but no longer copies their changes. --undo is
-    possible until the old keys are deleted. --restart is possible later too: the migration starts
-    again with the old keys that exist, and a bridge writes the others.
+    possible until the old keys are deleted. After a deletion, use --restart: both formats are then
+    authoritative again, and a bridge writes all old keys again.
     """
     async with target.migration() as migration:
         if undo or restart:

@@ -1,6 +1,6 @@
 -- The file of a durable store, schema 1.
 
--- What there is one of: schema, revision, compacted, uptime (seconds that the store has been up).
+-- Single values: schema, revision, compacted, uptime (seconds that the store has been up).
 CREATE TABLE meta (
     name TEXT PRIMARY KEY,
     value NOT NULL
@@ -19,7 +19,7 @@ CREATE TABLE entries (
     PRIMARY KEY (revision, key)
 ) WITHOUT ROWID;
 
--- The leases that live. The deadline is counted in uptime, so that time the store is down is free.
+-- The active leases. Deadlines count uptime, so downtime does not shorten a lease.
 CREATE TABLE leases (
     id INTEGER PRIMARY KEY,
     ttl INTEGER NOT NULL,
