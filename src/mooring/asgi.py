@@ -44,10 +44,15 @@ __all__ = [
 
 
 Scope = MutableMapping[str, Any]
+"""The scope of a connection."""
 ASGIMessage = MutableMapping[str, Any]
+"""An event of a connection."""
 Receive = Callable[[], Awaitable[ASGIMessage]]
+"""Returns the next event of the client."""
 Send = Callable[[ASGIMessage], Awaitable[None]]
+"""Sends an event to the client."""
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
 
 
 log = logging.getLogger(__name__)
@@ -56,6 +61,7 @@ GRACE = 10.0
 """Maximum seconds to leave the registry, including the time for callers to notice."""
 
 App = TypeVar("App")
+"""The type of an application."""
 
 
 class LifespanState(TypedDict):
@@ -65,6 +71,7 @@ class LifespanState(TypedDict):
 
 
 Lifespan = Callable[[App], AbstractAsyncContextManager[LifespanState]]
+"""Creates the context manager that runs while an application serves."""
 
 
 def lifespan(

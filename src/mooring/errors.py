@@ -161,8 +161,9 @@ class Taken(TenantError):
 
     def __init__(self, text: str | Message, *, holder: int, claim: Message | None = None) -> None:
         super().__init__(text)
-        self.holder = holder
-        self.claim = claim
+        self.holder: int = holder
+        """The id of the tenant that has it."""
+        self.claim: Message | None = claim
         """What is taken, for callers that may not see the other tenant."""
 
 
@@ -188,8 +189,10 @@ class Conflict(StoreError):
 
     def __init__(self, text: str | Message, *, revision: int, reads: Sequence[Any] = ()) -> None:
         super().__init__(text)
-        self.revision = revision
-        self.reads = tuple(reads)
+        self.revision: int = revision
+        """The revision of the store at which the check failed."""
+        self.reads: tuple[Any, ...] = tuple(reads)
+        """The results of the commit's reads."""
 
 
 class LeaseNotFound(StoreError):
@@ -197,7 +200,8 @@ class LeaseNotFound(StoreError):
 
     def __init__(self, lease: int) -> None:
         super().__init__(_message("lease_not_found", lease=f"{lease:x}"))
-        self.lease = lease
+        self.lease: int = lease
+        """The id of the lease."""
 
 
 class CannotResume(StoreError):
@@ -212,8 +216,10 @@ class Compacted(CannotResume):
 
     def __init__(self, asked: int, *, revision: int | None = None) -> None:
         super().__init__(_message("compacted", asked=asked, start=revision or ""))
-        self.asked = asked
-        self.revision = revision
+        self.asked: int = asked
+        """The requested revision."""
+        self.revision: int | None = revision
+        """The oldest revision that can be read; None if the store does not report it."""
 
 
 class FutureRevision(CannotResume):
@@ -221,7 +227,8 @@ class FutureRevision(CannotResume):
 
     def __init__(self, asked: int) -> None:
         super().__init__(_message("future_revision", asked=asked))
-        self.asked = asked
+        self.asked: int = asked
+        """The requested revision."""
 
 
 class TooLarge(StoreError):

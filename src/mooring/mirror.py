@@ -124,15 +124,15 @@ class Mirror(Generic[K, V]):
         returned: Callable[[], None] = lambda: None,
         afresh: float = AFRESH,
     ) -> None:
-        self.mark = 0
+        self.mark: int = 0
         """The mark of the last step that was applied; 0 before the first snapshot."""
-        self.resyncs = 0
+        self.resyncs: int = 0
         """How often the mirror read everything again."""
         self.error: StoreError | None = None
         """Why the mirror does not follow now; None if it does."""
-        self.loaded = False
+        self.loaded: bool = False
         """Whether there has been a snapshot."""
-        self.closed = False
+        self.closed: bool = False
         """Whether the mirror has ended, because it or its store is closed."""
         self._feed = feed
         self._level = logging.DEBUG if quiet else logging.WARNING

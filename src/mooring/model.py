@@ -29,6 +29,8 @@ State = Literal["up", "draining", "down"]
 RegistrationState = Literal[
     "registering", "registered", "suspended", "superseded", "removed", "draining", "closed"
 ]
+"""The state of a registration. `suspended`: its record may have expired; `superseded` and `removed`
+are final."""
 
 Time: TypeAlias = datetime.datetime
 
@@ -176,6 +178,7 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def address(self) -> str:
+        """The host and the main port."""
         return addresses.join(self.host, self.port)
 
     def port_for(self, protocol: str) -> int:
@@ -183,6 +186,7 @@ class Instance(msgspec.Struct, frozen=True, gc=False):
         return self.ports.get(protocol, self.port)
 
     def address_for(self, protocol: str) -> str:
+        """The host and the port of a protocol. See `port_for`."""
         return addresses.join(self.host, self.port_for(protocol))
 
 

@@ -22,6 +22,7 @@ from mooring.tasks import Backoff, Tasks, cleanup
 log = logging.getLogger(__name__)
 
 SessionState = Literal["alive", "suspended", "lost", "closed"]
+"""The state of a session. `suspended`: the last renewal failed; `closed`: by this process."""
 
 _REVOKE_WITHIN = 3.0
 
@@ -46,12 +47,13 @@ class Session:
     """
 
     def __init__(self, store: Store, *, ttl: float = 15.0) -> None:
-        self.lease = 0
-        self.ttl = ttl
+        self.lease: int = 0
+        """The id of the lease, for writes that end with the session. Set when it is entered."""
+        self.ttl: float = ttl
         """Seconds for which the store keeps the lease; after entering, as granted."""
-        self.lost = asyncio.Event()
+        self.lost: asyncio.Event = asyncio.Event()
         """Set when the session is lost."""
-        self.revoked = False
+        self.revoked: bool = False
         """Whether the store confirmed that the lease and its keys are gone."""
         self._store = store
         self._deadline = 0.0
@@ -91,6 +93,7 @@ class Session:
 
     @property
     def state(self) -> SessionState:
+        """The state by the local clock; correct in any thread."""
         if self._closed:
             return "closed"
         if self.lost.is_set() or self.remaining <= 0:

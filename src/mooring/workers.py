@@ -44,6 +44,7 @@ HAND_OVER = 2.0
 _POLL_INTERVAL = 0.02  # seconds
 
 WorkerState = RegistrationState | Literal["waiting"]
+"""The state of a shared registration. `waiting`: another process has registered."""
 
 
 class SharedRegistration:
@@ -84,6 +85,7 @@ class SharedRegistration:
 
     @property
     def instance(self) -> Instance:
+        """The instance, with its id once this process registered it."""
         return self._instance if self.registration is None else self.registration.instance
 
     @property

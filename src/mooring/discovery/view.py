@@ -94,7 +94,8 @@ class View:
         blame: Callable[[BaseException], bool] = blames,
         wait: float = 5.0,
     ) -> None:
-        self.service = service
+        self.service: str = service
+        """The name of the service, with its group."""
         self.rotation = Rotation(service, policy=policy, selector=selector, resilience=resilience)
         self.retries = RetryBudget(self.rotation.resilience)
         self.blame = blame
@@ -108,6 +109,7 @@ class View:
 
     @property
     def seen(self) -> ViewState:
+        """The current list of instances, its age, and whether it may be stale."""
         return ViewState(
             tuple(member.instance for member in self.rotation),
             self._mirror.mark,

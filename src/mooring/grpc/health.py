@@ -67,6 +67,7 @@ class Health:
             self._listeners.clear()
 
     def status(self, service: str) -> ServingStatus:
+        """The status of a gRPC service."""
         return self._statuses.get(service, ServingStatus.SERVICE_UNKNOWN)
 
     def listen(self, service: str, listener: StatusListener) -> Callable[[], None]:

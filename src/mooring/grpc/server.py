@@ -113,6 +113,7 @@ class _RegisteredServer(Generic[S, R]):
     ) -> None:
         self.server, self.health = server, health
         self.registrations: tuple[R, ...] = ()
+        """The registrations, once the server is registered."""
         self._hub, self._instances = hub, instances
         self._grace, self._linger = grace, linger
 

@@ -50,7 +50,8 @@ class Collector(Protocol):
         """Its name: `enabled-metrics` lists it, and its values appear below it."""
 
     @property
-    def cost(self) -> Cost: ...
+    def cost(self) -> Cost:
+        """The cost of a collection, which decides where and how often it runs."""
 
     def available(self) -> bool:
         """Whether it can measure here and now. Called before each collection, in the same place."""

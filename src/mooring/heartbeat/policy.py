@@ -18,7 +18,9 @@ class Decision(enum.StrEnum):
     """What to send now. The values are the modes of the heartbeat script."""
 
     NO_UPDATE = "no_update"
+    """Nothing is due."""
     HEARTBEAT_ONLY = "heartbeat_only"
+    """A heartbeat without metrics."""
     METADATA_UPDATE = "metadata_update"
     """The metrics, which count as a heartbeat."""
 
@@ -51,7 +53,7 @@ class Beats:
         """Whether a send failed: other instances may have failed and retry at the same time."""
         rarely = renewed and policy.immediate
         self._beat_every = policy.metadata_interval if rarely else policy.heartbeat_interval
-        self.pending = False
+        self.pending: bool = False
         """Whether a send is in flight."""
         self._published: Mapping[str, object] | None = None
         self._unchanged: Mapping[str, object] | None = None

@@ -219,6 +219,7 @@ class Client(Remote[Awaitable[object]]):
         return await self._calls.invoke(name, args, in_thread, **options)
 
     async def aclose(self) -> None:
+        """Close the client. Calls in progress end with their result or timeout."""
         self._threads.shutdown(wait=False)
         await self._calls.aclose()
 
@@ -245,6 +246,7 @@ class BlockingClient(Remote[object]):
         return self._portal.call(call, caller=caller)
 
     def close(self) -> None:
+        """Close the client."""
         if self._portal.running:
             self._portal.call(self._calls.aclose)
 

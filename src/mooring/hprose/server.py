@@ -53,7 +53,7 @@ class Registered:
                 f"heartbeat={heartbeat:g}: must be shorter than ttl={ttl:g}, after which the "
                 "record expires"
             )
-        self.uuid = uuid or str(uuids.uuid4())
+        self.uuid: str = uuid or str(uuids.uuid4())
         """The id of this server under all its domains."""
         self.registrations: tuple[Registration, ...] = ()
         """One for each domain, in the given order."""
@@ -105,6 +105,7 @@ class Registered:
                 log.debug("%s: heartbeat failed: %s", self.uuid, error)
 
     async def aclose(self) -> None:
+        """Deregister from all domains."""
         await self._tasks.aclose()
         await self._open.aclose()
 

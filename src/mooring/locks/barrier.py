@@ -22,7 +22,9 @@ class Barrier:
     ) -> None:
         check_size("parties", parties)
         self.name: str = name
+        """The name of the barrier."""
         self.parties: int = parties
+        """The number of participants that the barrier waits for."""
         self._queue, self._timeout = queue, timeout
         self._rule = BarrierRule(parties)
         self._lock = Lock(queue, name, ttl=ttl, timeout=timeout, kind=PARTY, size=parties)

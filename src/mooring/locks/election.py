@@ -28,6 +28,7 @@ class Leader(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """The value as text."""
         return self.value.decode(errors="replace")
 
 
@@ -72,6 +73,7 @@ class Election:
     def __init__(self, queue: Queue, name: str, *, ttl: float, timeout: float | None) -> None:
         check_times(ttl, timeout)
         self.name: str = name
+        """The name of the election."""
         self._start = check_name(name)
         self._queue, self._ttl, self._timeout = queue, ttl, timeout
 

@@ -20,6 +20,7 @@ from mooring.store.contract import Check
 log = logging.getLogger(__name__)
 
 LockState = Literal["held", "suspended", "lost", "released"]
+"""The state of a held lock. `suspended`: its lease was not renewed in time, so it may be lost."""
 
 
 class Held:
@@ -30,6 +31,7 @@ class Held:
 
     def __init__(self, queue: Queue, waiter: Waiter, lease: PooledLease, by: object) -> None:
         self.key: bytes = waiter.key
+        """The key that holds the lock. It exists while the lock is held."""
         self.token: int = waiter.token
         """The fencing token: higher than that of every earlier holder."""
         self.lost: asyncio.Event = asyncio.Event()
@@ -50,6 +52,7 @@ class Held:
 
     @property
     def name(self) -> str:
+        """The name of the lock, semaphore or election."""
         return self._waiter.start[:-1].decode()
 
     @property

@@ -105,6 +105,7 @@ class Lock:
     ) -> None:
         check_times(ttl, timeout)
         self.name: str = name
+        """The name of the lock, semaphore or election."""
         self._start = check_name(name)
         contender = ContenderValue(kind, queue.by, size)
         self._queue, self._rule, self._value = queue, rule_of(contender), encode_value(contender)

@@ -32,6 +32,7 @@ class ReadWriteLock:
         check_name(name)
         check_times(ttl, timeout)
         self.name: str = name
+        """The name of the lock."""
         self._queue, self._ttl, self._timeout = queue, ttl, timeout
 
     def read(self) -> Lock:

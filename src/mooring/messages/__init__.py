@@ -42,9 +42,11 @@ class Message(msgspec.Struct, frozen=True):
     """A text and the data it is made of."""
 
     kind: str
+    """Identifies the text, whatever its parameters are; `verbatim`: the text has no kind."""
     params: dict[str, Parameter]
+    """The parameters of the text, by name."""
     text: str
-    """In English."""
+    """The text in English, with the parameters."""
 
     def __str__(self) -> str:
         return self.text

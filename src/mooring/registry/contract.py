@@ -220,6 +220,7 @@ class RegistryRole(ABC):
     url: str
     """The URL, with any password masked."""
     guarantees: RegistryGuarantees
+    """How this registry differs from others."""
 
     @abstractmethod
     def canonical(self, service: str) -> str:
@@ -287,7 +288,8 @@ class Discovery(RegistryRole):
     """Reads and follows what is registered."""
 
     @abstractmethod
-    async def groups(self) -> list[str]: ...
+    async def groups(self) -> list[str]:
+        """The names of the known groups."""
 
     @abstractmethod
     async def names(self, group: str = "") -> list[str]:
@@ -388,4 +390,5 @@ class Registry(Registrar, RemoteRegistrar, Discovery, Operations):
     """Elects a leader; None if the store has locks, which do that better."""
 
     @abstractmethod
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Close the connection to the registry. The hub does this."""

@@ -171,6 +171,7 @@ class RegistrySettings(_SettingsSection, frozen=True):
 
     @property
     def policy(self) -> Policy:
+        """The intervals and thresholds of heartbeats."""
         return Policy(
             heartbeat_interval=self.heartbeat.heartbeat_interval,
             metadata_interval=self.heartbeat.metadata_interval,

@@ -151,6 +151,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def first(self) -> Entry | None:
+        """The first entry; None if there is none."""
         return self.entries[0] if self.entries else None
 
 
@@ -350,6 +351,7 @@ class Store(ABC):
     """The URL of the store, with any password masked."""
 
     guarantees: Guarantees
+    """How this store differs from others."""
 
     @property
     @abstractmethod

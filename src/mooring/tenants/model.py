@@ -77,6 +77,7 @@ class Meta(TenantRecord, frozen=True, kw_only=True, gc=False):
 
     @property
     def active(self) -> bool:
+        """Whether the tenant is active."""
         return self.status == "active"
 
 
@@ -110,6 +111,7 @@ class Ftp(TenantRecord, frozen=True, kw_only=True, gc=False):
 
     @property
     def active(self) -> bool:
+        """Whether the user is active."""
         return self.status in ("", "active")
 
 
@@ -338,10 +340,12 @@ class Tenant(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def empty(self) -> bool:
+        """Whether no part of the tenant exists."""
         return self == Tenant(self.id)
 
     @property
     def active(self) -> bool:
+        """Whether the tenant has a `meta` part and is active."""
         return self.meta is not None and self.meta.active
 
     def changed(self, parts: Iterable[tuple[str, Part | None]]) -> Tenant:

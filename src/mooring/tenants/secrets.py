@@ -87,9 +87,9 @@ class Keyring:
                 raise InvalidRequest(message("key_size", count=len(key), size=_KEY))
         self._keys = {key_id(key): key for key in keys}
         self._ciphers: dict[str, AESGCM] = {}
-        self.current = key_id(keys[0]) if keys else ""
+        self.current: str = key_id(keys[0]) if keys else ""
         """The id of the key that encrypts; empty if there is none."""
-        self.borrowed = borrowed
+        self.borrowed: bool = borrowed
         """Whether that key may belong to another application."""
         self._ignored = ignored
         """A variable that does not hold a key, for error messages."""

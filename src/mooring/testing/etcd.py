@@ -71,7 +71,8 @@ class EtcdServer(ServerProcess):
         self.series, self.name = series, name
         self.program = find_etcd(series)
         self.port, self.peer_port = port or free_port(), peer_port or free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address: str = f"127.0.0.1:{self.port}"
+        """The host and port for clients."""
         self.scheme = scheme
         folder.mkdir(parents=True, exist_ok=True)
         peer = f"http://127.0.0.1:{self.peer_port}"
@@ -94,9 +95,11 @@ class EtcdServer(ServerProcess):
 
     @property
     def url(self) -> str:
+        """The URL for `mooring.connect`."""
         return f"{'etcds' if self.scheme == 'https' else 'etcd'}://{self.address}"
 
     def start(self, *, wait: bool = True) -> None:
+        """Start the server, and wait until it is healthy."""
         super().start()
         if wait:
             self.wait_until(self.healthy if self.scheme == "http" else self.listens)
@@ -115,6 +118,7 @@ class EtcdServer(ServerProcess):
         return False
 
     def ctl(self, *arguments: str, flags: Sequence[str] = (), stdin: str = "") -> str:
+        """Run `etcdctl` with these arguments. Returns its output."""
         run = subprocess.run(
             [
                 self.program.with_name("etcdctl"),
@@ -140,17 +144,20 @@ class EtcdCluster(ServerGroup):
         peers = ",".join(
             f"{name}=http://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)
         )
-        self.members = [
+        self.members: list[EtcdServer] = [
             EtcdServer(folder / name, series=series, name=name, peer_port=port, cluster=peers)
             for name, port in zip(names, ports, strict=True)
         ]
+        """The members, in the order of their creation."""
         super().__init__(self.members)
 
     @property
     def url(self) -> str:
+        """The URL for `mooring.connect`."""
         return "etcd://" + ",".join(member.address for member in self.members)
 
     def start(self) -> None:
+        """Start all members, and wait until they are healthy."""
         for member in self.members:
             member.start(wait=False)
         for member in self.members:

@@ -35,8 +35,9 @@ class FaultProxy:
         self._links: set[_Link] = set()
         self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self._tasks = Tasks()
-        self.address = ""
-        self.accepted = 0
+        self.address: str = ""
+        """The host and port to connect to, once the proxy is entered."""
+        self.accepted: int = 0
         """The number of connections accepted so far."""
 
     async def __aenter__(self) -> Self:
@@ -83,6 +84,7 @@ class FaultProxy:
         self._muted = True
 
     def delay(self, seconds: float) -> None:
+        """Delay all data by this many seconds."""
         self._delay = seconds
 
     def heal(self) -> None:

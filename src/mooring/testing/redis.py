@@ -129,7 +129,8 @@ class RedisServer(ServerProcess):
         self.folder, self.series, self.tls = folder, series, tls
         self.program = find_redis(series)
         self.port = port or free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address: str = f"127.0.0.1:{self.port}"
+        """The host and port for clients."""
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(
             [
@@ -160,9 +161,11 @@ class RedisServer(ServerProcess):
 
     @property
     def url(self) -> str:
+        """The URL for `mooring.connect`."""
         return f"{'rediss' if self.tls else 'redis'}://{self.address}"
 
     def start(self, *, wait: bool = True) -> None:
+        """Start the server, and wait until it answers."""
         super().start()
         if wait:
             self.wait()
@@ -171,6 +174,7 @@ class RedisServer(ServerProcess):
         self.wait_until(self.answers)
 
     def stop(self) -> None:
+        """Stop the server with SIGTERM, and wait until it ended. It may save its data."""
         self.signal(signal.SIGTERM)
         self.resume()
         if self.process is not None:
@@ -249,7 +253,7 @@ class RedisCluster(RedisGroup):
         flags: Sequence[str] = (),
     ) -> None:
         self.size, self.node_timeout = masters, node_timeout
-        self.members = [
+        self.members: list[RedisServer] = [
             RedisServer(
                 folder / f"m{number}",
                 series=series,
@@ -268,13 +272,16 @@ class RedisCluster(RedisGroup):
             )
             for number in range(masters * (1 + replicas))
         ]
+        """The masters, then the replicas, in the order of their creation."""
         super().__init__(self.members)
 
     @property
     def url(self) -> str:
+        """The URL for `mooring.connect`."""
         return "redis+cluster://" + ",".join(member.address for member in self.members)
 
     def start(self) -> None:
+        """Start all members, and join them to a cluster."""
         for member in self.members:
             member.start(wait=False)
         for member in self.members:
@@ -351,14 +358,15 @@ class SentinelGroup(RedisGroup):
         folder.mkdir(parents=True, exist_ok=True)
         # Servers store their role in these files, and keep it when they are restarted.
         files = [folder / f"server{number}.conf" for number in range(1 + replicas)]
-        self.servers = [
+        self.servers: list[RedisServer] = [
             RedisServer(file.with_suffix(""), series=series, settings=file, flags=flags)
             for file in files
         ]
+        """The master and its replicas."""
         port = self.servers[0].port
         for number, file in enumerate(files):
             file.write_text(f"replicaof 127.0.0.1 {port}\n" if number else "")
-        self.sentinels = [
+        self.sentinels: list[RedisServer] = [
             RedisServer(
                 folder / f"sentinel{number}",
                 series=series,
@@ -367,6 +375,7 @@ class SentinelGroup(RedisGroup):
             )
             for number in range(sentinels)
         ]
+        """The sentinels, which elect the master."""
         for sentinel in self.sentinels:
             sentinel.folder.with_suffix(".conf").write_text(
                 f"sentinel monitor {name} 127.0.0.1 {port} {sentinels // 2 + 1}\n"
@@ -377,10 +386,12 @@ class SentinelGroup(RedisGroup):
 
     @property
     def url(self) -> str:
+        """The URL for `mooring.connect`."""
         addresses = ",".join(sentinel.address for sentinel in self.sentinels)
         return f"redis+sentinel://{addresses}/{self.name}"
 
     def start(self) -> None:
+        """Start the servers and the sentinels, and wait until they agree."""
         for server in self.servers:
             server.start()
         # Sentinels ask a master for its replicas when they start, and then only every ten seconds.

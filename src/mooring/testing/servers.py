@@ -111,6 +111,7 @@ class ServerProcess:
         return self.process is not None and self.process.poll() is None
 
     def wait_until(self, ready: Callable[[], bool], *, within: float = 20.0) -> None:
+        """Wait until `ready()` is true. Raises `ServerFailed` if the process ends or time is up."""
         deadline = time.monotonic() + within
         while not ready():
             if not self.running or time.monotonic() > deadline:
@@ -119,6 +120,7 @@ class ServerProcess:
             time.sleep(0.02)
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it is running."""
         if self.process is not None and self.running:
             self.process.send_signal(number)
 
@@ -127,6 +129,7 @@ class ServerProcess:
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Continue a paused process."""
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:

@@ -244,7 +244,8 @@ class ControlPlane:
         interval: float = INTERVAL,
         connections: ConnectionLimit | None = None,
     ) -> None:
-        self.port = 0
+        self.port: int = 0
+        """The port it listens on, once it is started."""
         self._hub, self._bind, self._tls, self._interval = hub, bind, tls, interval
         self._stopping = asyncio.Event()
         self._server: grpc.aio.Server | None = None

@@ -50,11 +50,14 @@ class Target:
 
     @property
     def authority(self) -> str:
+        """The host and the port, for the `Host` header."""
         return addresses.join(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """The result of a check."""
+
     ok: bool
     ms: float
     """From the start of the check to its result."""
@@ -63,6 +66,8 @@ class Outcome:
 
 
 class Checker(Protocol):
+    """Checks instances of one protocol."""
+
     async def check(self, target: Target, *, timeout: float) -> Outcome:
         """Probe the target for at most `timeout` seconds. A checker follows no redirects, sends no
         credentials, and leaves nothing open, even if it is cancelled. It raises only if it is

@@ -113,6 +113,8 @@ def own_addresses() -> frozenset[IPAddress]:
 
 @dataclass(frozen=True, slots=True)
 class TargetPolicy:
+    """Which addresses and ports may be probed."""
+
     networks: tuple[Network, ...] = ()
     """If not empty, an address must be in one of them. A loopback address must be in a loopback
     network: a wide network is not meant to include this machine."""

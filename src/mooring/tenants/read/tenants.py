@@ -45,6 +45,7 @@ class DatabaseCache(_Cache):
     """Databases by tenant. Lookups raise `NotConfigured` for what is not configured."""
 
     def get(self, tenant: int, service: str) -> Database:
+        """The database of a service."""
         database = self._tenants.database(tenant, service)
         return self._require(tenant, database, "a_database", service=service)
 
@@ -57,6 +58,7 @@ class FtpCache(_Cache):
     """FTP users by tenant. Lookups raise `NotConfigured` for what is not configured."""
 
     def get(self, tenant: int, username: str) -> Ftp:
+        """An FTP user of a tenant."""
         user = self._tenants.ftp(tenant).get(username)
         return self._require(tenant, user, "an_ftp_user", name=username)
 
@@ -84,6 +86,7 @@ class StorageCache(_Cache):
     """Quotas by tenant. Lookups raise `NotConfigured` for what is not configured."""
 
     def get(self, tenant: int) -> Storage:
+        """The quotas of a tenant."""
         return self._require(tenant, self._tenants.storage(tenant), "the_storage")
 
 
@@ -92,6 +95,7 @@ class DomainCache(_Cache):
     configured."""
 
     def get(self, tenant: int) -> Domain:
+        """The hosts of a tenant."""
         return self._require(tenant, self._tenants.domain(tenant), "the_domain")
 
     def tenant(self, host: str) -> int:
@@ -150,6 +154,7 @@ class Tenants:
         return self._snapshot.problems
 
     def get(self, tenant: int) -> Tenant | None:
+        """The tenant; None if it does not exist."""
         return self._snapshot.tenants.get(tenant)
 
     def _tenant(self, tenant: int) -> Tenant:
@@ -164,6 +169,7 @@ class Tenants:
         return KeysView(self._snapshot.enabled)
 
     def meta(self, tenant: int) -> Meta | None:
+        """The names, the status and the plan of a tenant."""
         return self._tenant(tenant).meta
 
     def domain(self, tenant: int) -> Domain | None:
@@ -172,6 +178,7 @@ class Tenants:
         return domain if domain.primary or domain.aliases or domain.internal else None
 
     def storage(self, tenant: int) -> Storage | None:
+        """The quotas of a tenant."""
         return self._tenant(tenant).storage
 
     def database(self, tenant: int, service: str) -> Database | None:
@@ -195,6 +202,7 @@ class Tenants:
         return self._snapshot.ftp.get(username)
 
     def ftp_user_taken(self, username: str) -> bool:
+        """Whether a tenant has this FTP user."""
         return username in self._snapshot.ftp
 
     def by_host(self, host: str) -> int | None:
@@ -208,9 +216,11 @@ class Tenants:
         return self._snapshot.codes.holders.get(code.lower())
 
     def by_name(self, name: str) -> int | None:
+        """The id of the tenant with this name."""
         return self._snapshot.names.holders.get(name)
 
     def by_ftp_user(self, username: str) -> int | None:
+        """The id of the tenant with this FTP user."""
         return self._snapshot.ftp_users.holders.get(username)
 
     @property
