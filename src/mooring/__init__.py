@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from mooring.locks.lock import Lock as Lock
     from mooring.locks.rwlock import ReadWriteLock as ReadWriteLock
     from mooring.locks.semaphore import Semaphore as Semaphore
+    from mooring.messages import Message as Message
     from mooring.mirror import Mirror as Mirror
     from mooring.model import Config as Config
     from mooring.model import Group as Group
@@ -137,6 +138,7 @@ _NAMES = {
     "mooring.locks.lock": ("Lock",),
     "mooring.locks.rwlock": ("ReadWriteLock",),
     "mooring.locks.semaphore": ("Semaphore",),
+    "mooring.messages": ("Message",),
     "mooring.mirror": ("Mirror",),
     "mooring.model": ("Config", "Group", "Instance", "Service", "Status"),
     "mooring.registry.contract": ("Registry",),

@@ -73,6 +73,7 @@ from mooring.errors import Undecipherable as Undecipherable
 from mooring.locks.election import Leader as Leader
 from mooring.locks.inspect import Contender as Contender
 from mooring.locks.inspect import LockInfo as LockInfo
+from mooring.messages import Message as Message
 from mooring.model import Config as Config
 from mooring.model import Group as Group
 from mooring.model import Instance as Instance
@@ -111,6 +112,7 @@ __all__ = [
     "LockInfo",
     "LockLost",
     "LockTimeout",
+    "Message",
     "MigrationError",
     "Mirror",
     "MissingExtra",
