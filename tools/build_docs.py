@@ -76,6 +76,7 @@ def build(scratch: Path, output: Path, docs: Path = ROOT / "docs") -> int:
     configuration["nav"] = navigation(pages, written)
     handler = configuration["plugins"][1]["mkdocstrings"]["handlers"]["python"]
     handler["paths"] = [str(ROOT / "src")]
+    handler["options"]["extensions"] = [str(ROOT / "tools/reference_members.py")]
     text = yaml.safe_dump(configuration, allow_unicode=True, sort_keys=False)
     (scratch / "mkdocs.yml").write_text(text, encoding="utf-8")
     builder = Path(sys.executable).with_name("zensical")

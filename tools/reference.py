@@ -391,11 +391,15 @@ def metrics_page() -> str:
 
 def errors_page() -> str:
     kinds = sources.error_types()
-    lines = ["# Errors", "", "Every error that Mooring raises on purpose is a `MooringError`.", ""]
+    introduction = (
+        "Every error that Mooring raises on purpose is a `MooringError` and has its members."
+    )
+    lines = ["# Errors", "", introduction, ""]
     lines += ["```text", *_tree(kinds[0], kinds), "```", ""]
     for kind in kinds:
         lines += [f"::: {kind.__module__}.{kind.__name__}", ""]
-        lines += ["    options:", f"      heading: {kind.__name__}", "      show_bases: true", ""]
+        lines += ["    options:", f"      heading: {kind.__name__}", "      show_bases: true"]
+        lines += ["      inherited_members: false", ""]
     return "\n".join(lines).replace("\n\n    options", "\n    options")
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
+import html
 import http.server
+import importlib
 import json
 import re
 import shutil
 import threading
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+import msgspec
 import pytest
 from playwright.async_api import async_playwright
 from prometheus_client import REGISTRY
@@ -25,6 +30,13 @@ pytestmark = pytest.mark.real_time
 
 CHINESE = "# 入门教程\n\n每个实例定期发送心跳，锁带有围栏令牌，租户配置保存在存储中。\n"
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(
+    r'id="(mooring[\w.]*)" class="doc doc-heading">(?:(?!doc-heading).)*?'
+    r'<div class="doc doc-contents[^"]*">\s*'
+    r'(?:<p class="doc doc-class-bases">.*?</p>\s*)?(<p>|<ul>)?',
+    re.DOTALL,
+)
+"""The name of an entry, and the start of its description."""
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'\s>]+
     |<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|dns-prefetch|modulepreload))
@@ -157,6 +169,26 @@ def test_every_name_of_the_reference_has_an_entry_in_the_site(site):
     assert "mooring.model.Instance.port" in anchors  # without a docstring
 
 
+def test_every_entry_of_the_python_reference_has_a_description_or_is_a_field(site):
+    entries, undescribed = 0, set()
+    for page in (site / "reference").rglob("*.html"):
+        for name, described in ENTRY.findall(page.read_text(encoding="utf-8")):
+            entries += 1
+            undescribed |= set() if described else {name}
+    assert entries > 500
+    assert {name for name in undescribed if not is_field(name)} == set()
+    assert "mooring.model.Instance.port" in undescribed  # the pattern finds entries
+
+
+def test_the_reference_shows_defaults_of_fields_but_no_code_of_constructors(site):
+    text = (site / "reference" / "python-discovery" / "index.html").read_text(encoding="utf-8")
+    assert 'id="mooring.discovery.view.View.service"' in text
+    assert 'id="mooring.discovery.view.View.rotation"' not in text
+    assert signature(text, "mooring.discovery.view.View.service") == "service: str"
+    text = (site / "reference" / "python-registration" / "index.html").read_text(encoding="utf-8")
+    assert signature(text, "mooring.model.Instance.protocol") == "protocol: str = 'tcp'"
+
+
 def test_every_setting_in_the_reference_has_a_description():
     rows = [row for row in reference.settings_page().splitlines() if row.startswith("| `")]
     assert rows
@@ -176,6 +208,25 @@ def test_the_metrics_of_the_reference_are_those_that_the_process_exposes():
         if metric.name.startswith("mooring_"):
             assert described[metric.name].text == metric.documentation
             assert described[metric.name].kind == metric.type
+
+
+def is_field(path: str) -> bool:
+    """Whether a path names a field of a class of plain data."""
+    owner, _, name = path.rpartition(".")
+    module, _, kind = owner.rpartition(".")
+    value = getattr(importlib.import_module(module), kind) if is_module(module) else None
+    plain = isinstance(value, type) and (
+        dataclasses.is_dataclass(value)
+        or issubclass(value, msgspec.Struct | tuple)
+        or typing.is_typeddict(value)
+    )
+    return plain and name in typing.get_type_hints(value)
+
+
+def signature(page: str, name: str) -> str:
+    """The signature of an entry, without its markup."""
+    shown = page.partition(f'id="{name}"')[2].partition("<pre>")[2].partition("</pre>")[0]
+    return html.unescape(re.sub(r"<[^>]*>", "", shown)).strip()
 
 
 def public(group: str) -> list[tuple[str, str]]:
