@@ -86,6 +86,12 @@ class Watchers:
         """Deliver to each watcher the part of a batch that concerns it."""
         if not self._groups:
             return
+        if len(batch.events) == 1:
+            size = _size(batch.events)
+            for range in self._covering(batch.events[0].key):
+                for watcher in self._groups[range]:
+                    watcher.deliver(batch, size)
+            return
         parts: dict[Range, list[Event]] = {}
         for event in batch.events:
             for range in self._covering(event.key):
