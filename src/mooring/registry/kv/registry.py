@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
 import msgspec
@@ -59,6 +60,7 @@ class StoreRegistry(StoreOperations, StoreRemoteRegistrations, Registry):
         )
         self._host_watches: dict[Range, HostWatch] = {}
         self._configs: dict[str, Mirror[bytes, Entry]] = {}
+        self._config_users: Counter[str] = Counter()
 
     def prepare(self, instance: Instance) -> tuple[Instance, list[str]]:
         id = instance.address
@@ -108,7 +110,7 @@ class StoreRegistry(StoreOperations, StoreRemoteRegistrations, Registry):
             del self._host_watches[host_watch.range]
             self.described.discard(instance.service)  # from now on the service may be forgotten
             await host_watch.aclose()
-            await self._leave_config(instance.service, host_watch.config)
+            await self._leave_config(instance.service)
 
     def _store_returned(self) -> None:
         """The store was unavailable, and may have been restored from a backup since."""
@@ -119,17 +121,19 @@ class StoreRegistry(StoreOperations, StoreRemoteRegistrations, Registry):
         """The overrides of a service, live; all host watches of the service share one mirror."""
         if "config" not in self.layout.carries:
             return None
+        self._config_users[service] += 1
         mirror = self._configs.get(service)
         if mirror is None:
             feed = RangeFeed(self.store, key(self.layout.config_key(service)))
             mirror = self._configs[service] = Mirror(feed, wait=False, quiet=True)
         return mirror
 
-    async def _leave_config(self, service: str, mirror: Mirror[bytes, Entry] | None) -> None:
-        in_use = any(watch.config is mirror for watch in self._host_watches.values())
-        if mirror is not None and self._configs.get(service) is mirror and not in_use:
-            del self._configs[service]
-            await mirror.aclose()
+    async def _leave_config(self, service: str) -> None:
+        self._config_users[service] -= 1
+        if self._config_users[service] <= 0:
+            del self._config_users[service]
+            if (mirror := self._configs.pop(service, None)) is not None:
+                await mirror.aclose()
 
     async def groups(self) -> list[str]:
         groups: dict[str, None] = {}
